@@ -1,0 +1,17 @@
+// The native core: kernels over plain pointers. No torch, no Arrow headers; every loop releases the GIL.
+#include <nanobind/nanobind.h>
+
+void register_delimited(nanobind::module_& m);
+void register_counter(nanobind::module_& m);
+void register_lookup(nanobind::module_& m);
+void register_hashing(nanobind::module_& m);
+void register_exact_sum(nanobind::module_& m);
+
+NB_MODULE(_native, m) {
+  m.doc() = "recmill's native kernels";
+  register_delimited(m);
+  register_counter(m);
+  register_lookup(m);
+  register_hashing(m);
+  register_exact_sum(m);
+}

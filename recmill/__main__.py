@@ -1,0 +1,7 @@
+"""`python -m recmill` is `recmill`."""
+
+import sys
+
+from recmill.cli import main
+
+sys.exit(main())

@@ -1,0 +1,52 @@
+"""What stages hand to each other: a directory that is whole once its manifest is there, and not before."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recmill.errors import ArtifactError
+
+MANIFEST = "manifest.json"
+_MAKERS = {"table": "recmill prepare"}
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that, whatever happens, it is either whole or not there."""
+    aside = path.with_name(path.name + ".partial")
+    with open(aside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def publish(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:
+    """Make a finished directory an artifact. Nothing in it may change afterwards."""
+    write_whole(path / MANIFEST, json.dumps({"kind": kind, "format": 1, **manifest}, indent=1) + "\n")
+
+
+def is_published(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def read_manifest(path: Path, kind: str) -> dict[str, Any]:
+    """The manifest of a whole artifact of this kind; anything else is an error that says what to do."""
+    name = kind.capitalize()
+    if not path.exists():
+        raise ArtifactError(f"{name} {path} does not exist. Run `{_MAKERS[kind]}` first.")
+    if not path.is_dir():
+        raise ArtifactError(f"{name} {path} is a file; expected the directory that `{_MAKERS[kind]}` wrote.")
+    if not is_published(path):
+        raise ArtifactError(f"{name} {path} is incomplete (no manifest). Run `{_MAKERS[kind]}` again; it resumes.")
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{name} {path} has a damaged manifest: {error}. Run `{_MAKERS[kind]}` again.") from None
+    if not isinstance(manifest, dict) or manifest.get("kind") != kind:
+        found = manifest.get("kind") if isinstance(manifest, dict) else None
+        raise ArtifactError(f"{path} is a {found or 'stranger'}; expected a {kind}.")
+    return manifest

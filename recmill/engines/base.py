@@ -1,0 +1,82 @@
+"""What an engine offers: the few ways in which prepare moves rows. What happens to them is written once, elsewhere.
+
+Functions given to an engine take and return Polars frames and treat them as values; each may run in another
+thread, process or machine. Rows carry their place in the log (`POSITION`), so no result depends on how the log
+was cut or in which order the pieces ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import polars as pl
+
+from recmill.kernels import CountOptions, Counts, Moments
+
+MapFunction = Callable[[pl.DataFrame], pl.DataFrame]
+Order = Literal["log", "shuffle", "interleave"]
+Format = Literal["parquet", "int32"]
+
+
+class Source(Protocol):
+    """Rows that can be read in pieces, in any order, more than once."""
+
+    def units(self) -> Sequence[Any]: ...
+    def unit_bytes(self, unit: Any) -> int: ...
+    def first_position(self, unit: Any) -> int: ...
+    def read(self, unit: Any) -> Iterator[pl.DataFrame]: ...
+
+
+class Extraction(Protocol):
+    """What one batch contributes to `measure`."""
+
+    rows: int
+    moments: dict[str, pl.Series]
+    counts: dict[str, list[tuple[pl.Series, pl.Series]]]
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What `measure` found over all rows."""
+
+    rows: int
+    moments: dict[str, Moments]
+    counts: dict[str, Counts]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One Parquet file of a Table."""
+
+    split: str
+    file: str
+    rows: int
+    num_bytes: int
+    digest: str
+
+
+class Engine(Protocol):
+    """Where prepare runs. `Frame` is the engine's own lazy view of rows."""
+
+    def read(self, source: Source) -> Any:
+        """A frame of a source's rows."""
+
+    def map(self, frame: Any, function: MapFunction) -> Any:
+        """A frame whose every row depends on one row of the input (or on none, when it is dropped)."""
+
+    def measure(
+        self, frame: Any, extract: Callable[[pl.DataFrame], Extraction], counts: Mapping[str, CountOptions], title: str
+    ) -> Measures:
+        """Moments and counts of extracted columns, in one pass. Counting is a shuffle: it may exceed memory."""
+
+    def group(self, frame: Any, by: Sequence[str], function: MapFunction, title: str) -> Any:
+        """A frame made by calling `function` with all rows of each group at once, in log order (several groups a call)."""
+
+    def collect(self, frame: Any) -> pl.DataFrame:
+        """All rows, which must be few."""
+
+    def write(self, frame: Any, into: Path, order: Order, seed: int, format: Format = "parquet") -> list[Shard]:
+        """Write `<into>/<split>/shard-*`. Resumes: shards that an earlier call finished are kept."""

@@ -1,0 +1,127 @@
+"""Writing shards: one file for each part and split, whole or not there; as Parquet, or as rows of int32."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+
+from recmill.engines.base import Format, Shard
+from recmill.kernels import RowDigest
+from recmill.spec.recipe import COPY, POSITION, SPLIT, SPLITS
+
+ROWS_PER_GROUP = 1 << 16
+
+
+class ShardWriter:
+    """Splits batches by their split and appends them to one file for each, in row groups."""
+
+    def __init__(self, into: Path, number: int, format: Format) -> None:
+        self.into = into
+        self.number = number
+        self.format: Format = format
+        self.open: dict[str, _OpenShard] = {}
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for shard in self.open.values():
+            shard.abandon()
+
+    def add(self, batch: pl.DataFrame) -> None:
+        splits = batch[SPLIT]
+        rows = batch.drop([name for name in (POSITION, SPLIT, COPY) if name in batch.columns])
+        for index in splits.unique().sort():
+            chosen = rows if splits.n_unique() == 1 else rows.filter(splits == index)
+            self._shard(SPLITS[index]).add(chosen)
+
+    def _shard(self, split: str) -> _OpenShard:
+        if split not in self.open:
+            kind = {"parquet": _ParquetShard, "int32": _Int32Shard}[self.format]
+            self.open[split] = kind(self.into, split, f"shard-{self.number:05d}.{self.format}")
+        return self.open[split]
+
+    def finish(self) -> list[Shard]:
+        return [self.open.pop(split).finish() for split in list(self.open)]
+
+
+class _OpenShard(ABC):
+    """A file that grows aside and takes its name when it is finished."""
+
+    def __init__(self, into: Path, split: str, file: str) -> None:
+        (into / split).mkdir(parents=True, exist_ok=True)
+        self.split = split
+        self.file = f"{split}/{file}"
+        self.path = into / split / file
+        self.aside = self.path.with_name(self.path.name + ".partial")
+        self.held: list[pl.DataFrame] = []
+        self.num_held = 0
+        self.digest = RowDigest()
+
+    @abstractmethod
+    def write(self, rows: pl.DataFrame) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def add(self, rows: pl.DataFrame) -> None:
+        self.digest += RowDigest.of(rows)
+        self.held.append(rows)
+        self.num_held += rows.height
+        if self.num_held >= ROWS_PER_GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self.held:
+            self.write(pl.concat(self.held))
+            self.held, self.num_held = [], 0
+
+    def finish(self) -> Shard:
+        self._flush()
+        self.close()
+        with open(self.aside, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(self.aside, self.path)
+        return Shard(self.split, self.file, self.digest.rows, self.path.stat().st_size, self.digest.hex())
+
+    def abandon(self) -> None:
+        self.close()
+        self.aside.unlink(missing_ok=True)
+
+
+class _ParquetShard(_OpenShard):
+    writer: Any = None
+
+    def write(self, rows: pl.DataFrame) -> None:
+        table = rows.to_arrow()
+        if self.writer is None:
+            self.writer = pq.ParquetWriter(self.aside, table.schema, compression="lz4", use_dictionary=False)
+        self.writer.write_table(table, row_group_size=table.num_rows)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = None
+
+
+class _Int32Shard(_OpenShard):
+    """Rows as plain little-endian int32, column after column within a row."""
+
+    file_handle: IO[bytes] | None = None
+
+    def write(self, rows: pl.DataFrame) -> None:
+        if self.file_handle is None:
+            self.file_handle = open(self.aside, "wb")  # noqa: SIM115, closed in close
+        self.file_handle.write(np.ascontiguousarray(rows.cast(pl.Int32).to_numpy(), dtype="<i4").tobytes())
+
+    def close(self) -> None:
+        if self.file_handle is not None:
+            self.file_handle.close()
+            self.file_handle = None

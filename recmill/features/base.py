@@ -1,0 +1,155 @@
+"""What every step of a feature promises.
+
+A stateless step only applies. A fitted step first names what it must know about the training rows
+(`Moments`, `Counts` or `Groups`); the plan has that measured and hands it to `learn`. Afterwards it applies
+like any other, to a million rows or to one: each row's result depends on that row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from recmill.kernels import CountOptions, Counts, Lookup, Moments, RowDigest, is_text
+from recmill.spec.steps import Step
+
+S = TypeVar("S", bound=Step)
+
+
+@dataclass(frozen=True)
+class NeedsMoments:
+    """Count, sum, squares, range of the numbers that reach the step."""
+
+
+@dataclass(frozen=True)
+class NeedsCounts:
+    """How often each value that reaches the step occurs. Requests of one `name` count together."""
+
+    name: str
+    options: CountOptions
+
+
+@dataclass(frozen=True)
+class NeedsGroups:
+    """Statistics of a column or label over the rows that share a value.
+
+    `aggregate` gets columns key, value and fold, with all rows of a key, and returns one row for each key.
+    """
+
+    aggregate: Callable[[pl.DataFrame], pl.DataFrame]
+    column: str | None = None
+    label: str | None = None
+    folds: int = 1
+    seed: int = 0
+
+
+Need = NeedsMoments | NeedsCounts | NeedsGroups
+
+
+class Keyed:
+    """Values and what is known about each: a vocabulary, a count, a code. Row k, from 0, has id k + 1."""
+
+    def __init__(self, frame: pl.DataFrame, facts: Mapping[str, int] | None = None) -> None:
+        self.frame = frame
+        self.facts = dict(facts or {})
+        self._lookup: Lookup | None = None
+
+    def __len__(self) -> int:
+        return self.frame.height
+
+    @property
+    def lookup(self) -> Lookup:
+        """Built on first use and kept: a table is looked up many times."""
+        if self._lookup is None:
+            self._lookup = Lookup(self.frame["value"])
+        return self._lookup
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"frame": self.frame, "facts": self.facts, "_lookup": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def digest(self) -> str:
+        """Digest of the values, what is known about them, and their ids."""
+        return RowDigest.of(self.frame.with_row_index("__id")).hex()
+
+    def ids(self, series: pl.Series) -> pl.Series:
+        text = is_text(self.frame["value"].dtype)
+        return self.lookup.find(series.cast(pl.String if text else pl.Int64))
+
+    def column(self, name: str, ids: pl.Series, missing: float | None) -> pl.Series:
+        """The known fact for each id; `missing` where the id is 0."""
+        known = self.frame[name].cast(pl.Float64)
+        padded = pl.concat([pl.Series(name, [missing], dtype=pl.Float64), known])
+        return padded.gather(ids.cast(pl.UInt32))
+
+
+class Transform(Generic[S]):
+    """A step at work."""
+
+    def __init__(self, step: S, name: str) -> None:
+        self.step = step
+        self.name = name  # "<feature>/<number of the step>"
+        self.state: dict[str, Any] = {}  # what was learned, as plain JSON values
+        self.keyed: Keyed | None = None  # what was learned, value by value
+
+    def need(self, kind: str) -> Need | None:
+        """What must be measured before the step can apply; None for a stateless one. `kind` is what reaches it."""
+        return None
+
+    def learn_moments(self, moments: Moments) -> None:
+        raise AssertionError(self.name)
+
+    def counted(self, series: pl.Series) -> pl.Series:
+        """What to count for a column that reaches the step: text or int64."""
+        return over_elements(series, as_category)
+
+    def learn_counts(self, counts: Counts) -> Keyed | None:
+        raise AssertionError(self.name)
+
+    def learn_groups(self, groups: pl.DataFrame) -> Keyed:
+        raise AssertionError(self.name)
+
+    def apply(self, columns: Sequence[pl.Series], frame: pl.DataFrame) -> pl.Series:
+        """The step's result; `frame` is the raw rows, for steps that look beyond their column."""
+        return self.apply_one(columns[0])
+
+    def apply_one(self, series: pl.Series) -> pl.Series:
+        raise AssertionError(self.name)
+
+    def size(self) -> int | None:
+        """Number of ids when the step gives ids: they are 0 to size - 1."""
+        return None
+
+    def vocabulary(self) -> str | None:
+        """Name under which ids are shared with other features."""
+        return None
+
+
+def as_category(series: pl.Series) -> pl.Series:
+    """Text as it is, anything else as int64."""
+    return series if is_text(series.dtype) else series.cast(pl.Int64)
+
+
+def is_list(series: pl.Series) -> bool:
+    return isinstance(series.dtype, pl.List)
+
+
+def over_elements(series: pl.Series, apply: Callable[[pl.Series], pl.Series]) -> pl.Series:
+    """Apply to a column, or to the elements of a list column; a missing list is an empty one."""
+    if not is_list(series):
+        return apply(series)
+    elements = series.filter(series.list.len() > 0).explode()
+    return to_lists(series.name, apply(elements), series.list.len().fill_null(0))
+
+
+def to_lists(name: str, elements: pl.Series, lengths: pl.Series) -> pl.Series:
+    """Cut a column of elements into lists of the given lengths."""
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths.to_numpy(), dtype=np.int64)])
+    return pl.Series(name, pa.LargeListArray.from_arrays(pa.array(offsets), elements.rechunk().to_arrow()))

@@ -1,0 +1,350 @@
+"""The Plan: a recipe's features, fitted. Applied by prepare to millions of rows and by serve to one.
+
+A plan learns in passes. `pending` says what the next pass over the training rows must find out, `extract`
+picks those values out of a batch, `learn` takes the result; when nothing is pending, it applies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import polars as pl
+
+from recmill.errors import ArtifactError, FeatureError
+from recmill.features import category, lists, numeric
+from recmill.features.base import Keyed, Need, NeedsCounts, NeedsGroups, NeedsMoments, Transform, as_category
+from recmill.kernels import CountOptions, Counts, Moments
+from recmill.spec import steps
+from recmill.spec.check import kinds_along, kinds_of_columns
+from recmill.spec.load import recipe_from_dict, recipe_to_dict
+from recmill.spec.recipe import POSITION, SPLIT, Feature, Label, Recipe
+
+TRANSFORMS: dict[type[steps.Step], type[Transform[Any]]] = {
+    steps.Fill: numeric.Fill,
+    steps.Clip: numeric.Clip,
+    steps.Log: numeric.Log,
+    steps.Cast: numeric.Cast,
+    steps.Add: numeric.Add,
+    steps.Standardise: numeric.Standardise,
+    steps.MinMax: numeric.MinMax,
+    steps.Buckets: numeric.Buckets,
+    steps.Quantiles: numeric.Quantiles,
+    steps.DatePart: numeric.DatePart,
+    steps.Map: category.Map,
+    steps.Vocabulary: category.Vocabulary,
+    steps.Lookup: category.Lookup,
+    steps.Hash: category.Hash,
+    steps.Key: category.Key,
+    steps.Cross: category.Cross,
+    steps.Count: category.Count,
+    steps.Frequency: category.Frequency,
+    steps.Target: category.Target,
+    steps.Aggregate: category.Aggregate,
+    steps.OneHot: category.OneHot,
+    steps.Split: lists.Split,
+    steps.First: lists.First,
+    steps.Concat: lists.Concat,
+    steps.Length: lists.Length,
+    steps.Pad: lists.Pad,
+    steps.Mask: lists.Mask,
+    steps.Pack: lists.Pack,
+    steps.Expression: lists.Expression,
+    steps.Function: lists.Function,
+}
+
+
+@dataclass(frozen=True)
+class ColumnInfo:
+    """What models need to know about a column of a Table."""
+
+    name: str
+    kind: str  # number, id, key, numbers, ids or keys; the last three are lists
+    role: str  # feature or label
+    of: str = "context"
+    size: int | None = None
+    dim: int | None = None
+    vocabulary: str | None = None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What the next pass over the training rows must find out."""
+
+    moments: tuple[str, ...]
+    counts: Mapping[str, CountOptions]
+    groups: Mapping[str, NeedsGroups]
+
+    def __bool__(self) -> bool:
+        return bool(self.moments or self.counts or self.groups)
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What one batch contributes to a pass: columns of numbers, and columns to count with their places."""
+
+    rows: int
+    moments: dict[str, pl.Series]
+    counts: dict[str, list[tuple[pl.Series, pl.Series]]]
+
+
+@dataclass
+class Measured:
+    """What a pass found out."""
+
+    rows: int = 0
+    moments: dict[str, Moments] = field(default_factory=dict)
+    counts: dict[str, Counts] = field(default_factory=dict)
+
+
+class Chain:
+    """One feature or label at work: its steps in order."""
+
+    def __init__(self, feature: Feature | Label, kinds: Mapping[str, str]) -> None:
+        self.feature = feature
+        self.kinds = kinds_along(feature, kinds)
+        self.transforms = [
+            TRANSFORMS[type(step)](step, f"{feature.name}/{number}") for number, step in enumerate(feature.steps)
+        ]
+        self.num_ready = 0
+
+    def advance(self, tables: Mapping[str, Keyed]) -> tuple[Transform[Any], Need] | None:
+        """Pass over all steps that can apply by now; the first that must learn something, and what."""
+        while self.num_ready < len(self.transforms):
+            transform = self.transforms[self.num_ready]
+            need = transform.need(self.kinds[self.num_ready])
+            if need is not None and not self.is_fitted(transform, tables):
+                return transform, need
+            if isinstance(transform, category.Lookup):
+                if transform.step.named not in tables:
+                    return None
+                transform.keyed = tables[transform.step.named]
+            self.num_ready += 1
+        return None
+
+    @staticmethod
+    def is_fitted(transform: Transform[Any], tables: Mapping[str, Keyed]) -> bool:
+        name = transform.vocabulary() or transform.name
+        if transform.keyed is None and name in tables:
+            transform.keyed = tables[name]
+        return bool(transform.state) or transform.keyed is not None
+
+    def apply(self, frame: pl.DataFrame, num_steps: int | None = None) -> pl.Series:
+        columns = [frame[name] for name in self.feature.columns]
+        for transform in self.transforms[:num_steps]:
+            columns = [transform.apply(columns, frame)]
+        return columns[0].alias(self.feature.name)
+
+    def finish(self, series: pl.Series) -> pl.Series:
+        """The column as Tables and models hold it: float32, int32 ids, int64 keys; what is still missing is 0."""
+        kind = self.kinds[-1]
+        dtype = {"id": pl.Int32, "key": pl.Int64}.get(kind.removeprefix("list of "), pl.Float32)
+        if kind.startswith("list of "):
+            return series.fill_null([]).cast(pl.List(dtype))
+        if dtype != pl.Float32:
+            return series.cast(dtype).fill_null(0)
+        numbers = series.cast(pl.Float32).fill_null(0.0)
+        if not numbers.is_finite().all():
+            raise FeatureError(
+                f'Feature "{self.feature.name}" gives {numbers.filter(~numbers.is_finite())[0]}; numbers must be finite. '
+                "Add clip before its last step."
+            )
+        return numbers
+
+    def info(self) -> ColumnInfo:
+        kind = self.kinds[-1]
+        element = kind.removeprefix("list of ")
+        name = element if element in ("id", "key") else "number"
+        last = self.transforms[-1] if self.transforms else None
+        return ColumnInfo(
+            name=self.feature.name,
+            kind=name if kind == element else f"{name}s",
+            role="feature" if isinstance(self.feature, Feature) else "label",
+            of=getattr(self.feature, "of", "context"),
+            size=self._size(),
+            dim=getattr(self.feature, "dim", None),
+            vocabulary=last.vocabulary() if last else None,
+        )
+
+    def _size(self) -> int | None:
+        sizes = [transform.size() for transform in self.transforms]
+        return next((size for size in reversed(sizes) if size is not None), None) if "id" in self.kinds[-1] else None
+
+
+class Plan:
+    """The features of a recipe and what they learned. Saved as JSON and Parquet; never as pickle."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        kinds = kinds_of_columns(recipe)
+        self.recipe = recipe
+        self.features = [Chain(feature, kinds) for feature in recipe.features]
+        self.labels = [Chain(label, kinds) for label in recipe.labels]
+        self.tables: dict[str, Keyed] = {}
+        self.num_rows = 0
+
+    # learning
+
+    def pending(self) -> Pending:
+        """What must be measured next; empty when the plan is ready to apply."""
+        moments: list[str] = []
+        counts: dict[str, CountOptions] = {}
+        groups: dict[str, NeedsGroups] = {}
+        for transform, need in self._waiting():
+            if isinstance(need, NeedsMoments):
+                moments.append(transform.name)
+            elif isinstance(need, NeedsCounts):
+                counts[need.name] = need.options
+            else:
+                groups[transform.name] = need
+        return Pending(tuple(moments), counts, groups)
+
+    def _waiting(self) -> Iterator[tuple[Transform[Any], Need]]:
+        for chain in self.features:
+            found = chain.advance(self.tables)
+            if found is not None:
+                yield found
+
+    def extract(self, frame: pl.DataFrame) -> Extracted:
+        """The values that the pending pass is about, for one batch of training rows."""
+        moments: dict[str, pl.Series] = {}
+        counts: dict[str, list[tuple[pl.Series, pl.Series]]] = {}
+        for chain in self.features:
+            found = chain.advance(self.tables)
+            if found is None:
+                continue
+            transform, need = found
+            if isinstance(need, NeedsMoments):
+                moments[transform.name] = chain.apply(frame, chain.num_ready)
+            elif isinstance(need, NeedsCounts):
+                series = transform.counted(chain.apply(frame, chain.num_ready))
+                counts.setdefault(need.name, []).append(_with_places(series, frame[POSITION], need.options))
+        return Extracted(frame.height, moments, counts)
+
+    def extract_group(self, name: str, frame: pl.DataFrame) -> pl.DataFrame:
+        """Columns key, value, fold and place for a pending group-by."""
+        chain = next(chain for chain in self.features if any(t.name == name for t in chain.transforms))
+        found = chain.advance(self.tables)
+        assert found is not None
+        need = found[1]
+        assert isinstance(need, NeedsGroups)
+        key = as_category(chain.apply(frame, chain.num_ready)).alias("key")
+        if need.label is not None:
+            label = next(label for label in self.labels if label.feature.name == need.label)
+            value = label.finish(label.apply(frame)).cast(pl.Float64)
+        else:
+            value = frame[need.column or ""]
+            value = value if value.dtype == pl.String else value.cast(pl.Float64)
+        fold = category.fold_of(frame, need.folds, need.seed)
+        return pl.DataFrame([key, value.alias("value"), fold, frame[POSITION]])
+
+    def learn(self, measured: Measured, groups: Mapping[str, pl.DataFrame]) -> None:
+        """Take the result of a pass; the next `pending` builds on it."""
+        self.num_rows = max(self.num_rows, measured.rows)
+        for transform, need in list(self._waiting()):
+            if isinstance(need, NeedsMoments):
+                transform.learn_moments(measured.moments[transform.name])
+            elif isinstance(need, NeedsGroups):
+                self.tables[transform.name] = transform.learn_groups(groups[transform.name])
+            elif need.name not in self.tables:
+                keyed = transform.learn_counts(measured.counts[need.name])
+                if keyed is not None:
+                    self.tables[need.name] = keyed
+
+    # applying
+
+    def apply(self, frame: pl.DataFrame, labels: bool = True, only: Iterable[str] | None = None) -> pl.DataFrame:
+        """Features (and labels) of raw rows. With the columns of prepare, these are carried along."""
+        wanted = None if only is None else set(only)
+        chains = [chain for chain in self.features if wanted is None or chain.feature.name in wanted]
+        columns = [chain.finish(chain.apply(frame)) for chain in chains]
+        if labels:
+            columns += [self._apply_label(chain, frame) for chain in self.labels]
+        columns += [frame[name].alias(name) for name in self.recipe.table.keep if name in frame.columns]
+        columns += [frame[name] for name in (POSITION, SPLIT) if name in frame.columns]
+        return pl.DataFrame(columns)
+
+    @staticmethod
+    def _apply_label(chain: Chain, frame: pl.DataFrame) -> pl.Series:
+        series = chain.apply(frame)
+        if series.null_count():
+            raise FeatureError(
+                f'Label "{chain.feature.name}" is missing in {series.null_count():,} of {len(series):,} rows. '
+                "Set `required = true` on its column to set such rows aside, or add fill to its steps."
+            )
+        return chain.finish(series)
+
+    def columns(self) -> list[ColumnInfo]:
+        return [chain.info() for chain in (*self.features, *self.labels)]
+
+    # keeping
+
+    def save(self, into: Path) -> None:
+        """Write `plan.json` and one Parquet file for each vocabulary or code table."""
+        (into / "tables").mkdir(parents=True, exist_ok=True)
+        for name, keyed in self.tables.items():
+            keyed.frame.write_parquet(into / "tables" / table_file(name), compression="zstd", compression_level=1)
+        (into / "plan.json").write_text(json.dumps(self._to_json(), indent=1) + "\n", encoding="utf-8")
+
+    def _to_json(self) -> dict[str, Any]:
+        return {
+            "format": 1,
+            "num_rows": self.num_rows,
+            "digest": self.digest(),
+            "tables": {
+                name: {"file": table_file(name), "rows": len(keyed), "facts": keyed.facts, "digest": keyed.digest()}
+                for name, keyed in sorted(self.tables.items())
+            },
+            "states": {t.name: t.state for chain in self.features for t in chain.transforms if t.state},
+            "columns": [vars(info) for info in self.columns()],
+            "recipe": recipe_to_dict(self.recipe),
+        }
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """Open a saved plan."""
+        try:
+            saved = json.loads((path / "plan.json").read_text(encoding="utf-8"))
+            plan = cls(recipe_from_dict(saved["recipe"], str(path / "plan.json")))
+            for name, entry in saved["tables"].items():
+                keyed = Keyed(pl.read_parquet(path / "tables" / entry["file"]), entry["facts"])
+                if keyed.digest() != entry["digest"]:
+                    raise ArtifactError(f'Plan {path} is damaged: table "{name}" does not have the digest of its record.')
+                plan.tables[name] = keyed
+        except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
+            raise ArtifactError(f"Plan {path} cannot be read: {error}. Run `recmill prepare` again.") from None
+        plan.num_rows = saved["num_rows"]
+        for chain in plan.features:
+            for transform in chain.transforms:
+                transform.state = saved["states"].get(transform.name, {})
+        if plan.pending():
+            raise ArtifactError(f"Plan {path} is incomplete. Run `recmill prepare` again.")
+        return plan
+
+    def digest(self) -> str:
+        """Equal for plans that give every row the same features."""
+        states = {t.name: t.state for chain in self.features for t in chain.transforms if t.state}
+        text = json.dumps([states, sorted((name, keyed.digest()) for name, keyed in self.tables.items())])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def table_file(name: str) -> str:
+    """File of a vocabulary or code table, whatever characters its name has."""
+    return quote(name, safe="") + ".parquet"
+
+
+def _with_places(series: pl.Series, positions: pl.Series, options: CountOptions) -> tuple[pl.Series, pl.Series]:
+    """Elements of lists, or values, with the place of the row each comes from."""
+    if not isinstance(series.dtype, pl.List):
+        return series, positions
+    lengths = series.list.len().fill_null(0)
+    elements = series.filter(lengths > 0).explode()
+    if not options.track_first:
+        return elements, positions
+    repeated = np.repeat(positions.to_numpy(), lengths.to_numpy())
+    return elements, pl.Series(POSITION, repeated)

@@ -1,0 +1,237 @@
+"""The native kernels, over Polars series. The one hash, exact moments, counting, lookup and the row digest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from recmill import _native
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def mask_of(series: pl.Series) -> Array | None:
+    """One byte per row, 1 where there is a value; None when nothing is missing."""
+    return series.is_not_null().to_numpy().view(np.uint8) if series.null_count() else None
+
+
+def ints_of(series: pl.Series) -> Array:
+    """The values as int64; missing ones are 0, so look at `mask_of` too."""
+    return series.cast(pl.Int64).fill_null(0).to_numpy(allow_copy=True)
+
+
+def texts_of(series: pl.Series) -> tuple[Array, Array]:
+    """Arrow's layout of text: int64 offsets (one more than rows) and the bytes."""
+    array = series.rechunk().to_arrow()
+    _, offsets, data = array.buffers()
+    starts = np.frombuffer(offsets, dtype=np.int64, count=len(array) + 1, offset=array.offset * 8)
+    return starts, np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, np.uint8)
+
+
+def texts_to_series(name: str, offsets: Array, data: Array) -> pl.Series:
+    """The inverse of `texts_of`, for rows without missing values."""
+    import pyarrow as pa
+
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pl.Series(name, pa.Array.from_buffers(pa.large_string(), len(offsets) - 1, buffers))
+
+
+def is_text(dtype: pl.DataType) -> bool:
+    return dtype == pl.String
+
+
+def hash64(series: pl.Series, seed: int) -> Array:
+    """XXH64 of each value: text as UTF-8, integers as 8 little-endian bytes. Missing rows hash to something."""
+    if is_text(series.dtype):
+        return _native.hash_texts(*texts_of(series), seed)
+    return _native.hash_ints(ints_of(series), seed)
+
+
+def hash_positions(positions: pl.Series, seed: int) -> Array:
+    """Random-looking 64-bit numbers that depend on a row's place in the log and nothing else."""
+    return _native.hash_ints(ints_of(positions), seed)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, exact sum and exact sum of squares, least and greatest value. Adding two is exact in any order."""
+
+    count: int = 0
+    sum_units: int = 0
+    square_units: int = 0
+    min: float = float("inf")
+    max: float = float("-inf")
+
+    @classmethod
+    def of(cls, series: pl.Series) -> Moments:
+        values = series.cast(pl.Float64).fill_null(0.0).to_numpy(allow_copy=True)
+        count, sums, squares, low, high = _native.exact_moments(values, mask_of(series))
+        return cls(count, _from_digits(sums), _from_digits(squares), low, high)
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(
+            self.count + other.count,
+            self.sum_units + other.sum_units,
+            self.square_units + other.square_units,
+            min(self.min, other.min),
+            max(self.max, other.max),
+        )
+
+    @property
+    def mean(self) -> float:
+        return self.sum_units / (self.count << _SUM_BITS) if self.count else 0.0
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation, rounded once."""
+        if not self.count:
+            return 0.0
+        spread = self.count * self.square_units - self.sum_units * self.sum_units
+        return float((spread / (self.count * self.count << _SQUARE_BITS)) ** 0.5)
+
+
+# The smallest double is 2^-1074, so sums are whole numbers of 2^-1074 and squares of 2^-2148.
+_SUM_BITS = 1074
+_SQUARE_BITS = 2 * _SUM_BITS
+
+
+def _from_digits(digits: Array) -> int:
+    return sum(int(digit) << (32 * place) for place, digit in enumerate(digits) if digit)
+
+
+@dataclass(frozen=True)
+class CountOptions:
+    """What to count: text or integers, from which count on a value is kept, and whether its first place matters."""
+
+    is_text: bool
+    min_count: int = 1
+    track_first: bool = False
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Values with their counts, and where each was first seen if that was asked for. Rows are in no order."""
+
+    values: pl.Series
+    counts: pl.Series
+    firsts: pl.Series | None
+    num_values: int
+    num_missing: int
+    num_distinct: int
+
+
+class Counter:
+    """Counts the values of one or more columns. Threads may add at once; order never matters."""
+
+    def __init__(self, options: CountOptions) -> None:
+        self.is_text = options.is_text
+        self.track_first = options.track_first
+        self._native: Any = (_native.TextCounter if self.is_text else _native.IntCounter)(self.track_first)
+
+    def add(self, series: pl.Series, positions: pl.Series | None = None) -> None:
+        firsts = ints_of(positions) if self.track_first and positions is not None else None
+        values = texts_of(series) if self.is_text else (ints_of(series),)
+        self._native.add(*values, mask_of(series), None, firsts)
+
+    def add_counts(self, values: pl.Series, counts: pl.Series, firsts: pl.Series | None) -> None:
+        """Add what another counter drained."""
+        arrays = texts_of(values) if self.is_text else (ints_of(values),)
+        self._native.add(*arrays, None, ints_of(counts), ints_of(firsts) if firsts is not None else None)
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self._native.num_bytes)
+
+    @property
+    def num_missing(self) -> int:
+        return int(self._native.missing)
+
+    def drain(self) -> pl.DataFrame:
+        """Columns value, count and, if tracked, first; the counter is empty afterwards."""
+        *values, counts, firsts = self._native.drain()
+        value = texts_to_series("value", *values) if self.is_text else pl.Series("value", values[0])
+        columns = [value, pl.Series("count", counts)]
+        return pl.DataFrame([*columns, pl.Series("first", firsts)] if self.track_first else columns)
+
+
+class Lookup:
+    """Value to id: value number k, from 0, has id k + 1; unknown and missing values have id 0."""
+
+    def __init__(self, values: pl.Series) -> None:
+        self.is_text = is_text(values.dtype)
+        self._native: Any = (
+            _native.TextLookup(*texts_of(values)) if self.is_text else _native.IntLookup(ints_of(values))
+        )
+
+    def find(self, series: pl.Series) -> pl.Series:
+        arrays = texts_of(series) if self.is_text else (ints_of(series),)
+        return pl.Series(series.name, self._native.find(*arrays, mask_of(series)))
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self._native.num_bytes)
+
+
+@dataclass(frozen=True)
+class RowDigest:
+    """Order-free digest of a multiset of rows: equal rows in any order and cutting give equal digests."""
+
+    rows: int = 0
+    low: int = 0
+    high: int = 0
+
+    def __add__(self, other: RowDigest) -> RowDigest:
+        size = 1 << 64
+        return RowDigest(self.rows + other.rows, (self.low + other.low) % size, (self.high + other.high) % size)
+
+    @classmethod
+    def of(cls, frame: pl.DataFrame) -> RowDigest:
+        """Columns count by name order, so that their order in the frame does not matter."""
+        states = np.zeros(frame.height, dtype=np.uint64)
+        for name in sorted(frame.columns):
+            _fold(states, frame[name])
+        low, high = _native.sum_states(states)
+        return cls(frame.height, low, high)
+
+    def hex(self) -> str:
+        return f"{self.low:016x}{self.high:016x}"
+
+    @classmethod
+    def read(cls, saved: Mapping[str, Any]) -> RowDigest:
+        text = str(saved["digest"])
+        return cls(int(saved["rows"]), int(text[:16], 16), int(text[16:], 16))
+
+
+def _fold(states: Array, series: pl.Series) -> None:
+    _native.fold_column(states, *_digestible(series))
+
+
+def _digestible(series: pl.Series) -> tuple[Array, Array | None]:
+    """Numbers that stand for the values, whatever their width: an Int32 7 and an Int64 7 are the same."""
+    dtype = series.dtype
+    mask = mask_of(series)
+    if isinstance(dtype, pl.Array):
+        series = series.arr.to_list()
+    if isinstance(series.dtype, pl.List):
+        return _list_hashes(series), mask
+    if is_text(dtype):
+        return hash64(series, 0), mask
+    if dtype in (pl.Float32, pl.Float64):
+        return series.fill_null(0.0).to_numpy(allow_copy=True), mask
+    if dtype == pl.Int32:
+        return series.fill_null(0).to_numpy(allow_copy=True), mask
+    return ints_of(series), mask
+
+
+def _list_hashes(series: pl.Series) -> Array:
+    lengths = series.list.len().fill_null(0).to_numpy()
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    elements = series.filter(series.list.len() > 0).explode()
+    hashes = np.zeros(len(elements), dtype=np.uint64)
+    if len(elements):
+        _fold(hashes, elements)
+    return _native.hash_lists(offsets, hashes)

@@ -1,0 +1,126 @@
+"""What every reader of logs offers: files, units of work, and batches of typed rows."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from recmill.spec.recipe import Column, Log, SideTable
+
+if TYPE_CHECKING:
+    from recmill.logs.describe import FilesReport
+
+POSITION = "__position"
+_OFFSET_BITS = 44
+_TYPES: dict[str, type[pl.DataType]] = {
+    "int": pl.Int64,
+    "float": pl.Float64,
+    "text": pl.String,
+    "hex": pl.Int64,
+    "bool": pl.Boolean,
+}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+DEFAULT_UNIT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One file of a log. `name` is relative to the data directory; `size` is the size on disk."""
+
+    path: str
+    name: str
+    size: int
+
+    @property
+    def compression(self) -> str | None:
+        return _COMPRESSIONS.get(os.path.splitext(self.name)[1])
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of one file: bytes of plain text, rows of Parquet, or all of a file that cannot be cut."""
+
+    file_index: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that was set aside: where it is, what is wrong with it, and its raw bytes."""
+
+    file: str
+    offset: int
+    reason: str
+    column: str | None
+    text: bytes
+
+
+@dataclass(frozen=True)
+class LogBatch:
+    """Some rows of a unit: good ones as declared columns plus POSITION, bad ones as they are."""
+
+    frame: pl.DataFrame
+    bad: tuple[BadRow, ...]
+    num_rows: int
+
+
+class Source(ABC):
+    """The files of one log, in natural order of their names. Small and picklable: it holds no open file."""
+
+    def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...]) -> None:
+        self.spec = spec
+        self.files = files
+        self.columns: tuple[Column, ...] = spec.columns
+
+    @property
+    def schema(self) -> dict[str, pl.DataType]:
+        """The declared columns in recipe order, then POSITION."""
+        return {**{c.name: _TYPES[c.type]() for c in self.columns}, POSITION: pl.Int64()}
+
+    @abstractmethod
+    def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[Unit]:
+        """Cut the log into pieces of about `target_bytes`, or into about `parts` pieces, in log order."""
+
+    @abstractmethod
+    def read(self, unit: Unit, chunk_bytes: int = 8 << 20) -> Iterator[LogBatch]:
+        """Stream a unit's rows. Memory stays within a small multiple of `chunk_bytes` or the longest row."""
+
+    @abstractmethod
+    def count_rows(self, unit: Unit) -> int:
+        """Rows in the unit, good and bad."""
+
+    def target_bytes(self, target_bytes: int | None, parts: int | None) -> int:
+        """How large a unit should be."""
+        total = sum(file.size for file in self.files)
+        return max(1, target_bytes or (-(-total // parts) if parts else DEFAULT_UNIT_BYTES))
+
+
+def first_position(file_index: int) -> int:
+    """The position of offset 0 of a file. Positions order rows by file, then by place in the file."""
+    return file_index << _OFFSET_BITS
+
+
+def open_source(spec: Log | SideTable, data: str) -> Source:
+    """Find the files of a log under a data directory or URL."""
+    # The readers build on this module, so they are imported late.
+    from recmill.logs.delimited import DelimitedSource
+    from recmill.logs.files import find_files
+    from recmill.logs.jsonl import JsonLinesSource
+    from recmill.logs.parquet import ParquetSource
+
+    readers: dict[str, Callable[[Log | SideTable, tuple[LogFile, ...]], Source]]
+    readers = {"delimited": DelimitedSource, "jsonl": JsonLinesSource, "parquet": ParquetSource}
+    return readers[spec.format](spec, find_files(spec.files, data))
+
+
+def describe_files(spec: Log | SideTable, data: str) -> FilesReport:
+    """Which files each pattern matches, and whether the first rows are what the recipe says."""
+    from recmill.logs.describe import report_files
+
+    return report_files(spec, data)

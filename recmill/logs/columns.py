@@ -1,0 +1,90 @@
+"""What the recipe says about a column's values, for the readers that check whole columns at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import polars as pl
+
+from recmill import _native
+from recmill.spec.recipe import Column
+
+UNREADABLE = {
+    "int": "not an integer",
+    "float": "not a number",
+    "text": "invalid UTF-8",
+    "hex": "not hexadecimal",
+    "bool": "not a boolean",
+}
+Problems = dict[int, tuple[str, str | None]]  # row -> the reason and the column
+
+
+def allowed_values(column: Column) -> list[int] | list[float] | list[str] | None:
+    """The allowed values as the column stores them. Those of `hex` may be written in base 16."""
+    if column.allowed is None:
+        return None
+    if column.type == "text":
+        return [str(value) for value in column.allowed]
+    if column.type == "float":
+        return [float(value) for value in column.allowed]
+    return [_integer(value, column.type) for value in column.allowed]
+
+
+def _integer(value: bool | int | float | str, type_name: str) -> int:
+    number = int(value, 16 if type_name == "hex" else 10) if isinstance(value, str) else int(value)
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def add_problems(problems: Problems, column: Column, values: pl.Series, unreadable: pl.Series | None) -> None:
+    """Note each row's first problem: call this for the columns in recipe order."""
+    if unreadable is not None:
+        _note(problems, column, unreadable, UNREADABLE[column.type])
+    if column.required:
+        _note(problems, column, values.is_null(), "missing required value")
+    allowed = allowed_values(column)
+    if allowed is not None:
+        stored = values.cast(pl.Int64) if column.type == "bool" else values
+        allowed_series = pl.Series(allowed, dtype=stored.dtype)
+        _note(
+            problems,
+            column,
+            ~stored.is_in(allowed_series.implode()) & stored.is_not_null(),
+            "value not allowed",
+        )
+
+
+def _note(problems: Problems, column: Column, mask: pl.Series, reason: str) -> None:
+    for row in mask.arg_true():
+        problems.setdefault(row, (reason, column.name))
+
+
+def without_rows(frame: pl.DataFrame, rows: Iterable[int]) -> pl.DataFrame:
+    """The frame without some rows; the same frame if there are none."""
+    drop = np.fromiter(rows, dtype=np.int64)
+    if len(drop) == 0:
+        return frame
+    keep = np.ones(len(frame), dtype=np.bool_)
+    keep[drop] = False
+    return frame.filter(pl.Series(keep))
+
+
+def empty_as_null(texts: pl.Series) -> pl.Series:
+    """An empty text is a missing value, as in delimited files."""
+    return texts.set(texts == "", None)
+
+
+def parse_texts(type_name: str, texts: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Texts as values of a column type, by the rules of delimited files, and which of them cannot be read."""
+    present = empty_as_null(texts)
+    array = present.to_arrow(compat_level=pl.CompatLevel.oldest())
+    _, offsets, data = array.buffers()
+    values, readable = _native.parse_text(
+        type_name,
+        np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1],
+        np.frombuffer(data or b"", dtype=np.uint8),
+    )
+    is_readable = pl.Series(readable.view(np.bool_))
+    numbers = pl.Series(values.view(np.float64 if type_name == "float" else np.int64))
+    parsed = pl.select(pl.when(is_readable).then(numbers)).to_series()
+    return (parsed.cast(pl.Boolean) if type_name == "bool" else parsed), ~is_readable & present.is_not_null()

@@ -1,0 +1,125 @@
+"""TSV, CSV and their relatives, parsed by the native core straight into Arrow buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from recmill import _native
+from recmill.errors import LogError
+from recmill.logs.base import POSITION, BadRow, LogBatch, LogFile, Unit, first_position
+from recmill.logs.columns import allowed_values
+from recmill.logs.text import TextSource, Window
+from recmill.spec.recipe import Column, Log, SideTable
+
+_MAX_BAD_IN_BATCH = 4096  # so that a log of nothing but bad rows stays within bounds too
+_ARROW_TYPES = {
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "text": pa.large_string(),
+    "hex": pa.int64(),
+    "bool": pa.bool_(),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many fields a row of one file has, and which of them each declared column is."""
+
+    num_fields: int
+    field_of: tuple[int, ...]
+
+
+class DelimitedSource(TextSource):
+    """Rows of separated fields. Files with quotes are not cut: a newline may stand inside a field."""
+
+    def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...]) -> None:
+        super().__init__(spec, files)
+        self._separator = spec.separator.encode(spec.encoding)
+        self._quote = spec.quote.encode(spec.encoding)
+        if not self._separator or set(self._separator) & set(b"\r\n" + self._quote):
+            raise LogError(f"separator {spec.separator!r} must be text without line ends and quotes.")
+        if len(self._quote) > 1 or self._quote in (b"\r", b"\n"):
+            raise LogError(f"quote {spec.quote!r} must be one ASCII character, or empty for none.")
+
+    def can_cut(self, file: LogFile) -> bool:
+        return super().can_cut(file) and not self._quote
+
+    def read(self, unit: Unit, chunk_bytes: int = 8 << 20) -> Iterator[LogBatch]:
+        stop = self.stop_of(unit)
+        with Window(self.files[unit.file_index], chunk_bytes) as window:
+            parser = self._parser(self.seek_unit(window, unit))
+            while window.offset < stop and not (window.ended and len(window) == 0):
+                window.fill(stop)
+                batch, num_bytes = self._parse(parser, window, unit.file_index, stop)
+                window.skip(num_bytes)
+                if batch.num_rows:
+                    yield batch
+
+    def count_rows(self, unit: Unit) -> int:
+        if self._quote:
+            return sum(batch.num_rows for batch in self.read(unit))
+        return super().count_rows(unit)
+
+    def read_preamble(self, window: Window) -> Layout:
+        num_columns = len(self.columns)
+        if not self.spec.header or not window.has_more():
+            return Layout(num_columns, tuple(range(num_columns)))
+        while (row := _native.split_row(window.view, self._separator, self._quote, window.ended)) is None:
+            window.fill(0)
+        names, num_bytes = row
+        window.skip(num_bytes)
+        return self._match_header([name.decode(self.spec.encoding, "replace") for name in names], window.file)
+
+    def _match_header(self, names: list[str], file: LogFile) -> Layout:
+        for column in self.columns:
+            if names.count(column.name) != 1:
+                raise LogError(f"{file.path}: {_not_in_header(column.name, names)}")
+        return Layout(len(names), tuple(names.index(column.name) for column in self.columns))
+
+    def _parser(self, layout: Layout) -> Any:
+        columns = [
+            (column.type, field, column.required, allowed_values(column))
+            for column, field in zip(self.columns, layout.field_of, strict=True)
+        ]
+        is_latin1 = self.spec.encoding == "latin-1"
+        return _native.DelimitedParser(self._separator, self._quote, is_latin1, layout.num_fields, columns)
+
+    def _parse(self, parser: Any, window: Window, file_index: int, stop: int) -> tuple[LogBatch, int]:
+        num_bytes, num_good, positions, columns, bad = parser.parse(
+            window.view,
+            stop - window.offset,
+            window.ended,
+            first_position(file_index) + window.offset,
+            _MAX_BAD_IN_BATCH,
+        )
+        arrays = [_arrow(c, num_good, buffers) for c, buffers in zip(self.columns, columns, strict=True)]
+        arrays.append(pa.Array.from_buffers(pa.int64(), num_good, [None, pa.py_buffer(positions)]))
+        names = [column.name for column in self.columns]
+        frame = pl.DataFrame(pa.table(arrays, names=[*names, POSITION]))
+        bad_rows = tuple(self._bad_row(window, *row) for row in bad)
+        return LogBatch(frame, bad_rows, num_good + len(bad_rows)), num_bytes
+
+    def _bad_row(self, window: Window, begin: int, end: int, reason: str, column: int) -> BadRow:
+        name = self.columns[column].name if column >= 0 else None
+        text = window.view[begin:end].tobytes().removesuffix(b"\n")
+        return BadRow(window.file.name, window.offset + begin, reason, name, text)
+
+
+def _arrow(column: Column, num_rows: int, buffers: tuple[Any, ...]) -> pa.Array:
+    wrapped = [None if buffer is None else pa.py_buffer(buffer) for buffer in buffers]
+    return pa.Array.from_buffers(_ARROW_TYPES[column.type], num_rows, wrapped)
+
+
+def _not_in_header(name: str, names: list[str]) -> str:
+    found = f"the header has: {', '.join(names)}"
+    if name in names:
+        return f'column "{name}" stands more than once; {found}. Give each column its own name.'
+    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f' Did you mean "{nearest[0]}"?' if nearest else " Correct the column's name or the file."
+    return f'no column "{name}"; {found}.{hint}'

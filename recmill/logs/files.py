@@ -1,0 +1,156 @@
+"""Where the files of a log are: names and globs under a local directory or a URL, opened as plain bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from recmill.errors import LogError
+from recmill.logs.base import LogFile
+
+# pyarrow fails on bz2 files of several streams, and the standard library drops a damaged second stream in silence.
+_UNREADABLE_SUFFIXES = (".bz2", ".xz", ".zip", ".lz4", ".7z")
+
+
+def find_files(patterns: Sequence[str], data: str) -> tuple[LogFile, ...]:
+    """Every file that a pattern matches, once, in natural order of names: day_2 before day_10."""
+    matches = {pattern: match_pattern(pattern, data) for pattern in patterns}
+    missing = [pattern for pattern, files in matches.items() if not files]
+    if missing or not patterns:
+        raise LogError(_nothing_matches(missing, data))
+    found = {file.name: file for files in matches.values() for file in files}
+    return tuple(sorted(found.values(), key=lambda file: natural_key(file.name)))
+
+
+def match_pattern(pattern: str, data: str) -> tuple[LogFile, ...]:
+    """The files that one name or glob stands for. `*` stays within a directory, `**` does not."""
+    filesystem, root = locate(data)
+    _require_directory(filesystem, root, data)
+    with explained(data):
+        named = filesystem.get_file_info(_join(root, pattern))
+        if named.type == fs.FileType.Directory:
+            raise LogError(
+                f'{_join(data, pattern)} is a directory. Name the files in it, such as "{pattern}/*".'
+            )
+        infos = [named] if named.is_file else _list_matches(filesystem, root, pattern)
+    files = (_log_file(info, root, data) for info in infos)
+    return tuple(sorted(files, key=lambda file: natural_key(file.name)))
+
+
+def natural_key(name: str) -> tuple[list[str | int], str]:
+    """Orders numbers inside names by value. Names that differ only in leading zeros stay apart."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)], name
+
+
+def locate(path: str) -> tuple[Any, str]:
+    """The file system of a path or URL, and the path inside it."""
+    if "://" not in path:
+        return fs.LocalFileSystem(), path
+    with explained(path):
+        filesystem, inner = fs.FileSystem.from_uri(path)
+    return filesystem, inner
+
+
+def open_bytes(file: LogFile) -> pa.NativeFile:
+    """The file as it is on disk, seekable."""
+    filesystem, inner = locate(file.path)
+    with explained(file.path):
+        return filesystem.open_input_file(inner)
+
+
+def decompressed(stream: pa.NativeFile, file: LogFile) -> pa.NativeFile:
+    """The file's text, which is not seekable if the file's suffix says that it is compressed."""
+    if file.name.endswith(_UNREADABLE_SUFFIXES):
+        raise LogError(f"{file.path}: cannot read this kind of compression. Use .gz, .zst or plain text.")
+    if file.compression is None:
+        return stream
+    if file.size == 0:
+        raise LogError(
+            f"{file.path}: the {file.compression} stream is empty, not even a header. Copy it again."
+        )
+    return pa.CompressedInputStream(stream, file.compression)
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Turn what file systems raise into a LogError that names the file."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise LogError(f"{path}: no such file. Was it moved while it was being read?") from error
+    except PermissionError as error:
+        raise LogError(f"{path}: permission denied. Make it readable for this user.") from error
+    except (OSError, pa.ArrowException) as error:
+        raise LogError(f"{path}: cannot be read ({_first_line(error)}).") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+
+
+def _join(directory: str, name: str) -> str:
+    """Append a name to a path, or to a URL before its options."""
+    path, mark, options = directory.partition("?") if "://" in directory else (directory, "", "")
+    return f"{path.rstrip('/')}/{name}{mark}{options}"
+
+
+def _require_directory(filesystem: Any, root: str, data: str) -> None:
+    with explained(data):
+        kind = filesystem.get_file_info(root).type
+    if kind == fs.FileType.NotFound:
+        raise LogError(f"{data}: no such directory. Give the directory that holds the log's files.")
+    if kind != fs.FileType.Directory:
+        raise LogError(f"{data}: is a file. Give the directory that holds it.")
+
+
+def _list_matches(filesystem: Any, root: str, pattern: str) -> list[Any]:
+    parts = pattern.split("/")
+    fixed = next((i for i, part in enumerate(parts) if re.search(r"[*?\[]", part)), len(parts) - 1)
+    directory = _join(root, "/".join(parts[:fixed])).rstrip("/")
+    selector = fs.FileSelector(directory, allow_not_found=True, recursive=len(parts) - fixed > 1)
+    infos = filesystem.get_file_info(selector)
+    return [info for info in infos if info.is_file and _matches(_relative(info, root).split("/"), parts)]
+
+
+def _matches(names: list[str], patterns: list[str]) -> bool:
+    if not names or not patterns:
+        return not names and not patterns
+    if patterns[0] == "**":
+        return _matches(names, patterns[1:]) or (
+            not names[0].startswith(".") and _matches(names[1:], patterns)
+        )
+    hidden = names[0].startswith(".") and not patterns[0].startswith(".")
+    return not hidden and fnmatchcase(names[0], patterns[0]) and _matches(names[1:], patterns[1:])
+
+
+def _relative(info: Any, root: str) -> str:
+    return str(info.path)[len(root.rstrip("/")) + 1 :]
+
+
+def _log_file(info: Any, root: str, data: str) -> LogFile:
+    name = _relative(info, root)
+    return LogFile(path=_join(data, name), name=name, size=info.size or 0)
+
+
+def _nothing_matches(missing: list[str], data: str) -> str:
+    if not missing:
+        return f"The log names no files. Set files in the recipe to names or globs under {data}."
+    wanted = ", ".join(f'"{pattern}"' for pattern in missing)
+    return (
+        f"No file matches {wanted} in {data}. It holds: {_listing(data)}. Correct `files` or the directory."
+    )
+
+
+def _listing(data: str, at_most: int = 10) -> str:
+    filesystem, root = locate(data)
+    with explained(data):
+        infos = filesystem.get_file_info(fs.FileSelector(root))
+    names = sorted((_relative(i, root) + "/" * (not i.is_file) for i in infos), key=natural_key)
+    more = [f"and {len(names) - at_most:,} more"] if len(names) > at_most else []
+    return ", ".join(names[:at_most] + more) or "nothing"

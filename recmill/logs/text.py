@@ -1,0 +1,168 @@
+"""Text read in pieces: a sliding window over a file, and the rule that says which unit a row belongs to."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recmill import _native
+from recmill.errors import LogError
+from recmill.logs.base import LogFile, Source, Unit
+from recmill.logs.files import decompressed, explained, open_bytes
+
+MAX_ROW_BYTES = 256 << 20
+_READ_AHEAD = 64 << 10
+_WHOLE_TEXT = 1 << 44  # past every offset: the end of a text whose length is not known before it is read
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Window:
+    """The part of a text that is in memory. `offset` is where it starts; `ended` says nothing follows it."""
+
+    def __init__(self, file: LogFile, chunk_bytes: int) -> None:
+        self.file = file
+        self.offset = 0
+        self.ended = False
+        self._buffer = bytearray(max(chunk_bytes, 1))
+        self._begin = 0
+        self._end = 0
+        self._bytes = open_bytes(file)
+        self._stream = decompressed(self._bytes, file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    @property
+    def end_offset(self) -> int:
+        return self.offset + len(self)
+
+    @property
+    def view(self) -> npt.NDArray[np.uint8]:
+        """The bytes in memory. Valid until the next `fill`."""
+        return np.frombuffer(self._buffer, dtype=np.uint8)[self._begin : self._end]
+
+    def skip(self, num_bytes: int) -> None:
+        self._begin += num_bytes
+        self.offset += num_bytes
+
+    def seek(self, offset: int) -> None:
+        """Go on at another place of an uncompressed file."""
+        self._begin = self._end = 0
+        self.offset = offset
+        self.ended = False
+        with explained(self.file.path):
+            self._stream.seek(offset)
+
+    def fill(self, until: int) -> None:
+        """Read on towards the offset `until`, or just a little if that has been reached."""
+        self._make_room()
+        wanted = max(until - self.end_offset, _READ_AHEAD)
+        room = memoryview(self._buffer)[self._end : self._end + wanted]
+        try:
+            num_read = self._stream.readinto(room)
+        except (OSError, pa.ArrowException) as error:
+            raise LogError(self._damage(error)) from error
+        self._end += num_read
+        self.ended = num_read == 0
+        if self.ended and self.file.compression is None and self.end_offset < min(until, self.file.size):
+            raise LogError(f"{self.file.path}: ends at byte {self.end_offset:,}, but had {self.file.size:,}.")
+
+    def has_more(self) -> bool:
+        while len(self) == 0 and not self.ended:
+            self.fill(0)
+        return len(self) > 0
+
+    def starts_with(self, prefix: bytes) -> bool:
+        while len(self) < len(prefix) and not self.ended:
+            self.fill(0)
+        return self._buffer.startswith(prefix, self._begin, self._end)
+
+    def skip_line(self) -> None:
+        """Drop everything up to and including the next newline."""
+        while (found := self._buffer.find(b"\n", self._begin, self._end)) < 0 and not self.ended:
+            self.skip(len(self))
+            self.fill(0)
+        self.skip(found + 1 - self._begin if found >= 0 else len(self))
+
+    def _make_room(self) -> None:
+        size = len(self)
+        if size == len(self._buffer) >= MAX_ROW_BYTES:
+            raise LogError(
+                f"{self.file.path}: the row at byte {self.offset:,} is longer than {MAX_ROW_BYTES >> 20} MB. "
+                "Check the format, the quote character and the line ends."
+            )
+        kept = memoryview(self._buffer)[self._begin : self._end]
+        if size == len(self._buffer):
+            grown = bytearray(min(2 * size, MAX_ROW_BYTES))
+            grown[:size] = kept
+            self._buffer = grown
+        elif self._begin > 0:
+            self._buffer[:size] = kept.tobytes()
+        self._begin, self._end = 0, size
+
+    def _damage(self, error: Exception) -> str:
+        place = (
+            f"near byte {self._bytes.tell():,} of {self.file.size:,}, after {self.end_offset:,} bytes of text"
+        )
+        return f"{self.file.path}: damaged or cut off {place} ({error}). Copy or write the file again."
+
+
+class TextSource(Source):
+    """Rows that end in newlines.
+
+    A row belongs to the unit that holds its first byte, so any cutting gives the same rows.
+    """
+
+    def can_cut(self, file: LogFile) -> bool:
+        return file.compression is None
+
+    def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[Unit]:
+        target = self.target_bytes(target_bytes, parts)
+        return [unit for i, file in enumerate(self.files) for unit in self._cut(i, file, target)]
+
+    def _cut(self, index: int, file: LogFile, target: int) -> list[Unit]:
+        pieces = max(1, -(-file.size // target)) if self.can_cut(file) else 1
+        edges = [file.size * i // pieces for i in range(pieces + 1)]
+        return [Unit(index, start, end) for start, end in pairwise(edges)]
+
+    def count_rows(self, unit: Unit) -> int:
+        stop = self.stop_of(unit)
+        with Window(self.files[unit.file_index], 1 << 20) as window:
+            self.seek_unit(window, unit)
+            if not window.has_more() or window.offset >= stop:
+                return 0
+            newlines = 0
+            while window.offset < stop - 1 and not window.ended:
+                window.fill(stop)
+                # The last byte stays back: a newline there ends the text, and no row follows it.
+                piece = window.view[: min(len(window), stop - window.offset) - 1]
+                newlines += _native.count_newlines(piece)
+                window.skip(len(piece))
+        return 1 + newlines
+
+    def seek_unit(self, window: Window, unit: Unit) -> Any:
+        """Move to the first row that starts in the unit. Returns what `read_preamble` found."""
+        if window.starts_with(_BYTE_ORDER_MARK):
+            window.skip(len(_BYTE_ORDER_MARK))
+        preamble = self.read_preamble(window)
+        if unit.start > window.offset:
+            window.seek(unit.start - 1)
+            window.skip_line()
+        return preamble
+
+    def read_preamble(self, window: Window) -> Any:
+        """Read past what stands before the first row, such as a header."""
+
+    def stop_of(self, unit: Unit) -> int:
+        """Rows that start here or later are not the unit's."""
+        return unit.end if self.can_cut(self.files[unit.file_index]) else _WHOLE_TEXT

@@ -1,0 +1,50 @@
+"""What a plan learned, feature by feature, for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recmill.features.base import Keyed
+from recmill.features.plan import Chain, Plan
+
+NUM_TOP = 3
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One feature: what it became and what was fitted for it."""
+
+    name: str
+    kind: str
+    of: str
+    size: int | None
+    coverage: float | None  # share of the training values that have an id of their own
+    unknown: float | None  # share that is 0: too rare for an id
+    missing: float | None
+    top: list[tuple[str, int]]
+    learned: dict[str, object]
+
+
+def explain(plan: Plan) -> list[Explained]:
+    """One entry for each feature, in recipe order."""
+    return [_explain(plan, chain) for chain in plan.features]
+
+
+def _explain(plan: Plan, chain: Chain) -> Explained:
+    info = chain.info()
+    learned = {key: value for transform in chain.transforms for key, value in transform.state.items()}
+    keyed = next((transform.keyed for transform in chain.transforms if transform.keyed is not None), None)
+    coverage = unknown = missing = None
+    if keyed is not None and keyed.facts:
+        values = keyed.facts["values"]
+        coverage = keyed.facts["known"] / max(1, values)
+        unknown = 1 - coverage
+        missing = keyed.facts["missing"] / max(1, values + keyed.facts["missing"])
+    return Explained(info.name, info.kind, info.of, info.size, coverage, unknown, missing, _top(keyed), learned)
+
+
+def _top(keyed: Keyed | None) -> list[tuple[str, int]]:
+    if keyed is None or "count" not in keyed.frame.columns:
+        return []
+    best = keyed.frame.top_k(NUM_TOP, by="count").sort("count", "value", descending=[True, False])
+    return [(str(value), int(count)) for value, count in best.select("value", "count").iter_rows()]

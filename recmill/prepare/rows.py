@@ -1,0 +1,234 @@
+"""Row operations: what adds, drops or orders rows, or looks at other rows. They run before features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from recmill.engines.base import Engine
+from recmill.errors import FeatureError, LogError, ResourceError
+from recmill.features.base import to_lists
+from recmill.features.plan import Extracted
+from recmill.kernels import Array, CountOptions, hash_positions
+from recmill.logs.base import open_source
+from recmill.spec import recipe as r
+from recmill.spec.check import owners_of_columns
+from recmill.spec.recipe import COPY, POSITION, SPLIT
+
+_SIDE_TABLE_SHARE = 4  # a side table may take this part of the memory bound
+
+
+def before_split(engine: Engine, frame: Any, recipe: r.Recipe, data: str, memory: int) -> Any:
+    """Apply the operations that need no split, in recipe order."""
+    for operation in recipe.rows:
+        if isinstance(operation, r.Filter):
+            frame = engine.map(frame, partial(keep_where, operation.sql))
+        elif isinstance(operation, r.Sample):
+            frame = engine.map(frame, partial(keep_share, operation))
+        elif isinstance(operation, r.Join):
+            side = read_side_table(recipe, operation, data, memory)
+            frame = engine.map(frame, partial(join_side, side, operation.on))
+        elif isinstance(operation, r.Dedupe):
+            frame = engine.group(frame, operation.by, partial(keep_one, operation), "dedupe")
+        elif isinstance(operation, r.History):
+            frame = engine.group(frame, [operation.by], partial(add_history, operation), "history")
+        elif isinstance(operation, r.Lag):
+            frame = engine.group(frame, [operation.by], partial(add_lag, operation), "lag")
+    return frame
+
+
+def after_split(engine: Engine, frame: Any, recipe: r.Recipe) -> Any:
+    """Apply the operations that draw items: only what training rows know may be drawn."""
+    drawing = [op for op in recipe.rows if isinstance(op, (r.Negatives, r.HistoryNegatives))]
+    if not drawing:
+        return frame
+    catalogue = read_catalogue(engine, frame, recipe)
+    for operation in drawing:
+        function = add_negatives if isinstance(operation, r.Negatives) else add_history_negatives
+        frame = engine.map(frame, partial(function, operation, catalogue))  # type: ignore[arg-type]
+    return frame
+
+
+# rows one by one
+
+
+def keep_where(sql: str, frame: pl.DataFrame) -> pl.DataFrame:
+    try:
+        return frame.filter(pl.sql_expr(sql))
+    except pl.exceptions.PolarsError as error:
+        raise FeatureError(f'filter "{sql}" failed: {error}') from None
+
+
+def keep_share(sample: r.Sample, frame: pl.DataFrame) -> pl.DataFrame:
+    share = hash_positions(frame[POSITION], sample.seed).astype(np.float64) / 2.0**64
+    return frame.filter(pl.Series(share < sample.fraction))
+
+
+def read_side_table(recipe: r.Recipe, join: r.Join, data: str, memory: int) -> pl.DataFrame:
+    """A side table, whole; each key once. Bad rows in so small a file are an error, not a loss."""
+    source = open_source(recipe.tables[join.table], data)
+    size = sum(file.size for file in source.files)
+    if size > memory // _SIDE_TABLE_SHARE:
+        raise ResourceError(
+            f"Side table {join.table} has {size >> 20:,} MB, more than a quarter of --memory ({memory >> 20:,} MB). Raise --memory."
+        )
+    batches = [batch for unit in source.units() for batch in source.read(unit)]
+    bad = [row for batch in batches for row in batch.bad]
+    if bad:
+        raise LogError(f"Side table {join.table} has {len(bad):,} bad rows; the first is {bad[0].file} at {bad[0].offset:,}: {bad[0].reason}.")
+    if not batches:
+        raise LogError(f"Side table {join.table} is empty: {', '.join(file.name for file in source.files)}.")
+    frame = pl.concat([batch.frame for batch in batches]).drop(POSITION)
+    twice = frame.filter(pl.col(join.on).is_duplicated())
+    if twice.height:
+        raise LogError(f'Side table {join.table} has {twice.height:,} rows whose "{join.on}" is not unique, such as {twice[join.on][0]!r}.')
+    return frame
+
+
+def join_side(side: pl.DataFrame, on: str, frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.join(side, on=on, how="left", maintain_order="left")
+
+
+# rows of a group together; groups arrive in log order
+
+
+def keep_one(dedupe: r.Dedupe, frame: pl.DataFrame) -> pl.DataFrame:
+    ordered = frame.sort(dedupe.order, POSITION, nulls_last=False)
+    return ordered.unique(list(dedupe.by), keep=dedupe.keep, maintain_order=True)
+
+
+def add_history(history: r.History, frame: pl.DataFrame) -> pl.DataFrame:
+    """Earlier values of the same user. Rows of the same time do not see each other: that would leak the label."""
+    ordered = frame.sort(history.by, history.order, POSITION, nulls_last=False)
+    counted = pl.sql_expr(history.where).fill_null(False) if history.where else pl.lit(True)
+    events = ordered.with_columns(counted.alias("__counts"))
+    past = _events_before(events, history)
+    first, stop = past["__first"].to_numpy(), past["__seen"].to_numpy()
+    first = np.where(ordered[history.by].is_null().to_numpy(), stop, first)  # nobody's rows have no past
+    start = np.maximum(first, stop - history.max_length)
+    kept = events.filter("__counts")
+    columns = [_windows(kept[name], start, stop).alias(f"{name}_history") for name in history.columns]
+    result = ordered.with_columns(*columns).filter(pl.Series(stop - first >= history.min_length))
+    if history.last is not None:
+        result = result.group_by(history.by, maintain_order=True).tail(history.last)
+    return result
+
+
+def _events_before(events: pl.DataFrame, history: r.History) -> pl.DataFrame:
+    """For each row, how many counting events of the frame come before its group, and before its time."""
+    running = pl.col("__counts").cast(pl.Int64).cum_sum() - pl.col("__counts").cast(pl.Int64)
+    return events.select(history.by, history.order, running.alias("__running")).select(
+        pl.col("__running").first().over(history.by).alias("__first"),
+        pl.col("__running").first().over(history.by, history.order).alias("__seen"),
+    )
+
+
+def _windows(values: pl.Series, start: Array, stop: Array) -> pl.Series:
+    """values[start:stop] for each row, as lists."""
+    lengths = np.maximum(stop - start, 0)
+    offsets = np.repeat(start - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths) if len(lengths) else start
+    picked = values.gather(pl.Series(np.arange(int(lengths.sum())) + offsets, dtype=pl.UInt32))
+    return to_lists(values.name, picked, pl.Series(lengths))
+
+
+def add_lag(lag: r.Lag, frame: pl.DataFrame) -> pl.DataFrame:
+    ordered = frame.sort(lag.by, lag.order, POSITION, nulls_last=False)
+    return ordered.with_columns(
+        (pl.col(name) - pl.col(name).shift(lag.shift).over(lag.by)).alias(f"{name}_lag{lag.shift}") for name in lag.columns
+    )
+
+
+# drawing items
+
+
+class Catalogue:
+    """The items of the training rows, most frequent first, with their columns."""
+
+    def __init__(self, items: pl.DataFrame, item: str) -> None:
+        self.items = items
+        self.item = item
+        self.cumulative = np.cumsum(items["__count"].to_numpy())
+
+    def draw(self, random: Array, by: str) -> Array:
+        """Row numbers of items; equal random numbers give equal items."""
+        if by == "uniform":
+            return (random % np.uint64(self.items.height)).astype(np.int64)
+        ticket = (random % np.uint64(self.cumulative[-1])).astype(np.int64)
+        return np.searchsorted(self.cumulative, ticket, side="right")
+
+    def draw_others(self, random: Array, by: str, avoid: pl.Series) -> Array:
+        """As `draw`, but never the item to avoid: the next one in the catalogue takes its place."""
+        rows = self.draw(random, by)
+        drawn = self.items[self.item].gather(pl.Series(rows, dtype=pl.UInt32))
+        same = (drawn == avoid).fill_null(False).to_numpy()
+        return np.where(same, (rows + 1) % self.items.height, rows)
+
+
+class _ItemCounts:
+    def __init__(self, item: str) -> None:
+        self.item = item
+
+    def __call__(self, frame: pl.DataFrame) -> Extracted:
+        training = frame.filter(pl.col(SPLIT) == 0)
+        return Extracted(training.height, {}, {"items": [(training[self.item], training[POSITION])]})
+
+
+def read_catalogue(engine: Engine, frame: Any, recipe: r.Recipe) -> Catalogue:
+    item = str(recipe.log.item)
+    is_text = next(column.type == "text" for column in recipe.log.columns if column.name == item)
+    counts = engine.measure(frame, _ItemCounts(item), {"items": CountOptions(is_text)}, "items").counts["items"]
+    if len(counts.values) < 2:
+        raise LogError(f"Negatives need at least two items, but the training rows have {len(counts.values)}.")
+    columns = [name for name, owner in owners_of_columns(recipe).items() if owner == "item" and name != item]
+    rows = pl.DataFrame([counts.values.alias(item), counts.counts.alias("__count")])
+    rows = rows.sort("__count", item, descending=[True, False])
+    if columns:
+        last = engine.collect(engine.group(frame, [item], partial(last_of_each, item, columns), "catalogue"))
+        rows = rows.join(last, on=item, how="left", maintain_order="left")
+    return Catalogue(rows, item)
+
+
+def last_of_each(item: str, columns: Sequence[str], frame: pl.DataFrame) -> pl.DataFrame:
+    training = frame.filter((pl.col(SPLIT) == 0) & pl.col(item).is_not_null())
+    return training.group_by(item, maintain_order=True).last().select(item, *columns)
+
+
+def _random(positions: pl.Series, seed: int, number: Array | int) -> Array:
+    """Random numbers that depend on the row's place, the seed and the number of the draw."""
+    mixed = hash_positions(positions, seed) + np.asarray(number, dtype=np.uint64) * np.uint64(0x9E3779B185EBCA87)
+    return hash_positions(pl.Series(mixed.view(np.int64)), seed + 1)
+
+
+def add_negatives(negatives: r.Negatives, catalogue: Catalogue, frame: pl.DataFrame) -> pl.DataFrame:
+    copies = [frame.with_columns(pl.lit(0, dtype=pl.Int32).alias(COPY))]
+    replaced = [name for name in catalogue.items.columns if name != "__count"]
+    for number in range(1, negatives.per_row + 1):
+        random = _random(frame[POSITION], negatives.seed, number)
+        rows = catalogue.draw_others(random, negatives.by, frame[catalogue.item])
+        drawn = catalogue.items.select(replaced)[rows]
+        label = pl.lit(negatives.label_value).cast(frame[negatives.label].dtype).alias(negatives.label)
+        copies.append(frame.with_columns(*drawn, label, pl.lit(number, dtype=pl.Int32).alias(COPY)))
+    together = pl.concat([copy.select(copies[0].columns) for copy in copies])
+    # Each row is followed by its negatives, so that they train together.
+    order = np.arange(together.height).reshape(len(copies), frame.height).T.reshape(-1)
+    return together[order]
+
+
+def add_history_negatives(negatives: r.HistoryNegatives, catalogue: Catalogue, frame: pl.DataFrame) -> pl.DataFrame:
+    history = frame[negatives.history]
+    lengths = history.list.len().fill_null(0)
+    elements = history.filter(lengths > 0).explode()
+    places = pl.Series(np.repeat(frame[POSITION].to_numpy(), lengths.to_numpy()))
+    starts = np.concatenate([[0], np.cumsum(lengths.to_numpy())[:-1]]) if frame.height else np.zeros(0, np.int64)
+    index = np.arange(len(elements)) - np.repeat(starts, lengths.to_numpy())
+    drawn = np.empty((len(elements), negatives.per_item), dtype=np.int64)
+    for number in range(negatives.per_item):
+        random = _random(places, negatives.seed, index * negatives.per_item + number)
+        drawn[:, number] = catalogue.draw_others(random, negatives.by, elements)
+    items = catalogue.items[catalogue.item].gather(pl.Series(drawn.reshape(-1), dtype=pl.UInt32))
+    lists = to_lists(f"{negatives.history}_negatives", items, lengths * negatives.per_item)
+    return frame.with_columns(lists)

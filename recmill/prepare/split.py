@@ -1,0 +1,189 @@
+"""Which rows train and which are held out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from recmill.engines.base import Engine
+from recmill.errors import LogError
+from recmill.features.plan import Extracted
+from recmill.kernels import CountOptions, hash64
+from recmill.logs.base import Source, Unit, first_position
+from recmill.prepare.rejected import WatchedSource
+from recmill.spec.recipe import POSITION, SPLIT, Holdout
+
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+
+
+def assign_splits(engine: Engine, frame: Any, source: WatchedSource, split: Holdout | None) -> Any:
+    """The same rows with a SPLIT column: 0 train, 1 eval, 2 test."""
+    if split is None:
+        return engine.map(frame, all_train)
+    if split.by == "tail":
+        return engine.map(frame, partial(by_position, tail_cuts(source, split)))
+    if split.by == "files":
+        return engine.map(frame, partial(by_files, held_out_files(source, split), file_cut(source, split)))
+    if split.by == "time":
+        return engine.map(frame, partial(by_time, str(split.column), time_cuts(engine, frame, split)))
+    if split.by == "hash":
+        return engine.map(frame, partial(by_hash, split))
+    by, order = str(split.column), str(split.order)
+    return engine.group(frame, [by], partial(last_rows, by, order), "split")
+
+
+def all_train(frame: pl.DataFrame) -> pl.DataFrame:
+    return _with_split(frame, np.zeros(frame.height, dtype=np.int8))
+
+
+def by_position(cuts: tuple[int, int], frame: pl.DataFrame) -> pl.DataFrame:
+    positions = frame[POSITION].to_numpy()
+    return _with_split(frame, (positions >= cuts[0]).astype(np.int8) + (positions >= cuts[1]))
+
+
+def by_files(held_out: frozenset[int], cut: int, frame: pl.DataFrame) -> pl.DataFrame:
+    positions = frame[POSITION].to_numpy()
+    held = np.isin(positions >> 44, list(held_out))
+    return _with_split(frame, np.where(held, 1 + (positions >= cut), 0))
+
+
+def by_time(column: str, cuts: tuple[float, float], frame: pl.DataFrame) -> pl.DataFrame:
+    times = frame[column].cast(pl.Float64).fill_null(float("-inf")).to_numpy()
+    return _with_split(frame, (times >= cuts[0]).astype(np.int8) + (times >= cuts[1]))
+
+
+def by_hash(split: Holdout, frame: pl.DataFrame) -> pl.DataFrame:
+    """A value is held out or not wherever it occurs; rows without one train."""
+    column = frame[str(split.column)]
+    key = column if column.dtype == pl.String else column.cast(pl.Int64)
+    share = hash64(key, split.seed).astype(np.float64) / 2.0**64
+    held_out = split.held_out or 0.0
+    first_test = held_out / 2 if split.halve else held_out
+    where = np.where(share < first_test, 1, np.where(share < held_out, 2, 0))
+    return _with_split(frame, np.where(column.is_null().to_numpy(), 0, where))
+
+
+def last_rows(by: str, order: str, frame: pl.DataFrame) -> pl.DataFrame:
+    """The last row of each group is test, the one before it eval; every group keeps at least one training row."""
+    from_end = pl.int_range(pl.len(), 0, -1).over(by)
+    size = pl.len().over(by)
+    split = (
+        pl.when((from_end == 1) & (size >= 2))
+        .then(2)
+        .when((from_end == 2) & (size >= 3))
+        .then(1)
+        .otherwise(0)
+        .cast(pl.Int8)
+        .alias(SPLIT)
+    )
+    ordered = frame.sort(order, POSITION, nulls_last=False)
+    return ordered.with_columns(pl.when(pl.col(by).is_null()).then(pl.lit(0, dtype=pl.Int8)).otherwise(split).alias(SPLIT))
+
+
+def _with_split(frame: pl.DataFrame, split: Any) -> pl.DataFrame:
+    return frame.with_columns(pl.Series(SPLIT, split.astype(np.int8)))
+
+
+# finding where to cut
+
+
+_NEVER = 1 << 62
+
+
+def tail_cuts(source: WatchedSource, split: Holdout) -> tuple[int, int]:
+    """Places in the log where eval and test begin, by number of rows."""
+    counts = _Counted(source.source, source.units())
+    held_out = round(counts.total * (split.held_out or 0.0))
+    eval_from = counts.total - held_out
+    test_from = eval_from + held_out // 2 if split.halve else counts.total
+    return counts.place_of(eval_from), counts.place_of(test_from)
+
+
+def held_out_files(source: WatchedSource, split: Holdout) -> frozenset[int]:
+    """Numbers of the files that match; a pattern that matches nothing is an error."""
+    names = [file.name for file in source.files]
+    found: set[int] = set()
+    for pattern in split.held_out_files:
+        matches = {number for number, name in enumerate(names) if _matches(name, pattern)}
+        if not matches:
+            raise LogError(f'split.held_out_files has "{pattern}", but the log has: {", ".join(names)}.')
+        found |= matches
+    if len(found) == len(names):
+        raise LogError(f"split.held_out_files holds out every file ({', '.join(names)}); nothing is left to train on.")
+    return frozenset(found)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    path = PurePosixPath(name)
+    plain = path.with_suffix("").name if path.suffix in _COMPRESSED else path.name
+    return any(fnmatch(candidate, pattern) for candidate in (name, path.name, plain))
+
+
+def file_cut(source: WatchedSource, split: Holdout) -> int:
+    """The place where the second half of the held-out rows begins."""
+    if not split.halve:
+        return _NEVER
+    held_out = held_out_files(source, split)
+    counts = _Counted(source.source, [unit for unit in source.units() if unit.file_index in held_out])
+    return counts.place_of(counts.total // 2)
+
+
+@dataclass(frozen=True)
+class _Times:
+    column: str
+
+    def __call__(self, frame: pl.DataFrame) -> Extracted:
+        times = frame[self.column].cast(pl.Int64)
+        return Extracted(frame.height, {}, {"time": [(times, frame[POSITION])]})
+
+
+def time_cuts(engine: Engine, frame: Any, split: Holdout) -> tuple[float, float]:
+    """Times at which eval and test begin: as the recipe says, or so that the last share of rows is held out."""
+    if split.eval_from is not None:
+        return split.eval_from, split.test_from if split.test_from is not None else float("inf")
+    found = engine.measure(frame, _Times(str(split.column)), {"time": CountOptions(is_text=False)}, "times")
+    counts = found.counts["time"]
+    order = counts.values.arg_sort()
+    times, totals = counts.values.gather(order), counts.counts.gather(order).cum_sum()
+    held_out = split.held_out or 0.0
+    shares = (held_out, held_out / 2 if split.halve else 0.0)
+    eval_from, test_from = (_first_time(times, totals, share) for share in shares)
+    return eval_from, test_from
+
+
+def _first_time(times: pl.Series, totals: pl.Series, share: float) -> float:
+    """The earliest time such that at most `share` of the rows are at or after it."""
+    keep = round(int(totals[-1]) * (1 - share)) if len(totals) else 0
+    index = int(totals.search_sorted(keep, side="left")) + 1 if len(totals) else 0
+    return float(times[index]) if index < len(times) else float("inf")
+
+
+class _Counted:
+    """Units with their numbers of rows, so that the place of the n-th row can be found."""
+
+    def __init__(self, source: Source, units: list[Unit]) -> None:
+        self.source = source
+        self.units = units
+        self.rows = [source.count_rows(unit) for unit in units]
+        self.total = sum(self.rows)
+
+    def place_of(self, number: int) -> int:
+        """Position of row `number` (from 0), good or bad; beyond the end, a place that no row reaches."""
+        for unit, rows in zip(self.units, self.rows, strict=True):
+            if number < rows:
+                return next(place for count, place in enumerate(self._places(unit)) if count == number)
+            number -= rows
+        return _NEVER
+
+    def _places(self, unit: Unit) -> Iterator[int]:
+        start = first_position(unit.file_index)
+        for batch in self.source.read(unit):
+            good = batch.frame[POSITION].to_list()
+            yield from sorted(good + [start + row.offset for row in batch.bad])
