@@ -36,18 +36,18 @@ using Offsets = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device
 struct Field {
   const char* begin;
   const char* end;
-  bool doubled = false;  // holds doubled quotes, still to be made single
 
   size_t size() const { return static_cast<size_t>(end - begin); }
   bool empty() const { return begin == end; }
 };
 
-// Quotes inside a doubled field only come in pairs, and the byte before the field is the quote itself.
+// The bytes of a field, one of each pair of quotes if it holds `doubled` ones: then they only come in pairs, and
+// the byte before the field is the quote itself.
 template <class Use>
-void each_byte(const Field& field, Use use) {
+void each_byte(Field field, bool doubled, Use use) {
   for (const char* p = field.begin; p != field.end; ++p) {
     use(*p);
-    if (field.doubled && *p == field.begin[-1]) ++p;
+    if (doubled && *p == field.begin[-1]) ++p;
   }
 }
 
@@ -238,7 +238,12 @@ const char* find_newline(const char* p, const char* end) {
 class Splitter {
  public:
   Splitter(const std::string& separator, const std::string& quote, size_t max_fields, const char* end, bool final)
-      : separator_(separator), quote_(quote.empty() ? '\0' : quote[0]), fields_(max_fields), end_(end), final_(final) {
+      : separator_(separator),
+        quote_(quote.empty() ? '\0' : quote[0]),
+        fields_(max_fields),
+        doubled_(max_fields),
+        end_(end),
+        final_(final) {
     split_ = !quote.empty() ? &Splitter::split_quoted
              : separator.size() == 1 ? &Splitter::split_simple
                                      : &Splitter::split_wide;
@@ -254,12 +259,13 @@ class Splitter {
   }
 
   size_t count() const { return count_; }
-  const Field& field(size_t i) const { return fields_[i]; }
+  Field field(size_t i) const { return fields_[i]; }
+  bool is_doubled(size_t i) const { return doubled_[i] != 0; }
   const char* problem() const { return problem_; }
 
  private:
-  void add(const char* begin, const char* end, bool doubled = false) {
-    if (count_ < fields_.size()) fields_[count_] = {begin, end, doubled};
+  void add(const char* begin, const char* end) {
+    if (count_ < fields_.size()) fields_[count_] = {begin, end};
     ++count_;
   }
 
@@ -298,6 +304,7 @@ class Splitter {
   }
 
   bool separator_at(const char* p) const {
+    if (*p != separator_[0]) return false;
     const size_t left = static_cast<size_t>(end_ - p);
     return left >= separator_.size() && std::memcmp(p, separator_.data(), separator_.size()) == 0;
   }
@@ -308,6 +315,7 @@ class Splitter {
   }
 
   const char* split_quoted(const char* row) {
+    std::fill(doubled_.begin(), doubled_.end(), 0);
     const char* p = row;
     for (;;) {
       const char* begin = p;
@@ -333,7 +341,8 @@ class Splitter {
       doubled = true;
       p += 2;
     }
-    add(begin, p, doubled);
+    if (count_ < doubled_.size()) doubled_[count_] = doubled;
+    add(begin, p);
     const char* field_end = find_field_end(p + 1);
     const char* behind = p + 1;
     const bool only_return = field_end - behind == 1 && *behind == '\r' && (field_end == end_ || *field_end == '\n');
@@ -351,6 +360,7 @@ class Splitter {
   const std::string separator_;
   const char quote_;
   std::vector<Field> fields_;
+  std::vector<char> doubled_;  // which fields hold doubled quotes, still to be made single
   const char* const end_;
   const bool final_;
   const char* (Splitter::*split_)(const char*);
@@ -460,7 +470,7 @@ class ColumnBuilder {
   }
 
   // Returns what is wrong with the field, or null.
-  const char* write(size_t n, const Field& field, const char* readable) {
+  const char* write(size_t n, Field field, bool doubled, const char* readable) {
     if (field.empty()) return write_null(n);
     if (validity_) set_bit(validity_.data(), n, true);
     switch (spec_.kind) {
@@ -477,7 +487,7 @@ class ColumnBuilder {
         return parse_float(field, value) ? spec_.check(value) : "not a number";
       }
       case Kind::Bool: return write_bool(n, field);
-      case Kind::Text: return write_text(n, field);
+      case Kind::Text: return write_text(n, field, doubled);
     }
     return nullptr;
   }
@@ -508,38 +518,38 @@ class ColumnBuilder {
     return nullptr;
   }
 
-  const char* write_bool(size_t n, const Field& field) {
+  const char* write_bool(size_t n, Field field) {
     int64_t value = 0;
     if (!parse_bool(field, value)) return "not a boolean";
     set_bit(values_.data(), n, value != 0);
     return spec_.check(value);
   }
 
-  const char* write_text(size_t n, const Field& field) {
+  const char* write_text(size_t n, Field field, bool doubled) {
     int64_t* offsets = values_.as<int64_t>();
     const auto start = static_cast<size_t>(offsets[n]);
     text_.reserve(start + (latin1_ ? 2 : 1) * field.size());  // a latin-1 letter may take two bytes
     char* out = text_.data() + start;
     const bool ascii = is_ascii(field.begin, field.size());
     if (!ascii && !latin1_ && !is_utf8(field.begin, field.size())) return "invalid UTF-8";
-    const size_t written = ascii || !latin1_ ? copy(field, out) : transcode(field, out);
+    const size_t written = ascii || !latin1_ ? copy(field, doubled, out) : transcode(field, doubled, out);
     offsets[n + 1] = static_cast<int64_t>(start + written);
     return spec_.check(std::string_view(out, written));
   }
 
-  static size_t copy(const Field& field, char* out) {
-    if (!field.doubled) {
+  static size_t copy(Field field, bool doubled, char* out) {
+    if (!doubled) {
       std::memcpy(out, field.begin, field.size());
       return field.size();
     }
     char* to = out;
-    each_byte(field, [&](char byte) { *to++ = byte; });
+    each_byte(field, true, [&](char byte) { *to++ = byte; });
     return static_cast<size_t>(to - out);
   }
 
-  static size_t transcode(const Field& field, char* out) {
+  static size_t transcode(Field field, bool doubled, char* out) {
     char* to = out;
-    each_byte(field, [&](char letter) {
+    each_byte(field, doubled, [&](char letter) {
       const auto byte = static_cast<uint8_t>(letter);
       if (byte >= 0x80) *to++ = static_cast<char>(0xC0 | byte >> 6);
       *to++ = static_cast<char>(byte < 0x80 ? byte : 0x80 | (byte & 0x3F));
@@ -656,7 +666,9 @@ class DelimitedParser {
     if (splitter.count() != num_fields_) return "wrong number of fields";
     if (num_fields_ == 1 && !empty_line_is_a_row_ && is_empty_line(row, next)) return "wrong number of fields";
     for (size_t i = 0; i < columns_.size(); ++i) {
-      const char* reason = rows.columns[i].write(rows.num_good, splitter.field(columns_[i].field), end);
+      const size_t from = columns_[i].field;
+      const char* reason =
+          rows.columns[i].write(rows.num_good, splitter.field(from), splitter.is_doubled(from), end);
       if (reason) {
         column = static_cast<int>(i);
         return reason;
@@ -690,7 +702,7 @@ nb::object split_row(const Bytes& text, nb::bytes separator, nb::bytes quote, bo
   nb::list fields;
   for (size_t i = 0; i < std::min(splitter.count(), kMaxFields); ++i) {
     std::string field;
-    each_byte(splitter.field(i), [&](char byte) { field.push_back(byte); });
+    each_byte(splitter.field(i), splitter.is_doubled(i), [&](char byte) { field.push_back(byte); });
     fields.append(nb::bytes(field.data(), field.size()));
   }
   return nb::make_tuple(fields, next - begin);

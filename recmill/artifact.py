@@ -25,7 +25,11 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def publish(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:
-    """Make a finished directory an artifact. Nothing in it may change afterwards."""
+    """Make a finished directory an artifact: all of it is on the disk before the manifest says so."""
+    for file in path.rglob("*"):
+        if file.is_file():
+            with open(file, "rb") as handle:
+                os.fsync(handle.fileno())
     write_whole(path / MANIFEST, json.dumps({"kind": kind, "format": 1, **manifest}, indent=1) + "\n")
 
 

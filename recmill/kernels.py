@@ -16,20 +16,40 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def mask_of(series: pl.Series) -> Array | None:
     """One byte per row, 1 where there is a value; None when nothing is missing."""
-    return series.is_not_null().to_numpy().view(np.uint8) if series.null_count() else None
+    return _mask(series.to_arrow()) if series.null_count() else None
 
 
-def ints_of(series: pl.Series) -> Array:
-    """The values as int64; missing ones are 0, so look at `mask_of` too."""
-    return series.cast(pl.Int64).fill_null(0).to_numpy(allow_copy=True)
+def _mask(array: Any) -> Array | None:
+    validity = array.buffers()[0]
+    if validity is None:
+        return None
+    bits = np.frombuffer(validity, dtype=np.uint8)
+    return np.unpackbits(bits, count=array.offset + len(array), bitorder="little")[array.offset :]
 
 
-def texts_of(series: pl.Series) -> tuple[Array, Array]:
-    """Arrow's layout of text: int64 offsets (one more than rows) and the bytes."""
+def ints_of(series: pl.Series) -> tuple[Array, Array | None]:
+    """The values as int64, anything where they are missing, and the mask that tells."""
+    if series.dtype != pl.Int64:
+        series = series.cast(pl.Int64)
+    if not series.null_count():
+        return series.to_numpy(), None
+    array = series.rechunk().to_arrow()
+    values = np.frombuffer(array.buffers()[1], dtype=np.int64, count=array.offset + len(array))
+    return values[array.offset :], _mask(array)
+
+
+def texts_of(series: pl.Series) -> tuple[Array, Array, Array | None]:
+    """Arrow's layout of text: int64 offsets (one more than rows), the bytes, and the mask."""
     array = series.rechunk().to_arrow()
     _, offsets, data = array.buffers()
     starts = np.frombuffer(offsets, dtype=np.int64, count=len(array) + 1, offset=array.offset * 8)
-    return starts, np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, np.uint8)
+    text = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, np.uint8)
+    return starts, text, _mask(array) if series.null_count() else None
+
+
+def buffers_of(series: pl.Series) -> tuple[Array | None, ...]:
+    """What the kernels take for a column: texts or ints, then the mask."""
+    return texts_of(series) if is_text(series.dtype) else ints_of(series)
 
 
 def texts_to_series(name: str, offsets: Array, data: Array) -> pl.Series:
@@ -47,13 +67,13 @@ def is_text(dtype: pl.DataType) -> bool:
 def hash64(series: pl.Series, seed: int) -> Array:
     """XXH64 of each value: text as UTF-8, integers as 8 little-endian bytes. Missing rows hash to something."""
     if is_text(series.dtype):
-        return _native.hash_texts(*texts_of(series), seed)
-    return _native.hash_ints(ints_of(series), seed)
+        return _native.hash_texts(*texts_of(series)[:2], seed)
+    return _native.hash_ints(ints_of(series)[0], seed)
 
 
 def hash_positions(positions: pl.Series, seed: int) -> Array:
     """Random-looking 64-bit numbers that depend on a row's place in the log and nothing else."""
-    return _native.hash_ints(ints_of(positions), seed)
+    return _native.hash_ints(positions.to_numpy(), seed)
 
 
 @dataclass(frozen=True)
@@ -68,8 +88,9 @@ class Moments:
 
     @classmethod
     def of(cls, series: pl.Series) -> Moments:
-        values = series.cast(pl.Float64).fill_null(0.0).to_numpy(allow_copy=True)
-        count, sums, squares, low, high = _native.exact_moments(values, mask_of(series))
+        # Missing numbers become NaN, which the kernel leaves out.
+        values = series.cast(pl.Float64).to_numpy()
+        count, sums, squares, low, high = _native.exact_moments(values, None)
         return cls(count, _from_digits(sums), _from_digits(squares), low, high)
 
     def __add__(self, other: Moments) -> Moments:
@@ -133,14 +154,12 @@ class Counter:
         self._native: Any = (_native.TextCounter if self.is_text else _native.IntCounter)(self.track_first)
 
     def add(self, series: pl.Series, positions: pl.Series | None = None) -> None:
-        firsts = ints_of(positions) if self.track_first and positions is not None else None
-        values = texts_of(series) if self.is_text else (ints_of(series),)
-        self._native.add(*values, mask_of(series), None, firsts)
+        firsts = positions.to_numpy() if self.track_first and positions is not None else None
+        self._native.add(*buffers_of(series), None, firsts)
 
     def add_counts(self, values: pl.Series, counts: pl.Series, firsts: pl.Series | None) -> None:
         """Add what another counter drained."""
-        arrays = texts_of(values) if self.is_text else (ints_of(values),)
-        self._native.add(*arrays, None, ints_of(counts), ints_of(firsts) if firsts is not None else None)
+        self._native.add(*buffers_of(values), counts.to_numpy(), firsts.to_numpy() if firsts is not None else None)
 
     @property
     def num_bytes(self) -> int:
@@ -163,13 +182,11 @@ class Lookup:
 
     def __init__(self, values: pl.Series) -> None:
         self.is_text = is_text(values.dtype)
-        self._native: Any = (
-            _native.TextLookup(*texts_of(values)) if self.is_text else _native.IntLookup(ints_of(values))
-        )
+        kind: Any = _native.TextLookup if self.is_text else _native.IntLookup
+        self._native: Any = kind(*buffers_of(values)[:-1])
 
     def find(self, series: pl.Series) -> pl.Series:
-        arrays = texts_of(series) if self.is_text else (ints_of(series),)
-        return pl.Series(series.name, self._native.find(*arrays, mask_of(series)))
+        return pl.Series(series.name, self._native.find(*buffers_of(series)))
 
     @property
     def num_bytes(self) -> int:
@@ -221,10 +238,10 @@ def _digestible(series: pl.Series) -> tuple[Array, Array | None]:
     if is_text(dtype):
         return hash64(series, 0), mask
     if dtype in (pl.Float32, pl.Float64):
-        return series.fill_null(0.0).to_numpy(allow_copy=True), mask
-    if dtype == pl.Int32:
-        return series.fill_null(0).to_numpy(allow_copy=True), mask
-    return ints_of(series), mask
+        return series.to_numpy(), mask
+    if dtype == pl.Int32 and mask is None:
+        return series.to_numpy(), None
+    return ints_of(series)
 
 
 def _list_hashes(series: pl.Series) -> Array:

@@ -86,8 +86,6 @@ class _OpenShard(ABC):
     def finish(self) -> Shard:
         self._flush()
         self.close()
-        with open(self.aside, "rb") as file:
-            os.fsync(file.fileno())
         os.replace(self.aside, self.path)
         return Shard(self.split, self.file, self.digest.rows, self.path.stat().st_size, self.digest.hex())
 

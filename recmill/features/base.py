@@ -93,14 +93,19 @@ class Keyed:
 class Transform(Generic[S]):
     """A step at work."""
 
-    def __init__(self, step: S, name: str) -> None:
+    def __init__(self, step: S, name: str, kind: str) -> None:
         self.step = step
         self.name = name  # "<feature>/<number of the step>"
+        self.kind = kind  # what reaches the step, in the words of `recmill.spec.check`
         self.state: dict[str, Any] = {}  # what was learned, as plain JSON values
         self.keyed: Keyed | None = None  # what was learned, value by value
 
-    def need(self, kind: str) -> Need | None:
-        """What must be measured before the step can apply; None for a stateless one. `kind` is what reaches it."""
+    @property
+    def takes_lists(self) -> bool:
+        return self.kind.startswith("list of ")
+
+    def need(self) -> Need | None:
+        """What must be measured before the step can apply; None for a stateless one."""
         return None
 
     def learn_moments(self, moments: Moments) -> None:
@@ -116,8 +121,12 @@ class Transform(Generic[S]):
     def learn_groups(self, groups: pl.DataFrame) -> Keyed:
         raise AssertionError(self.name)
 
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr | None:
+        """The step as a Polars expression, so that many steps run in one call; None when it has no such form."""
+        return None
+
     def apply(self, columns: Sequence[pl.Series], frame: pl.DataFrame) -> pl.Series:
-        """The step's result; `frame` is the raw rows, for steps that look beyond their column."""
+        """The result of a step without expression; `frame` is the raw rows, for steps that look beyond their column."""
         return self.apply_one(columns[0])
 
     def apply_one(self, series: pl.Series) -> pl.Series:
@@ -139,6 +148,11 @@ def as_category(series: pl.Series) -> pl.Series:
 
 def is_list(series: pl.Series) -> bool:
     return isinstance(series.dtype, pl.List)
+
+
+def each(columns: Sequence[pl.Expr], is_list: bool, function: Callable[[pl.Expr], pl.Expr]) -> pl.Expr:
+    """`function` of a column, or of each element of a list column."""
+    return columns[0].list.eval(function(pl.element())) if is_list else function(columns[0])
 
 
 def over_elements(series: pl.Series, apply: Callable[[pl.Series], pl.Series]) -> pl.Series:

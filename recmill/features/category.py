@@ -17,19 +17,21 @@ from recmill.features.base import (
     NeedsGroups,
     Transform,
     as_category,
+    each,
     over_elements,
     to_lists,
 )
-from recmill.kernels import CountOptions, Counts, hash64, hash_positions
+from recmill.kernels import Array, CountOptions, Counts, hash64, hash_positions, mask_of
 from recmill.spec import steps
 from recmill.spec.recipe import POSITION, SPLIT
 
 
 class Map(Transform[steps.Map]):
-    def apply_one(self, series: pl.Series) -> pl.Series:
-        return over_elements(
-            series,
-            lambda x: x.cast(pl.String).replace_strict(self.step.ids, default=0, return_dtype=pl.Int32).fill_null(0),
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        return each(
+            columns,
+            self.takes_lists,
+            lambda x: x.cast(pl.String).replace_strict(self.step.ids, default=0, return_dtype=pl.Int32),
         )
 
     def size(self) -> int:
@@ -40,10 +42,10 @@ class Vocabulary(Transform[steps.Vocabulary]):
     def vocabulary(self) -> str:
         return self.step.named or self.name.rpartition("/")[0]
 
-    def need(self, kind: str) -> Need | None:
+    def need(self) -> Need | None:
         # What an earlier vocabulary knows keeps its id however rare it is now, so nothing may be dropped here.
         min_count = 1 if self.step.extend else self.step.min_count
-        options = CountOptions(kind.endswith("text"), min_count, self.step.order == "first_seen")
+        options = CountOptions(self.kind.endswith("text"), min_count, self.step.order == "first_seen")
         return NeedsCounts(self.vocabulary(), options)
 
     def learn_counts(self, counts: Counts) -> Keyed:
@@ -134,7 +136,7 @@ class Hash(Transform[steps.Hash]):
 
     def _hash(self, series: pl.Series) -> pl.Series:
         ids = (hash64(as_category(series), self.step.seed) % np.uint64(self.step.buckets)).astype(np.int32) + 1
-        return pl.Series(series.name, ids).set(series.is_null(), 0)
+        return pl.Series(series.name, _zero_where_missing(ids, series))
 
     def size(self) -> int:
         return self.step.buckets + 1
@@ -151,19 +153,22 @@ class Key(Transform[steps.Key]):
         keys = hash64(as_category(series), self.step.seed).view(np.int64)
         # 0 stands for a missing value, so the one value that hashes to it moves aside.
         keys = np.where(keys == 0, 1, keys)
-        return pl.Series(series.name, keys).set(series.is_null(), 0)
+        return pl.Series(series.name, _zero_where_missing(keys, series))
+
+
+def _zero_where_missing(ids: Array, series: pl.Series) -> Array:
+    mask = mask_of(series)
+    return ids if mask is None else np.where(mask, ids, 0).astype(ids.dtype)
 
 
 class Cross(Transform[steps.Cross]):
-    def apply(self, columns: Sequence[pl.Series], frame: pl.DataFrame) -> pl.Series:
-        texts = [as_category(column).cast(pl.String).fill_null("").alias(str(i)) for i, column in enumerate(columns)]
-        joined = pl.DataFrame(texts).select(pl.concat_str(pl.all(), separator=self.step.separator))
-        return joined.to_series().alias(columns[0].name)
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        return pl.concat_str([column.cast(pl.String).fill_null("") for column in columns], separator=self.step.separator)
 
 
 class Count(Transform[steps.Count]):
-    def need(self, kind: str) -> Need | None:
-        return NeedsCounts(self.name, CountOptions(kind.endswith("text")))
+    def need(self) -> Need | None:
+        return NeedsCounts(self.name, CountOptions(self.kind.endswith("text")))
 
     def learn_counts(self, counts: Counts) -> Keyed:
         frame = pl.DataFrame([counts.values.alias("value"), counts.counts.alias("count")])
@@ -195,7 +200,7 @@ def sum_by_fold(folds: int, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 class Target(Transform[steps.Target]):
-    def need(self, kind: str) -> Need | None:
+    def need(self) -> Need | None:
         return NeedsGroups(
             partial(sum_by_fold, self.step.folds),
             label=self.step.label,
@@ -269,7 +274,7 @@ def aggregate_by_key(statistic: str, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 class Aggregate(Transform[steps.Aggregate]):
-    def need(self, kind: str) -> Need | None:
+    def need(self) -> Need | None:
         return NeedsGroups(partial(aggregate_by_key, self.step.statistic), column=self.step.column)
 
     def learn_groups(self, groups: pl.DataFrame) -> Keyed:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from recmill.errors import FeatureError
@@ -15,34 +16,39 @@ from recmill.spec import steps
 
 
 class Split(Transform[steps.Split]):
-    def apply_one(self, series: pl.Series) -> pl.Series:
-        tokens = series.fill_null("").str.split(self.step.separator)
-        return tokens.list.filter(pl.element() != "")
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        tokens = columns[0].fill_null("").str.split(self.step.separator)
+        return tokens.list.eval(pl.element().filter(pl.element() != ""))
 
 
 class First(Transform[steps.First]):
-    def apply_one(self, series: pl.Series) -> pl.Series:
-        return series.list.head(self.step.count)
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        return columns[0].list.head(self.step.count)
 
 
 class Concat(Transform[steps.Concat]):
-    def apply_one(self, series: pl.Series) -> pl.Series:
-        return series.list.join(self.step.separator)
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        return columns[0].list.join(self.step.separator)
 
 
 class Length(Transform[steps.Length]):
-    def apply_one(self, series: pl.Series) -> pl.Series:
-        return series.list.len().fill_null(0).cast(pl.Int64)
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        return columns[0].list.len().fill_null(0).cast(pl.Int64)
 
 
 class Pad(Transform[steps.Pad]):
     def apply_one(self, series: pl.Series) -> pl.Series:
-        element = series.dtype.inner  # type: ignore[attr-defined]
-        padding = pl.Series([self.step.value], dtype=pl.Float64).cast(element)
-        length = self.step.length
-        lists = series.list.tail(length).fill_null(pl.Series([[]], dtype=series.dtype).first())
-        filled = padding.new_from_index(0, length).implode().new_from_index(0, len(series))
-        return pl.DataFrame({"a": lists, "b": filled}).select(pl.concat_list("a", "b").list.head(length)).to_series().alias(series.name)
+        length, rows = self.step.length, len(series)
+        lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
+        elements = series.filter(lengths > 0).explode()
+        starts = np.cumsum(lengths) - lengths
+        kept = np.minimum(lengths, length)
+        # The last `kept` elements of each list, then the one past the end, which is the filling.
+        slot = np.arange(length)
+        source = np.where(slot < kept[:, None], (starts + lengths - kept)[:, None] + slot, len(elements))
+        filling = pl.Series([self.step.value], dtype=pl.Float64).cast(elements.dtype)
+        padded = elements.append(filling).gather(pl.Series(source.reshape(-1), dtype=pl.UInt32))
+        return to_lists(series.name, padded, pl.repeat(length, rows, dtype=pl.Int64, eager=True))
 
 
 class Mask(Transform[steps.Mask]):
@@ -62,13 +68,34 @@ class Pack(Transform[steps.Pack]):
 
 
 class Expression(Transform[steps.Expression]):
-    def apply(self, columns: Sequence[pl.Series], frame: pl.DataFrame) -> pl.Series:
-        rows = pl.DataFrame(list(columns))
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        return pl.sql_expr(self.step.sql).cast(dtype_of(self.step.type))
+
+    def check(self, kinds: Mapping[str, str]) -> None:
+        """Try the expression on a few rows: it must be SQL, fit the columns and treat rows one by one."""
+        probe = pl.DataFrame({name: pl.Series(_PROBES[kind], dtype=dtype_of(kind)) for name, kind in kinds.items()})
         try:
-            result = rows.select(pl.sql_expr(self.step.sql).alias("result")).to_series()
-        except (pl.exceptions.PolarsError, pl.exceptions.ColumnNotFoundError) as error:
-            raise FeatureError(f'Feature "{self.name}": expression "{self.step.sql}" failed: {error}') from None
-        return _checked(result, len(rows), self.name, self.step.type)
+            expression = self.express([])
+            together = probe.select(expression).to_series()
+            alone = [probe[row].select(expression).to_series().to_list() for row in range(probe.height)]
+        except pl.exceptions.PolarsError as error:
+            raise FeatureError(f'Feature "{self.name}": expression "{self.step.sql}" fails: {error}') from None
+        if [[value] for value in together.to_list()] != alone:
+            raise FeatureError(
+                f'Feature "{self.name}": "{self.step.sql}" looks at several rows at once; an expression must treat rows '
+                "one by one. Use aggregate, count or target for statistics."
+            )
+
+
+_PROBES: dict[str, list[Any]] = {
+    "int": [7, -3, 1_000_000, 12],
+    "float": [0.5, -2.0, 30.25, 4e6],
+    "bool": [True, False, True, False],
+    "text": ["b", "a", "", "zz"],
+    "list of int": [[3], [], [1, 2], [9]],
+    "list of float": [[0.5], [], [1.0, 2.0], [9.5]],
+    "list of text": [["b"], [], ["a", "c"], ["zz"]],
+}
 
 
 class Function(Transform[steps.Function]):

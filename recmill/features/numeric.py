@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
 
-from recmill.features.base import Need, NeedsCounts, NeedsMoments, Transform, over_elements
+from recmill.features.base import Need, NeedsCounts, NeedsMoments, Transform, each, over_elements
 from recmill.kernels import CountOptions, Counts, Moments
 from recmill.spec import steps
 
@@ -18,10 +19,9 @@ _DROPPED_BITS = 40
 
 def histogram_keys(series: pl.Series) -> pl.Series:
     """Numbers as histogram buckets, written as the bits of the bucket's edge; missing and non-finite are missing."""
-    values = series.cast(pl.Float64)
-    values = values.set(~values.is_finite(), None)
-    bits = (values.fill_null(0.0).to_numpy(allow_copy=True) + 0.0).view(np.int64) >> _DROPPED_BITS << _DROPPED_BITS
-    return pl.Series(series.name, bits).set(values.is_null(), None)
+    values = series.cast(pl.Float64).to_numpy() + 0.0  # -0.0 becomes 0.0
+    bits = values.view(np.int64) >> _DROPPED_BITS << _DROPPED_BITS
+    return pl.Series(series.name, bits).set(pl.Series(~np.isfinite(values)), None)
 
 
 class Histogram:
@@ -42,7 +42,7 @@ class Histogram:
 
 
 class Fill(Transform[steps.Fill]):
-    def need(self, kind: str) -> Need | None:
+    def need(self) -> Need | None:
         if self.step.statistic == "mean":
             return NeedsMoments()
         if self.step.statistic == "median":
@@ -58,30 +58,27 @@ class Fill(Transform[steps.Fill]):
     def learn_counts(self, counts: Counts) -> None:
         self.state = {"value": Histogram(counts).quantile(0.5)}
 
-    def apply_one(self, series: pl.Series) -> pl.Series:
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         value = self.state.get("value", self.step.value)
-        if isinstance(value, float) and series.dtype.is_integer():
-            series = series.cast(pl.Float64)
-        if series.dtype == pl.Boolean:
-            value = bool(value)
-        return series.fill_null(pl.Series([value], dtype=series.dtype).item())
+        column = columns[0].cast(pl.Float64) if isinstance(value, float) and self.kind != "text" else columns[0]
+        return column.fill_null(bool(value) if self.kind == "bool" and not isinstance(value, float) else value)
 
 
 class Clip(Transform[steps.Clip]):
-    def apply_one(self, series: pl.Series) -> pl.Series:
-        return over_elements(series, self._clip)
-
-    def _clip(self, series: pl.Series) -> pl.Series:
-        if not series.dtype.is_integer():
-            return series.cast(pl.Float64).clip(self.step.min, self.step.max)
-        low = None if self.step.min is None else math.ceil(self.step.min)
-        high = None if self.step.max is None else math.floor(self.step.max)
-        return series.clip(low, high)
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        low, high = self.step.min, self.step.max
+        if self.kind.endswith("float"):
+            return each(columns, self.takes_lists, lambda x: x.clip(low, high))
+        least = None if low is None else math.ceil(low)
+        most = None if high is None else math.floor(high)
+        return each(columns, self.takes_lists, lambda x: x.cast(pl.Int64).clip(least, most))
 
 
 class Log(Transform[steps.Log]):
-    def apply_one(self, series: pl.Series) -> pl.Series:
-        return over_elements(series, lambda x: (x.cast(pl.Float64) + self.step.add).clip(self.step.at_least).log())
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        return each(
+            columns, self.takes_lists, lambda x: (x.cast(pl.Float64) + self.step.add).clip(self.step.at_least).log()
+        )
 
 
 _DTYPES: dict[str, type[pl.DataType]] = {"int": pl.Int64, "float": pl.Float64, "text": pl.String, "bool": pl.Boolean}
@@ -93,51 +90,54 @@ def dtype_of(kind: str) -> pl.DataType:
     return pl.List(element) if kind.startswith("list of ") else element
 
 
-class Cast(Transform[steps.Cast]):
-    def apply_one(self, series: pl.Series) -> pl.Series:
-        return over_elements(series, self._cast)
+_TRUTHS = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False}
 
-    def _cast(self, series: pl.Series) -> pl.Series:
-        if self.step.to == "bool" and series.dtype == pl.String:
-            return series.replace_strict({"true": True, "1": True, "false": False, "0": False}, default=None, return_dtype=pl.Boolean)
-        return series.cast(_DTYPES[self.step.to], strict=False)
+
+class Cast(Transform[steps.Cast]):
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        return each(columns, self.takes_lists, self._cast)
+
+    def _cast(self, column: pl.Expr) -> pl.Expr:
+        if self.step.to == "bool" and self.kind.endswith("text"):
+            return column.replace_strict(_TRUTHS, default=None, return_dtype=pl.Boolean)
+        return column.cast(_DTYPES[self.step.to], strict=False)
 
 
 class Add(Transform[steps.Add]):
-    def apply_one(self, series: pl.Series) -> pl.Series:
-        return over_elements(series, lambda x: x.cast(pl.Float64) + self.step.value)
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        return each(columns, self.takes_lists, lambda x: x.cast(pl.Float64) + self.step.value)
 
 
 class Standardise(Transform[steps.Standardise]):
-    def need(self, kind: str) -> Need | None:
+    def need(self) -> Need | None:
         return NeedsMoments()
 
     def learn_moments(self, moments: Moments) -> None:
         self.state = {"mean": moments.mean, "std": moments.std}
 
-    def apply_one(self, series: pl.Series) -> pl.Series:
-        return (series.cast(pl.Float64) - self.state["mean"]) / (self.state["std"] or 1.0)
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        return (columns[0].cast(pl.Float64) - self.state["mean"]) / (self.state["std"] or 1.0)
 
 
 class MinMax(Transform[steps.MinMax]):
-    def need(self, kind: str) -> Need | None:
+    def need(self) -> Need | None:
         return NeedsMoments()
 
     def learn_moments(self, moments: Moments) -> None:
         found = moments.count > 0
         self.state = {"min": moments.min if found else 0.0, "max": moments.max if found else 0.0}
 
-    def apply_one(self, series: pl.Series) -> pl.Series:
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         low, high = self.state["min"], self.state["max"]
-        share = (series.cast(pl.Float64).clip(low, high) - low) / ((high - low) or 1.0)
+        share = (columns[0].cast(pl.Float64).clip(low, high) - low) / ((high - low) or 1.0)
         return share * (self.step.max - self.step.min) + self.step.min
 
 
 def bucket_ids(series: pl.Series, edges: np.ndarray[tuple[int], np.dtype[np.float64]]) -> pl.Series:
     """1 + number of edges at or below x; missing is 0."""
-    values = series.cast(pl.Float64)
-    ids = np.searchsorted(edges, values.fill_null(0.0).to_numpy(allow_copy=True), side="right") + 1
-    return pl.Series(series.name, ids.astype(np.int32)).set(values.is_null() | values.is_nan().fill_null(False), 0)
+    values = series.cast(pl.Float64).to_numpy()  # missing becomes NaN
+    ids = np.searchsorted(edges, values, side="right") + 1
+    return pl.Series(series.name, np.where(np.isnan(values), 0, ids).astype(np.int32))
 
 
 class Buckets(Transform[steps.Buckets]):
@@ -150,7 +150,7 @@ class Buckets(Transform[steps.Buckets]):
 
 
 class Quantiles(Transform[steps.Quantiles]):
-    def need(self, kind: str) -> Need | None:
+    def need(self) -> Need | None:
         return NeedsCounts(self.name, CountOptions(is_text=False))
 
     def counted(self, series: pl.Series) -> pl.Series:
@@ -169,14 +169,12 @@ class Quantiles(Transform[steps.Quantiles]):
 
 
 class DatePart(Transform[steps.DatePart]):
-    def apply_one(self, series: pl.Series) -> pl.Series:
-        per_second = {"s": 1, "ms": 1_000, "us": 1_000_000}[self.step.unit]
-        micros = series.cast(pl.Int64) * (1_000_000 // per_second)
-        moments = micros.cast(pl.Datetime("us"))
-        part = self.step.part
-        if part == "weekday":
-            return moments.dt.weekday().cast(pl.Int64) - 1
-        if part == "day_of_year":
-            return moments.dt.ordinal_day().cast(pl.Int64)
-        result: pl.Series = getattr(moments.dt, part)()
-        return result.cast(pl.Int64)
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        micros = {"s": 1_000_000, "ms": 1_000, "us": 1}[self.step.unit]
+        moments = (columns[0].cast(pl.Int64) * micros).cast(pl.Datetime("us")).dt
+        if self.step.part == "weekday":
+            return moments.weekday().cast(pl.Int64) - 1
+        if self.step.part == "day_of_year":
+            return moments.ordinal_day().cast(pl.Int64)
+        part: pl.Expr = getattr(moments, self.step.part)()
+        return part.cast(pl.Int64)

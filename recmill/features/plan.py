@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from recmill.kernels import CountOptions, Counts, Moments
 from recmill.spec import steps
 from recmill.spec.check import kinds_along, kinds_of_columns
 from recmill.spec.load import recipe_from_dict, recipe_to_dict
-from recmill.spec.recipe import POSITION, SPLIT, Feature, Label, Recipe
+from recmill.spec.recipe import COPY, POSITION, SPLIT, Feature, Label, Recipe
 
 TRANSFORMS: dict[type[steps.Step], type[Transform[Any]]] = {
     steps.Fill: numeric.Fill,
@@ -110,15 +110,19 @@ class Chain:
         self.feature = feature
         self.kinds = kinds_along(feature, kinds)
         self.transforms = [
-            TRANSFORMS[type(step)](step, f"{feature.name}/{number}") for number, step in enumerate(feature.steps)
+            TRANSFORMS[type(step)](step, f"{feature.name}/{number}", self.kinds[number])
+            for number, step in enumerate(feature.steps)
         ]
         self.num_ready = 0
+        for transform in self.transforms:
+            if isinstance(transform, lists.Expression):
+                transform.check({name: kinds[name] for name in feature.columns})
 
     def advance(self, tables: Mapping[str, Keyed]) -> tuple[Transform[Any], Need] | None:
         """Pass over all steps that can apply by now; the first that must learn something, and what."""
         while self.num_ready < len(self.transforms):
             transform = self.transforms[self.num_ready]
-            need = transform.need(self.kinds[self.num_ready])
+            need = transform.need()
             if need is not None and not self.is_fitted(transform, tables):
                 return transform, need
             if isinstance(transform, category.Lookup):
@@ -135,27 +139,13 @@ class Chain:
             transform.keyed = tables[name]
         return bool(transform.state) or transform.keyed is not None
 
-    def apply(self, frame: pl.DataFrame, num_steps: int | None = None) -> pl.Series:
-        columns = [frame[name] for name in self.feature.columns]
-        for transform in self.transforms[:num_steps]:
-            columns = [transform.apply(columns, frame)]
-        return columns[0].alias(self.feature.name)
-
-    def finish(self, series: pl.Series) -> pl.Series:
+    def finish(self, column: pl.Expr) -> pl.Expr:
         """The column as Tables and models hold it: float32, int32 ids, int64 keys; what is still missing is 0."""
         kind = self.kinds[-1]
-        dtype = {"id": pl.Int32, "key": pl.Int64}.get(kind.removeprefix("list of "), pl.Float32)
+        dtype = {"id": pl.Int32(), "key": pl.Int64()}.get(kind.removeprefix("list of "), pl.Float32())
         if kind.startswith("list of "):
-            return series.fill_null([]).cast(pl.List(dtype))
-        if dtype != pl.Float32:
-            return series.cast(dtype).fill_null(0)
-        numbers = series.cast(pl.Float32).fill_null(0.0)
-        if not numbers.is_finite().all():
-            raise FeatureError(
-                f'Feature "{self.feature.name}" gives {numbers.filter(~numbers.is_finite())[0]}; numbers must be finite. '
-                "Add clip before its last step."
-            )
-        return numbers
+            return column.cast(pl.List(dtype)).fill_null(pl.lit([], dtype=pl.List(dtype)))
+        return column.cast(dtype).fill_null(0)
 
     def info(self) -> ColumnInfo:
         kind = self.kinds[-1]
@@ -212,18 +202,17 @@ class Plan:
 
     def extract(self, frame: pl.DataFrame) -> Extracted:
         """The values that the pending pass is about, for one batch of training rows."""
+        waiting = [(chain, found) for chain in self.features if (found := chain.advance(self.tables)) is not None]
+        waiting = [(chain, found) for chain, found in waiting if not isinstance(found[1], NeedsGroups)]
+        columns = run_chains(frame, [(chain, chain.num_ready) for chain, _ in waiting])
         moments: dict[str, pl.Series] = {}
         counts: dict[str, list[tuple[pl.Series, pl.Series]]] = {}
-        for chain in self.features:
-            found = chain.advance(self.tables)
-            if found is None:
-                continue
-            transform, need = found
-            if isinstance(need, NeedsMoments):
-                moments[transform.name] = chain.apply(frame, chain.num_ready)
-            elif isinstance(need, NeedsCounts):
-                series = transform.counted(chain.apply(frame, chain.num_ready))
-                counts.setdefault(need.name, []).append(_with_places(series, frame[POSITION], need.options))
+        for (_, (transform, need)), column in zip(waiting, columns, strict=True):
+            if isinstance(need, NeedsCounts):
+                counted = _with_places(transform.counted(column), frame[POSITION], need.options)
+                counts.setdefault(need.name, []).append(counted)
+            else:
+                moments[transform.name] = column
         return Extracted(frame.height, moments, counts)
 
     def extract_group(self, name: str, frame: pl.DataFrame) -> pl.DataFrame:
@@ -233,10 +222,10 @@ class Plan:
         assert found is not None
         need = found[1]
         assert isinstance(need, NeedsGroups)
-        key = as_category(chain.apply(frame, chain.num_ready)).alias("key")
+        key = as_category(run_chains(frame, [(chain, chain.num_ready)])[0]).alias("key")
         if need.label is not None:
             label = next(label for label in self.labels if label.feature.name == need.label)
-            value = label.finish(label.apply(frame)).cast(pl.Float64)
+            value = self._labels([label], frame)[0].cast(pl.Float64)
         else:
             value = frame[need.column or ""]
             value = value if value.dtype == pl.String else value.cast(pl.Float64)
@@ -262,22 +251,23 @@ class Plan:
         """Features (and labels) of raw rows. With the columns of prepare, these are carried along."""
         wanted = None if only is None else set(only)
         chains = [chain for chain in self.features if wanted is None or chain.feature.name in wanted]
-        columns = [chain.finish(chain.apply(frame)) for chain in chains]
+        columns = _finished(chains, run_chains(frame, [(chain, len(chain.transforms)) for chain in chains]))
         if labels:
-            columns += [self._apply_label(chain, frame) for chain in self.labels]
-        columns += [frame[name].alias(name) for name in self.recipe.table.keep if name in frame.columns]
-        columns += [frame[name] for name in (POSITION, SPLIT) if name in frame.columns]
+            columns += self._labels(self.labels, frame)
+        columns += [frame[name].alias(f"raw_{name}") for name in self.recipe.table.keep if name in frame.columns]
+        columns += [frame[name] for name in (POSITION, SPLIT, COPY) if name in frame.columns]
         return pl.DataFrame(columns)
 
     @staticmethod
-    def _apply_label(chain: Chain, frame: pl.DataFrame) -> pl.Series:
-        series = chain.apply(frame)
-        if series.null_count():
-            raise FeatureError(
-                f'Label "{chain.feature.name}" is missing in {series.null_count():,} of {len(series):,} rows. '
-                "Set `required = true` on its column to set such rows aside, or add fill to its steps."
-            )
-        return chain.finish(series)
+    def _labels(chains: list[Chain], frame: pl.DataFrame) -> list[pl.Series]:
+        columns = run_chains(frame, [(chain, len(chain.transforms)) for chain in chains])
+        for chain, column in zip(chains, columns, strict=True):
+            if column.null_count():
+                raise FeatureError(
+                    f'Label "{chain.feature.name}" is missing in {column.null_count():,} of {len(column):,} rows. '
+                    "Set `required = true` on its column to set such rows aside, or add fill to its steps."
+                )
+        return _finished(chains, columns)
 
     def columns(self) -> list[ColumnInfo]:
         return [chain.info() for chain in (*self.features, *self.labels)]
@@ -331,6 +321,77 @@ class Plan:
         states = {t.name: t.state for chain in self.features for t in chain.transforms if t.state}
         text = json.dumps([states, sorted((name, keyed.digest()) for name, keyed in self.tables.items())])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def run_chains(frame: pl.DataFrame, jobs: Sequence[tuple[Chain, int]]) -> list[pl.Series]:
+    """Take each chain through its first steps. Steps of all chains that are expressions run together, in one call."""
+    results: dict[int, pl.Series] = {}
+    done = [0] * len(jobs)
+    while True:
+        expressions: dict[int, pl.Expr] = {}
+        for job, (chain, num_steps) in enumerate(jobs):
+            done[job], expression = _advance_job(frame, chain, num_steps, done[job], job, results)
+            if expression is not None:
+                expressions[job] = expression
+        if not expressions:
+            return [
+                results[job].alias(chain.feature.name) if job in results else frame[chain.feature.columns[0]].alias(chain.feature.name)
+                for job, (chain, _) in enumerate(jobs)
+            ]
+        results.update(_evaluate(frame, jobs, expressions, results))
+
+
+def _advance_job(
+    frame: pl.DataFrame, chain: Chain, num_steps: int, done: int, job: int, results: dict[int, pl.Series]
+) -> tuple[int, pl.Expr | None]:
+    """Run the steps that have no expression; then the expression of all that follow and have one."""
+    expression: pl.Expr | None = None
+    while done < num_steps:
+        transform = chain.transforms[done]
+        names = [f"__{job}"] if job in results else list(chain.feature.columns)
+        inputs = [expression] if expression is not None else [pl.col(name) for name in names]
+        following = transform.express(inputs)
+        if following is None and expression is not None:
+            break
+        if following is None:
+            columns = [results[job]] if job in results else [frame[name] for name in names]
+            results[job] = transform.apply(columns, frame)
+        expression = following
+        done += 1
+    return done, expression
+
+
+def _evaluate(
+    frame: pl.DataFrame, jobs: Sequence[tuple[Chain, int]], expressions: Mapping[int, pl.Expr], results: Mapping[int, pl.Series]
+) -> dict[int, pl.Series]:
+    rows = frame.with_columns([results[job].alias(f"__{job}") for job in expressions if job in results])
+    try:
+        found = rows.select([expression.alias(str(job)) for job, expression in expressions.items()])
+    except pl.exceptions.PolarsError:
+        for job, expression in expressions.items():
+            _evaluate_alone(rows, jobs[job][0], expression)
+        raise
+    return {job: found[str(job)] for job in expressions}
+
+
+def _evaluate_alone(rows: pl.DataFrame, chain: Chain, expression: pl.Expr) -> None:
+    """Name the feature whose expression fails."""
+    try:
+        rows.select(expression)
+    except pl.exceptions.PolarsError as error:
+        raise FeatureError(f'Feature "{chain.feature.name}" failed: {error}') from None
+
+
+def _finished(chains: Sequence[Chain], columns: Sequence[pl.Series]) -> list[pl.Series]:
+    """Columns as Tables and models hold them; a number that is not finite is an error."""
+    frame = pl.DataFrame(list(columns)).select([chain.finish(pl.col(chain.feature.name)) for chain in chains])
+    floats = [name for name, dtype in frame.schema.items() if dtype == pl.Float32]
+    finite = frame.select(pl.col(floats).is_finite().all()).row(0) if floats and frame.height else ()
+    for name, is_finite in zip(floats, finite, strict=False):
+        if not is_finite:
+            found = frame[name].filter(~frame[name].is_finite())[0]
+            raise FeatureError(f'Feature "{name}" gives {found}; numbers must be finite. Add clip before its last step.')
+    return frame.get_columns()
 
 
 def table_file(name: str) -> str:

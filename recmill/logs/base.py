@@ -95,7 +95,7 @@ class Source(ABC):
     def count_rows(self, unit: Unit) -> int:
         """Rows in the unit, good and bad."""
 
-    def target_bytes(self, target_bytes: int | None, parts: int | None) -> int:
+    def unit_bytes(self, target_bytes: int | None, parts: int | None) -> int:
         """How large a unit should be."""
         total = sum(file.size for file in self.files)
         return max(1, target_bytes or (-(-total // parts) if parts else DEFAULT_UNIT_BYTES))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 import numpy as np
 import polars as pl
@@ -34,6 +35,16 @@ def allowed_values(column: Column) -> list[int] | list[float] | list[str] | None
 def _integer(value: bool | int | float | str, type_name: str) -> int:
     number = int(value, 16 if type_name == "hex" else 10) if isinstance(value, str) else int(value)
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def explain_missing(name: str, names: Sequence[str]) -> str:
+    """Why a declared column is not one of a file's columns, and what may help."""
+    found = f"the file has: {', '.join(names)}"
+    if name in names:
+        return f'column "{name}" stands more than once; {found}. Give each column its own name.'
+    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f'Did you mean "{nearest[0]}"?' if nearest else "Correct the column's name or the file."
+    return f'no column "{name}"; {found}. {hint}'
 
 
 def add_problems(problems: Problems, column: Column, values: pl.Series, unreadable: pl.Series | None) -> None:

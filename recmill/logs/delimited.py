@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import polars as pl
@@ -13,7 +12,7 @@ import pyarrow as pa
 from recmill import _native
 from recmill.errors import LogError
 from recmill.logs.base import POSITION, BadRow, LogBatch, LogFile, Unit, first_position
-from recmill.logs.columns import allowed_values
+from recmill.logs.columns import allowed_values, explain_missing
 from recmill.logs.text import TextSource, Window
 from recmill.spec.recipe import Column, Log, SideTable
 
@@ -40,8 +39,8 @@ class DelimitedSource(TextSource):
 
     def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...]) -> None:
         super().__init__(spec, files)
-        self._separator = spec.separator.encode(spec.encoding)
-        self._quote = spec.quote.encode(spec.encoding)
+        self._separator = spec.separator.encode(spec.encoding, "ignore")
+        self._quote = spec.quote.encode(spec.encoding, "ignore")
         if not self._separator or set(self._separator) & set(b"\r\n" + self._quote):
             raise LogError(f"separator {spec.separator!r} must be text without line ends and quotes.")
         if len(self._quote) > 1 or self._quote in (b"\r", b"\n"):
@@ -79,7 +78,7 @@ class DelimitedSource(TextSource):
     def _match_header(self, names: list[str], file: LogFile) -> Layout:
         for column in self.columns:
             if names.count(column.name) != 1:
-                raise LogError(f"{file.path}: {_not_in_header(column.name, names)}")
+                raise LogError(f"{file.path}: {explain_missing(column.name, names)}")
         return Layout(len(names), tuple(names.index(column.name) for column in self.columns))
 
     def _parser(self, layout: Layout) -> Any:
@@ -114,12 +113,3 @@ class DelimitedSource(TextSource):
 def _arrow(column: Column, num_rows: int, buffers: tuple[Any, ...]) -> pa.Array:
     wrapped = [None if buffer is None else pa.py_buffer(buffer) for buffer in buffers]
     return pa.Array.from_buffers(_ARROW_TYPES[column.type], num_rows, wrapped)
-
-
-def _not_in_header(name: str, names: list[str]) -> str:
-    found = f"the header has: {', '.join(names)}"
-    if name in names:
-        return f'column "{name}" stands more than once; {found}. Give each column its own name.'
-    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f' Did you mean "{nearest[0]}"?' if nearest else " Correct the column's name or the file."
-    return f'no column "{name}"; {found}.{hint}'

@@ -42,7 +42,7 @@ def report_files(spec: Log | SideTable, data: str) -> FilesReport:
 def _read_first_rows(spec: Log | SideTable, data: str) -> tuple[int, tuple[BadRow, ...]]:
     source = open_source(spec, data)
     num_good, bad = 0, list[BadRow]()
-    for unit in source.units(target_bytes=_FIRST_BYTES):
+    for unit in source.units(parts=1):
         for batch in source.read(unit, _FIRST_BYTES):
             num_good += len(batch.frame)
             bad += batch.bad

@@ -14,7 +14,7 @@ from pyarrow import fs
 from recmill.errors import LogError
 from recmill.logs.base import LogFile
 
-# pyarrow fails on bz2 files of several streams, and the standard library drops a damaged second stream in silence.
+# bz2: pyarrow fails on files of several streams; the standard library drops a damaged second one in silence.
 _UNREADABLE_SUFFIXES = (".bz2", ".xz", ".zip", ".lz4", ".7z")
 
 
@@ -45,7 +45,7 @@ def match_pattern(pattern: str, data: str) -> tuple[LogFile, ...]:
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
     """Orders numbers inside names by value. Names that differ only in leading zeros stay apart."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)], name
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"([0-9]+)", name))], name
 
 
 def locate(path: str) -> tuple[Any, str]:

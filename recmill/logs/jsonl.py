@@ -12,6 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from recmill import _native
+from recmill.errors import LogError
 from recmill.logs.base import POSITION, BadRow, LogBatch, Unit, first_position
 from recmill.logs.columns import Problems, add_problems, empty_as_null, parse_texts, without_rows
 from recmill.logs.text import TextSource, Window
@@ -131,7 +132,10 @@ class LineDecoder:
 def _decoder(columns: tuple[Column, ...], type_of: Callable[[Column], Any]) -> Any:
     fields = [(f"f{i}", type_of(column), None) for i, column in enumerate(columns)]
     names = {f"f{i}": column.name for i, column in enumerate(columns)}
-    return msgspec.json.Decoder(msgspec.defstruct("Line", fields, rename=names, gc=False))
+    try:
+        return msgspec.json.Decoder(msgspec.defstruct("Line", fields, rename=names, gc=False))
+    except ValueError as error:
+        raise LogError(f"A column's name cannot be a JSON key here ({error}). Rename it.") from error
 
 
 def _each_line_looks_whole(text: npt.NDArray[np.uint8], starts: _Positions) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,14 @@ import pyarrow.parquet as pq
 from recmill import _native
 from recmill.errors import LogError
 from recmill.logs.base import POSITION, BadRow, LogBatch, LogFile, Source, Unit, first_position
-from recmill.logs.columns import Problems, add_problems, empty_as_null, parse_texts, without_rows
+from recmill.logs.columns import (
+    Problems,
+    add_problems,
+    empty_as_null,
+    explain_missing,
+    parse_texts,
+    without_rows,
+)
 from recmill.logs.files import open_bytes
 from recmill.spec.recipe import Column
 
@@ -29,7 +35,7 @@ class ParquetSource(Source):
     """Rows of Parquet files. An offset is a row number; units are ranges of row groups."""
 
     def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[Unit]:
-        target = self.target_bytes(target_bytes, parts)
+        target = self.unit_bytes(target_bytes, parts)
         return [unit for i, file in enumerate(self.files) for unit in self._cut(i, file, target)]
 
     def _cut(self, index: int, file: LogFile, target: int) -> list[Unit]:
@@ -63,13 +69,7 @@ class ParquetSource(Source):
     def _check_names(self, names: list[str], file: LogFile) -> None:
         for column in self.columns:
             if names.count(column.name) != 1:
-                nearest = get_close_matches(column.name, names, n=1, cutoff=0.5)
-                hint = (
-                    f' Did you mean "{nearest[0]}"?' if nearest else " Correct the column's name or the file."
-                )
-                raise LogError(
-                    f'{file.path}: no column "{column.name}"; the file has: {", ".join(names)}.{hint}'
-                )
+                raise LogError(f"{file.path}: {explain_missing(column.name, names)}")
 
     def _batch(self, rows: pa.RecordBatch, file: LogFile, file_index: int, offset: int) -> LogBatch:
         problems: Problems = {}
@@ -164,7 +164,10 @@ def _plain(array: pa.Array) -> Any:
     if _is_text(array.type):
         value = array.cast(pa.large_binary())[0].as_py()
         return None if value is None else value.decode(errors="replace")
-    return array[0].as_py()
+    try:
+        return array[0].as_py()
+    except UnicodeDecodeError:
+        return "(invalid UTF-8)"
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -215,9 +218,11 @@ def _from_texts(type_name: str, array: pa.Array) -> _Cast:
         np.frombuffer(data or b"", dtype=np.uint8),
     )
     broken = pl.Series(~is_utf8.view(np.bool_)) & pl.Series(binary.is_valid())
-    texts = pl.Series(pc.if_else(pa.array(is_utf8.view(np.bool_)), binary, None)).cast(pl.String)
+    # The broken bytes must go from the buffer as well, or Polars refuses all of it.
+    valid = pc.if_else(pa.array(is_utf8.view(np.bool_)), binary, pa.scalar(b"", pa.large_binary()))
+    texts = empty_as_null(pl.Series(valid).cast(pl.String))
     if type_name == "text":
-        return empty_as_null(texts), broken
+        return texts, broken
     values, unreadable = parse_texts(type_name, texts)
     return values, unreadable | broken
 

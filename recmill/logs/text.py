@@ -127,7 +127,7 @@ class TextSource(Source):
         return file.compression is None
 
     def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[Unit]:
-        target = self.target_bytes(target_bytes, parts)
+        target = self.unit_bytes(target_bytes, parts)
         return [unit for i, file in enumerate(self.files) for unit in self._cut(i, file, target)]
 
     def _cut(self, index: int, file: LogFile, target: int) -> list[Unit]:
@@ -142,12 +142,14 @@ class TextSource(Source):
             if not window.has_more() or window.offset >= stop:
                 return 0
             newlines = 0
-            while window.offset < stop - 1 and not window.ended:
-                window.fill(stop)
+            while window.offset < stop - 1:
                 # The last byte stays back: a newline there ends the text, and no row follows it.
                 piece = window.view[: min(len(window), stop - window.offset) - 1]
                 newlines += _native.count_newlines(piece)
                 window.skip(len(piece))
+                if window.ended:
+                    break
+                window.fill(stop)
         return 1 + newlines
 
     def seek_unit(self, window: Window, unit: Unit) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import polars as pl
 
 from recmill.artifact import is_published, publish, write_whole
 from recmill.engines.base import Engine
-from recmill.engines.local import LocalEngine
+from recmill.engines.local import LocalEngine, available_cores
 from recmill.errors import ArtifactError, LogError, ResourceError
 from recmill.features.plan import Measured, Plan
 from recmill.logs.base import Source, Unit, open_source
@@ -34,6 +35,7 @@ DEFAULT_MAX_BAD = 0.001
 DEFAULT_MEMORY = 2 << 30
 _WORK = "_work"
 _UNIT_BYTES = 64 << 20
+_MIN_UNIT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,10 @@ class _FirstRows:
 def _units(source: Source, options: Options) -> list[Unit]:
     if options.partitions is not None:
         return source.units(parts=options.partitions)
-    return source.units(target_bytes=min(_UNIT_BYTES, options.memory // 8))
+    # Several pieces for each worker, so that none waits long for the last one.
+    total = sum(file.size for file in source.files)
+    fair = total // (4 * (options.workers or available_cores()))
+    return source.units(target_bytes=max(_MIN_UNIT_BYTES, min(_UNIT_BYTES, options.memory // 8, fair)))
 
 
 def _rows(engine: Engine, watched: WatchedSource, recipe: Recipe, data: str, memory: int) -> Any:
@@ -192,13 +197,13 @@ def _publish(into: Path, plan: Plan, shards: list[dict[str, Any]], tally: Tally,
     if not any(shard["split"] == "train" for shard in shards):
         raise LogError("No rows are left to train on: the split or the row operations take them all. See [split] and [[rows]].")
     shutil.rmtree(into / "plan", ignore_errors=True)
-    shutil.copytree(into / _WORK / "plan", into / "plan")
+    os.replace(into / _WORK / "plan", into / "plan")
     for record in (into / "rejected").glob("*.json"):
         record.unlink()
     if not any((into / "rejected").iterdir()):
         (into / "rejected").rmdir()
     columns = [vars(column) for column in plan.columns()]
-    names = [*(str(column["name"]) for column in columns), *plan.recipe.table.keep]
+    names = [*(str(column["name"]) for column in columns), *(f"raw_{name}" for name in plan.recipe.table.keep)]
     publish(
         into,
         "table",

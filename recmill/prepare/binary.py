@@ -11,7 +11,7 @@ import polars as pl
 
 from recmill.engines.base import Shard
 from recmill.errors import FeatureError
-from recmill.features.plan import Chain, Plan
+from recmill.features.plan import Chain, Plan, run_chains
 from recmill.spec.recipe import COPY, POSITION, SPLIT
 
 NUM_COUNTS, NUM_IDS = 13, 26
@@ -34,11 +34,12 @@ class as_int32_rows:  # noqa: N801, reads as the function it is
     def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
         numbers = [chain for chain in self.plan.features if chain.info().kind == "number"]
         ids = [chain for chain in self.plan.features if chain.info().kind == "id"]
-        columns = [chain.apply(frame) for chain in self.plan.labels]
-        columns += [chain.apply(frame, _whole_number_steps(chain)).fill_null(0) for chain in numbers]
-        columns += [chain.finish(chain.apply(frame)) for chain in ids]
+        jobs = [(chain, len(chain.transforms)) for chain in self.plan.labels]
+        jobs += [(chain, _whole_number_steps(chain)) for chain in numbers]
+        jobs += [(chain, len(chain.transforms)) for chain in ids]
+        columns = run_chains(frame, jobs)
         carried = [frame[name] for name in (POSITION, SPLIT, COPY) if name in frame.columns]
-        return pl.DataFrame([column.cast(pl.Int32) for column in columns] + carried)
+        return pl.DataFrame([column.cast(pl.Int32).fill_null(0) for column in columns] + carried)
 
 
 def _whole_number_steps(chain: Chain) -> int:

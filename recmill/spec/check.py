@@ -20,7 +20,7 @@ def problems_in(recipe: r.Recipe) -> list[str]:
     """Everything that would make this recipe fail later, as sentences that begin with a key path."""
     return [
         problem
-        for check in (_check_log, _check_rows, _check_split, _check_features, _check_labels, _check_models)
+        for check in (_check_log, _check_rows, _check_split, _check_features, _check_labels, _check_table, _check_models)
         for problem in check(recipe)
     ]
 
@@ -458,6 +458,16 @@ def _check_shared_vocabularies(recipe: r.Recipe) -> Iterator[str]:
                     f'feature "{feature.name}": vocabulary "{step.named}" has other parameters than in feature "{owner}"; '
                     "shared vocabularies need the same ones"
                 )
+
+
+def _check_table(recipe: r.Recipe) -> Iterator[str]:
+    kinds = kinds_of_columns(recipe)
+    taken = {feature.name for feature in recipe.features} | {label.name for label in recipe.labels}
+    for name in recipe.table.keep:
+        if name not in kinds:
+            yield f'table.keep has "{name}", but the rows have: {", ".join(kinds)}'
+        if f"raw_{name}" in taken:
+            yield f'table.keep would add column "raw_{name}", which is a feature or label already'
 
 
 def _check_models(recipe: r.Recipe) -> Iterator[str]:

@@ -205,7 +205,8 @@ class Label:
 @dataclass(frozen=True)
 class TableLayout:
     """How prepared rows are ordered: as in the log, shuffled, or `interleave`d: all files side by side, each in its
-    own order, so that a batch holds rows of every day. `keep` names raw columns that the Table keeps as they are.
+    own order, so that a batch holds rows of every day. `keep` names raw columns that the Table holds too,
+    as `raw_<column>`.
     """
 
     order: Literal["log", "shuffle", "interleave"] = "log"

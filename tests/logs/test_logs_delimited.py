@@ -140,6 +140,10 @@ def test_last_line_needs_no_newline(tmp_path: Path) -> None:
     assert read_text(tmp_path, b"1\ta\n2\tb", INT_TEXT).values == [(1, "a"), (2, "b")]
 
 
+def test_a_file_shorter_than_a_byte_order_mark_is_counted_whole(tmp_path: Path) -> None:
+    assert read_text(tmp_path, b"\n1", columns_of(i="int")).num_rows == 2
+
+
 def test_empty_file_has_no_rows(tmp_path: Path) -> None:
     assert read_text(tmp_path, b"", INT_TEXT).num_rows == 0
     assert read_text(tmp_path, b"", INT_TEXT, header=True).num_rows == 0
@@ -244,7 +248,8 @@ def test_allowed_and_required_values(tmp_path: Path) -> None:
         Column("code", "hex", allowed=("ff", 1)),
         Column("flag", "bool", allowed=(True,)),
     )
-    text = b"1\tbuy\t1\tff\t1\n0\t\t\t\t\n2\t\t\t\t\n\t\t\t\t\n1\tsell\t\t\t\n1\t\t2\t\t\n1\t\t\t2\t\n1\t\t\t\t0\n"
+    text = b"1\tbuy\t1\tff\t1\n0\t\t\t\t\n2\t\t\t\t\n\t\t\t\t\n"
+    text += b"1\tsell\t\t\t\n1\t\t2\t\t\n1\t\t\t2\t\n1\t\t\t\t0\n"
     found = read_text(tmp_path, text, columns)
     assert found.values == [(1, "buy", 1.0, 255, True), (0, None, None, None, None)]
     assert found.reasons == [

@@ -34,6 +34,8 @@ def names_found(directory: Path, *patterns: str) -> list[str]:
 def test_files_come_in_natural_order_and_only_once(tmp_path: Path) -> None:
     write_files(tmp_path, "day_10", "day_2", "day_1", "other")
     assert names_found(tmp_path, "day_10", "day_*") == ["day_1", "day_2", "day_10"]
+    write_files(tmp_path, "٣_1", "x3_1", "1_x")
+    assert names_found(tmp_path, "*_1", "1_*") == ["1_x", "day_1", "x3_1", "٣_1"]
 
 
 def test_globs_reach_into_directories(tmp_path: Path) -> None:

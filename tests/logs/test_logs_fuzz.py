@@ -20,7 +20,9 @@ from recmill.spec.recipe import Log
 
 KINDS = ["int", "text", "float", "hex", "bool"]
 COLUMNS = columns_of(i="int", t="text", f="float", h="hex", b="bool")
-DELIMITED = "1\tab\t1.5\tff\t1\n-22\tżółć\t\t0x1\ttrue\r\n\t\t\t\t\n9223372036854775807\tx\t-1e300\t68fd1e64\t0\n".encode()
+DELIMITED = (
+    "1\tab\t1.5\tff\t1\n-22\tżółć\t\t0x1\ttrue\r\n\t\t\t\t\n9223372036854775807\tx\t-1e300\t68fd1e64\t0\n"
+).encode()
 JSON_LINES = b'{"i":1,"t":"\\u00e9\xc3\xa9","f":1e3,"h":"ff","b":true}\n{"i":-5,"more":{"x":[1,2]}}\n{}\n' * 2
 
 
@@ -145,7 +147,7 @@ def parquet_bytes() -> bytes:
     return out.getvalue()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.one_of(mutated(parquet_bytes()), st.binary(max_size=100)), parts=parts)
 def test_damaged_parquet_raises_nothing_but_log_errors(scratch: Path, data: bytes, parts: int) -> None:
     with contextlib.suppress(LogError):

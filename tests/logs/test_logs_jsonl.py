@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from log_reading import Everything, columns_of, read_text
 
+from recmill.errors import LogError
 from recmill.logs.base import BadRow
 from recmill.spec.recipe import Column
 
@@ -82,6 +83,11 @@ def test_allowed_and_required_values(tmp_path: Path) -> None:
         ("missing required value", "i"),
         ("value not allowed", "t"),
     ]
+
+
+def test_a_column_that_no_json_key_can_match_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="cannot be a JSON key"):
+        read_lines(tmp_path, b"{}", columns_of(**{'a"b': "int"}))
 
 
 def test_byte_order_mark_is_skipped(tmp_path: Path) -> None:

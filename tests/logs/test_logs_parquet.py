@@ -50,6 +50,7 @@ def test_columns_are_matched_by_name_and_positions_are_row_numbers(tmp_path: Pat
         (pa.array([17, None]), "text", ["17", None]),
         (pa.array([b"ab"], pa.binary()), "text", ["ab"]),
         (pa.array(["a", "b", "a"]).dictionary_encode(), "text", ["a", "b", "a"]),
+        (pa.array(["a"], pa.string_view()), "text", ["a"]),
         (pa.array([["a", "b"], [], None, ["c", None]]), "text", ["a\tb", None, None, "c\t"]),
         (pa.array([[1, 2]]), "text", ["1\t2"]),
         (pa.nulls(2), "text", [None, None]),
@@ -105,7 +106,7 @@ def test_allowed_and_required_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 10, 100])
-@pytest.mark.parametrize("chunk_bytes", [1, 100, 1 << 20])
+@pytest.mark.parametrize("chunk_bytes", [30, 1 << 20])
 def test_units_are_ranges_of_row_groups(tmp_path: Path, parts: int, chunk_bytes: int) -> None:
     table = pa.table({"i": list(range(1000)), "t": [str(i) for i in range(1000)]})
     source = open_table(tmp_path, table, columns_of(i="int", t="text"), row_group_size=70)
@@ -145,6 +146,13 @@ def test_truncated_files_are_errors(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         with pytest.raises(LogError, match=r"log\.parquet: is not a whole Parquet file"):
             read_all(source)
+
+
+def test_invalid_utf_8_costs_only_its_row(tmp_path: Path) -> None:
+    found = read_column(tmp_path, pa.array([b"a", b"\xff", None, b"b"]), "text")
+    assert found.rows == [(0, "a"), (2, None), (3, "b")]
+    lists = pa.ListArray.from_arrays([0, 1, 2], pa.array([b"a", b"\xff"]).view(pa.string()))
+    assert read_column(tmp_path, lists, "text").rows == [(0, "a")]
 
 
 def test_bad_row_text_survives_invalid_utf_8(tmp_path: Path) -> None:
