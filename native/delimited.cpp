@@ -89,7 +89,7 @@ bool parse_long_digits(const char* p, const char* end, uint64_t limit, uint64_t&
   return *p == '.' && end - p > 1 && std::all_of(p + 1, end, [](char c) { return c == '0'; });
 }
 
-bool parse_int(Field field, const char* readable, int64_t& out) {
+[[gnu::always_inline]] inline bool parse_int(Field field, const char* readable, int64_t& out) {
   const bool negative = *field.begin == '-';
   const char* digits = field.begin + (negative || *field.begin == '+');
   const size_t size = static_cast<size_t>(field.end - digits);
@@ -139,8 +139,7 @@ inline bool parse_hex8(const char* begin, int64_t& out) {
   return true;
 }
 
-bool parse_hex(Field field, int64_t& out) {
-  if (kLittleEndian && field.size() == 8 && parse_hex8(field.begin, out)) return true;
+bool parse_any_hex(Field field, int64_t& out) {
   const char* p = field.begin;
   if (field.size() > 2 && p[0] == '0' && (p[1] | 0x20) == 'x') p += 2;
   if (field.end - p > 16) return false;
@@ -152,6 +151,11 @@ bool parse_hex(Field field, int64_t& out) {
   }
   out = static_cast<int64_t>(value);
   return true;
+}
+
+[[gnu::always_inline]] inline bool parse_hex(Field field, int64_t& out) {
+  if (kLittleEndian && field.size() == 8 && parse_hex8(field.begin, out)) return true;
+  return parse_any_hex(field, out);
 }
 
 bool parse_bool(Field field, int64_t& out) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -143,6 +143,24 @@ class Counts:
     num_values: int
     num_missing: int
     num_distinct: int
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What one batch contributes to a pass: columns of numbers, and columns to count with their places in the log."""
+
+    rows: int
+    moments: Mapping[str, pl.Series]
+    counts: Mapping[str, list[tuple[pl.Series, pl.Series]]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a pass over the rows found out."""
+
+    rows: int = 0
+    moments: Mapping[str, Moments] = field(default_factory=dict)
+    counts: Mapping[str, Counts] = field(default_factory=dict)
 
 
 class Counter:

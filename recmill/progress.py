@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -76,7 +76,7 @@ class Stage:
 class _Bar(Stage):
     def __init__(self, name: str, total: int) -> None:
         super().__init__(name, total)
-        self.show = lambda: None
+        self.show: Callable[[], None] = lambda: None
 
     def report(self) -> None:
         self.show()

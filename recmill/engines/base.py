@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 import polars as pl
 
-from recmill.kernels import CountOptions, Counts, Moments
+from recmill.kernels import CountOptions, Extracted, Measured
 
 MapFunction = Callable[[pl.DataFrame], pl.DataFrame]
 Order = Literal["log", "shuffle", "interleave"]
@@ -28,23 +28,6 @@ class Source(Protocol):
     def unit_bytes(self, unit: Any) -> int: ...
     def first_position(self, unit: Any) -> int: ...
     def read(self, unit: Any) -> Iterator[pl.DataFrame]: ...
-
-
-class Extraction(Protocol):
-    """What one batch contributes to `measure`."""
-
-    rows: int
-    moments: dict[str, pl.Series]
-    counts: dict[str, list[tuple[pl.Series, pl.Series]]]
-
-
-@dataclass(frozen=True)
-class Measures:
-    """What `measure` found over all rows."""
-
-    rows: int
-    moments: dict[str, Moments]
-    counts: dict[str, Counts]
 
 
 @dataclass(frozen=True)
@@ -68,8 +51,8 @@ class Engine(Protocol):
         """A frame whose every row depends on one row of the input (or on none, when it is dropped)."""
 
     def measure(
-        self, frame: Any, extract: Callable[[pl.DataFrame], Extraction], counts: Mapping[str, CountOptions], title: str
-    ) -> Measures:
+        self, frame: Any, extract: Callable[[pl.DataFrame], Extracted], counts: Mapping[str, CountOptions], title: str
+    ) -> Measured:
         """Moments and counts of extracted columns, in one pass. Counting is a shuffle: it may exceed memory."""
 
     def group(self, frame: Any, by: Sequence[str], function: MapFunction, title: str) -> Any:

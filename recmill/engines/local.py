@@ -17,11 +17,11 @@ import numpy as np
 import polars as pl
 
 from recmill.artifact import write_whole
-from recmill.engines.base import Extraction, Format, MapFunction, Measures, Order, Shard, Source
+from recmill.engines.base import Format, MapFunction, Order, Shard, Source
 from recmill.engines.shards import ShardWriter
 from recmill.engines.spill import read_bucket, write_buckets
 from recmill.errors import ResourceError
-from recmill.kernels import Array, Counter, CountOptions, Counts, Moments, hash64, hash_positions
+from recmill.kernels import Array, Counter, CountOptions, Counts, Extracted, Measured, Moments, hash64, hash_positions
 from recmill.progress import Progress
 from recmill.spec.recipe import COPY, POSITION
 
@@ -30,6 +30,7 @@ T = TypeVar("T")
 MIN_MEMORY = 256 << 20
 _COUNT_BUCKETS = 64
 _OFFSET_BITS = 44
+_USEFUL_BUCKET_BYTES = 1 << 20
 
 
 class Part(Protocol):
@@ -128,10 +129,10 @@ class LocalEngine:
     def measure(
         self,
         frame: Frame,
-        extract: Callable[[pl.DataFrame], Extraction],
+        extract: Callable[[pl.DataFrame], Extracted],
         counts: Mapping[str, CountOptions],
         title: str,
-    ) -> Measures:
+    ) -> Measured:
         counting = _Counting(counts, self.memory // 2, self.work / "counts")
         moments: dict[str, Moments] = {}
         rows = 0
@@ -149,7 +150,7 @@ class LocalEngine:
                         moments[name] = moments.get(name, Moments()) + value
 
         self._run(frame, title, task)
-        return Measures(rows, moments, counting.finish())
+        return Measured(rows, moments, counting.finish())
 
     def write(self, frame: Frame, into: Path, order: Order, seed: int, format: Format = "parquet") -> list[Shard]:
         if order != "log" or not frame.in_log_order:
@@ -222,9 +223,11 @@ class LocalEngine:
         return tuple(BucketPart(files, bucket, size, function) for bucket in range(buckets))
 
     def _num_buckets(self, frame: Frame) -> int:
-        """As few as let every worker hold one bucket, with room for its transformation."""
-        rows_bytes = 3 * sum(part.num_bytes for part in frame.parts)
-        return max(1, min(1024, -(-rows_bytes * 4 * self.workers // self.memory)))
+        """Enough to keep all workers busy and to let each hold one, with room for its transformation."""
+        num_bytes = sum(part.num_bytes for part in frame.parts)
+        needed = -(-3 * num_bytes * 4 * self.workers // self.memory)
+        useful = min(4 * self.workers, num_bytes // _USEFUL_BUCKET_BYTES)
+        return max(1, useful, min(1024, needed))
 
     def _piece_bytes(self) -> int:
         return self.memory // (8 * self.workers)

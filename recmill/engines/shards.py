@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -49,7 +49,9 @@ class ShardWriter:
         return self.open[split]
 
     def finish(self) -> list[Shard]:
-        return [self.open.pop(split).finish() for split in list(self.open)]
+        finished = [shard.finish() for shard in self.open.values()]
+        self.open.clear()
+        return finished
 
 
 class _OpenShard(ABC):
@@ -64,12 +66,13 @@ class _OpenShard(ABC):
         self.held: list[pl.DataFrame] = []
         self.num_held = 0
         self.digest = RowDigest()
+        self.sink = open(self.aside, "wb", buffering=0)  # noqa: SIM115, closed by finish or abandon
 
     @abstractmethod
     def write(self, rows: pl.DataFrame) -> None: ...
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def end(self) -> None:
+        """Write what comes after the last row."""
 
     def add(self, rows: pl.DataFrame) -> None:
         self.digest += RowDigest.of(rows)
@@ -85,12 +88,13 @@ class _OpenShard(ABC):
 
     def finish(self) -> Shard:
         self._flush()
-        self.close()
+        self.end()
+        self.sink.close()
         os.replace(self.aside, self.path)
         return Shard(self.split, self.file, self.digest.rows, self.path.stat().st_size, self.digest.hex())
 
     def abandon(self) -> None:
-        self.close()
+        self.sink.close()
         self.aside.unlink(missing_ok=True)
 
 
@@ -100,26 +104,17 @@ class _ParquetShard(_OpenShard):
     def write(self, rows: pl.DataFrame) -> None:
         table = rows.to_arrow()
         if self.writer is None:
-            self.writer = pq.ParquetWriter(self.aside, table.schema, compression="lz4", use_dictionary=False)
+            self.writer = pq.ParquetWriter(self.sink, table.schema, compression="lz4", use_dictionary=False)
         self.writer.write_table(table, row_group_size=table.num_rows)
 
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-            self.writer = None
+    def end(self) -> None:
+        self.writer.close()
 
 
 class _Int32Shard(_OpenShard):
     """Rows as plain little-endian int32, column after column within a row."""
 
-    file_handle: IO[bytes] | None = None
-
     def write(self, rows: pl.DataFrame) -> None:
-        if self.file_handle is None:
-            self.file_handle = open(self.aside, "wb")  # noqa: SIM115, closed in close
-        self.file_handle.write(np.ascontiguousarray(rows.cast(pl.Int32).to_numpy(), dtype="<i4").tobytes())
-
-    def close(self) -> None:
-        if self.file_handle is not None:
-            self.file_handle.close()
-            self.file_handle = None
+        content = memoryview(np.ascontiguousarray(rows.cast(pl.Int32).to_numpy(), dtype="<i4")).cast("B")
+        while content:
+            content = content[self.sink.write(content) :]

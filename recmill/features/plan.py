@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +20,7 @@ import polars as pl
 from recmill.errors import ArtifactError, FeatureError
 from recmill.features import category, lists, numeric
 from recmill.features.base import Keyed, Need, NeedsCounts, NeedsGroups, NeedsMoments, Transform, as_category
-from recmill.kernels import CountOptions, Counts, Moments
+from recmill.kernels import CountOptions, Extracted, Measured
 from recmill.spec import steps
 from recmill.spec.check import kinds_along, kinds_of_columns
 from recmill.spec.load import recipe_from_dict, recipe_to_dict
@@ -83,24 +83,6 @@ class Pending:
 
     def __bool__(self) -> bool:
         return bool(self.moments or self.counts or self.groups)
-
-
-@dataclass(frozen=True)
-class Extracted:
-    """What one batch contributes to a pass: columns of numbers, and columns to count with their places."""
-
-    rows: int
-    moments: dict[str, pl.Series]
-    counts: dict[str, list[tuple[pl.Series, pl.Series]]]
-
-
-@dataclass
-class Measured:
-    """What a pass found out."""
-
-    rows: int = 0
-    moments: dict[str, Moments] = field(default_factory=dict)
-    counts: dict[str, Counts] = field(default_factory=dict)
 
 
 class Chain:
@@ -248,13 +230,13 @@ class Plan:
     # applying
 
     def apply(self, frame: pl.DataFrame, labels: bool = True, only: Iterable[str] | None = None) -> pl.DataFrame:
-        """Features (and labels) of raw rows. With the columns of prepare, these are carried along."""
+        """Features of raw rows; with `labels`, all that a Table holds of them. Columns that prepare added come along."""
         wanted = None if only is None else set(only)
         chains = [chain for chain in self.features if wanted is None or chain.feature.name in wanted]
         columns = _finished(chains, run_chains(frame, [(chain, len(chain.transforms)) for chain in chains]))
         if labels:
             columns += self._labels(self.labels, frame)
-        columns += [frame[name].alias(f"raw_{name}") for name in self.recipe.table.keep if name in frame.columns]
+            columns += [frame[name].alias(f"raw_{name}") for name in self.recipe.table.keep]
         columns += [frame[name] for name in (POSITION, SPLIT, COPY) if name in frame.columns]
         return pl.DataFrame(columns)
 

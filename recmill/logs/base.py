@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from recmill.spec.recipe import POSITION as POSITION
 from recmill.spec.recipe import Column, Log, SideTable
 
 if TYPE_CHECKING:
     from recmill.logs.describe import FilesReport
 
-POSITION = "__position"
 _OFFSET_BITS = 44
 _TYPES: dict[str, type[pl.DataType]] = {
     "int": pl.Int64,
@@ -24,7 +24,7 @@ _TYPES: dict[str, type[pl.DataType]] = {
     "hex": pl.Int64,
     "bool": pl.Boolean,
 }
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 DEFAULT_UNIT_BYTES = 64 << 20
 
 
@@ -38,7 +38,7 @@ class LogFile:
 
     @property
     def compression(self) -> str | None:
-        return _COMPRESSIONS.get(os.path.splitext(self.name)[1])
+        return COMPRESSIONS.get(os.path.splitext(self.name)[1])
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Source(ABC):
     def count_rows(self, unit: Unit) -> int:
         """Rows in the unit, good and bad."""
 
-    def unit_bytes(self, target_bytes: int | None, parts: int | None) -> int:
+    def target_unit_bytes(self, target_bytes: int | None, parts: int | None) -> int:
         """How large a unit should be."""
         total = sum(file.size for file in self.files)
         return max(1, target_bytes or (-(-total // parts) if parts else DEFAULT_UNIT_BYTES))

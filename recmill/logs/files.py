@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from recmill.errors import LogError
-from recmill.logs.base import LogFile
+from recmill.logs.base import COMPRESSIONS, LogFile
 
 # bz2: pyarrow fails on files of several streams; the standard library drops a damaged second one in silence.
 _UNREADABLE_SUFFIXES = (".bz2", ".xz", ".zip", ".lz4", ".7z")
@@ -29,7 +29,10 @@ def find_files(patterns: Sequence[str], data: str) -> tuple[LogFile, ...]:
 
 
 def match_pattern(pattern: str, data: str) -> tuple[LogFile, ...]:
-    """The files that one name or glob stands for. `*` stays within a directory, `**` does not."""
+    """The files that one name or glob stands for. `*` stays within a directory, `**` does not.
+
+    A name also stands for its compressed form: `train.txt` finds `train.txt.gz`.
+    """
     filesystem, root = locate(data)
     _require_directory(filesystem, root, data)
     with explained(data):
@@ -39,6 +42,7 @@ def match_pattern(pattern: str, data: str) -> tuple[LogFile, ...]:
                 f'{_join(data, pattern)} is a directory. Name the files in it, such as "{pattern}/*".'
             )
         infos = [named] if named.is_file else _list_matches(filesystem, root, pattern)
+        infos = infos or _compressed_forms(filesystem, root, pattern)
     files = (_log_file(info, root, data) for info in infos)
     return tuple(sorted(files, key=lambda file: natural_key(file.name)))
 
@@ -118,14 +122,20 @@ def _list_matches(filesystem: Any, root: str, pattern: str) -> list[Any]:
     return [info for info in infos if info.is_file and _matches(_relative(info, root).split("/"), parts)]
 
 
+def _compressed_forms(filesystem: Any, root: str, name: str) -> list[Any]:
+    infos = filesystem.get_file_info([_join(root, name + suffix) for suffix in COMPRESSIONS])
+    return [info for info in infos if info.is_file]
+
+
 def _matches(names: list[str], patterns: list[str]) -> bool:
     if not names or not patterns:
         return not names and not patterns
     if patterns[0] == "**":
         return _matches(names, patterns[1:]) or (
-            not names[0].startswith(".") and _matches(names[1:], patterns)
+            not names[0].startswith((".", "_")) and _matches(names[1:], patterns)
         )
-    hidden = names[0].startswith(".") and not patterns[0].startswith(".")
+    # What begins with a dot or an underscore is nobody's data unless it is named: _SUCCESS, _truth.json, .crc files.
+    hidden = names[0].startswith((".", "_")) and patterns[0][0] != names[0][0]
     return not hidden and fnmatchcase(names[0], patterns[0]) and _matches(names[1:], patterns[1:])
 
 

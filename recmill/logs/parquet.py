@@ -35,7 +35,7 @@ class ParquetSource(Source):
     """Rows of Parquet files. An offset is a row number; units are ranges of row groups."""
 
     def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[Unit]:
-        target = self.unit_bytes(target_bytes, parts)
+        target = self.target_unit_bytes(target_bytes, parts)
         return [unit for i, file in enumerate(self.files) for unit in self._cut(i, file, target)]
 
     def _cut(self, index: int, file: LogFile, target: int) -> list[Unit]:
@@ -171,7 +171,8 @@ def _plain(array: pa.Array) -> Any:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    tests = (*texts, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
     return any(test(kind) for test in tests)
 
 

@@ -127,7 +127,7 @@ class TextSource(Source):
         return file.compression is None
 
     def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[Unit]:
-        target = self.unit_bytes(target_bytes, parts)
+        target = self.target_unit_bytes(target_bytes, parts)
         return [unit for i, file in enumerate(self.files) for unit in self._cut(i, file, target)]
 
     def _cut(self, index: int, file: LogFile, target: int) -> list[Unit]:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +20,8 @@ from recmill.artifact import is_published, publish, write_whole
 from recmill.engines.base import Engine
 from recmill.engines.local import LocalEngine, available_cores
 from recmill.errors import ArtifactError, LogError, ResourceError
-from recmill.features.plan import Measured, Plan
+from recmill.features.plan import Plan
+from recmill.kernels import Measured
 from recmill.logs.base import Source, Unit, open_source
 from recmill.prepare import rows as row_operations
 from recmill.prepare.binary import as_int32_rows, concatenate
@@ -34,6 +35,7 @@ from recmill.table import Table, table_digest
 DEFAULT_MAX_BAD = 0.001
 DEFAULT_MEMORY = 2 << 30
 _WORK = "_work"
+_NOTHING_TO_TRAIN_ON = "No rows are left to train on: the split or the row operations take them all. See [split] and [[rows]]."
 _UNIT_BYTES = 64 << 20
 _MIN_UNIT_BYTES = 4 << 20
 
@@ -103,8 +105,11 @@ def preview(recipe: Recipe, data: str, num_rows: int, work: Path) -> tuple[Plan,
     return plan, engine.collect(engine.map(frame, plan.apply)).drop(SPLIT)
 
 
-def fit(engine: Engine, frame: Any, recipe: Recipe) -> Plan:
-    """Learn a plan from the training rows, in as many passes as its longest chain of fitted steps."""
+def fit(engine: Engine, frame: Any, recipe: Recipe, check: Callable[[], object] = lambda: None) -> Plan:
+    """Learn a plan from the training rows, in as many passes as its longest chain of fitted steps.
+
+    `check` is called after each pass, before its result is used.
+    """
     training = engine.map(frame, training_rows)
     plan = Plan(recipe)
     while pending := plan.pending():
@@ -112,13 +117,13 @@ def fit(engine: Engine, frame: Any, recipe: Recipe) -> Plan:
             name: engine.collect(engine.group(engine.map(training, _GroupRows(plan, name)), ["key"], need.aggregate, "fit"))
             for name, need in pending.groups.items()
         }
-        measured = Measured()
+        measured = None
         if pending.moments or pending.counts:
-            found = engine.measure(training, plan.extract, pending.counts, "fit")
-            measured = Measured(found.rows, found.moments, found.counts)
-            if not found.rows:
-                raise LogError("No rows are left to train on: the split or the row operations take them all. See [split] and [[rows]].")
-        plan.learn(measured, groups)
+            measured = engine.measure(training, plan.extract, pending.counts, "fit")
+        check()
+        if measured is not None and not measured.rows:
+            raise LogError(_NOTHING_TO_TRAIN_ON)
+        plan.learn(measured or Measured(), groups)
     return plan
 
 
@@ -183,9 +188,7 @@ def _fitted_plan(engine: Engine, frame: Any, watched: WatchedSource, recipe: Rec
     saved = work / "plan"
     if (saved / "plan.json").exists():
         return Plan.read(saved)
-    plan = fit(engine, frame, recipe)
-    if plan.num_rows:
-        watched.check()
+    plan = fit(engine, frame, recipe, watched.check)
     aside = work / "plan.partial"
     shutil.rmtree(aside, ignore_errors=True)
     plan.save(aside)
@@ -195,7 +198,7 @@ def _fitted_plan(engine: Engine, frame: Any, watched: WatchedSource, recipe: Rec
 
 def _publish(into: Path, plan: Plan, shards: list[dict[str, Any]], tally: Tally, job: str, seconds: dict[str, float]) -> None:
     if not any(shard["split"] == "train" for shard in shards):
-        raise LogError("No rows are left to train on: the split or the row operations take them all. See [split] and [[rows]].")
+        raise LogError(_NOTHING_TO_TRAIN_ON)
     shutil.rmtree(into / "plan", ignore_errors=True)
     os.replace(into / _WORK / "plan", into / "plan")
     for record in (into / "rejected").glob("*.json"):

@@ -12,8 +12,7 @@ import polars as pl
 from recmill.engines.base import Engine
 from recmill.errors import FeatureError, LogError, ResourceError
 from recmill.features.base import to_lists
-from recmill.features.plan import Extracted
-from recmill.kernels import Array, CountOptions, hash_positions
+from recmill.kernels import Array, CountOptions, Extracted, hash_positions
 from recmill.logs.base import open_source
 from recmill.spec import recipe as r
 from recmill.spec.check import owners_of_columns

@@ -14,13 +14,11 @@ import polars as pl
 
 from recmill.engines.base import Engine
 from recmill.errors import LogError
-from recmill.features.plan import Extracted
-from recmill.kernels import CountOptions, hash64
-from recmill.logs.base import Source, Unit, first_position
+from recmill.kernels import CountOptions, Extracted, hash64
+from recmill.logs.base import COMPRESSIONS, Source, Unit, first_position
 from recmill.prepare.rejected import WatchedSource
 from recmill.spec.recipe import POSITION, SPLIT, Holdout
 
-_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 
 
 def assign_splits(engine: Engine, frame: Any, source: WatchedSource, split: Holdout | None) -> Any:
@@ -122,7 +120,7 @@ def held_out_files(source: WatchedSource, split: Holdout) -> frozenset[int]:
 
 def _matches(name: str, pattern: str) -> bool:
     path = PurePosixPath(name)
-    plain = path.with_suffix("").name if path.suffix in _COMPRESSED else path.name
+    plain = path.with_suffix("").name if path.suffix in COMPRESSIONS else path.name
     return any(fnmatch(candidate, pattern) for candidate in (name, path.name, plain))
 
 

@@ -1,501 +1,335 @@
-"""Is this recipe possible? Columns exist, steps fit the values they get, sections agree with each other."""
+"""Is this recipe possible? Columns exist, steps fit the values they get, sections agree with each other.
+
+Numbers within bounds and names of choices are the reader's business (`recmill.spec.convert`).
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from recmill.spec import recipe as r
-from recmill.spec import steps as s
+from recmill.spec.check_features import check_features, check_labels, check_names, check_references
+from recmill.spec.check_models import check_models, check_ranking, check_retrieval
+from recmill.spec.convert import Paths, default_of, paths_of
+from recmill.spec.kinds import (
+    added_kinds,
+    describe,
+    kind_of,
+    kinds_along,
+    kinds_of_columns,
+    owners_of_columns,
+)
+from recmill.spec.names import names_in_sql, nearest, repeated
 
-# What a column holds on its way through the steps. Lists are written "list of <kind>".
-#   int, float, bool, text   raw values      id   an integer with a known range      key   a 64-bit key
-NUMBERS = ("int", "float", "bool")
-RAW = (*NUMBERS, "text")
-MODEL_READY = ("int", "float", "bool", "id", "key")
+__all__ = ["kinds_along", "kinds_of_columns", "owners_of_columns", "problems_in"]
 
-
-def problems_in(recipe: r.Recipe) -> list[str]:
-    """Everything that would make this recipe fail later, as sentences that begin with a key path."""
-    return [
-        problem
-        for check in (_check_log, _check_rows, _check_split, _check_features, _check_labels, _check_table, _check_models)
-        for problem in check(recipe)
-    ]
-
-
-def kinds_of_columns(recipe: r.Recipe) -> dict[str, str]:
-    """Name -> kind of every column that features may read: the log's, side tables' and those that rows add."""
-    kinds = {column.name: _kind_of(column) for column in recipe.log.columns}
-    for operation in recipe.rows:
-        kinds.update(_added_kinds(recipe, operation, kinds))
-    return kinds
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_KEYS = ("int", "text", "bool")
 
 
-def owners_of_columns(recipe: r.Recipe) -> dict[str, r.Owner]:
-    """Name -> whether the column belongs to the user, the item or the context."""
+def problems_in(recipe: r.Recipe, paths: Paths | None = None, broken: Collection[str] = ()) -> list[str]:
+    """Everything that would make this recipe fail later, as sentences that begin with a key path.
+
+    Checks that need a `broken` section are left out: what they would say follows from what is known already.
+    """
+    untrusted = set(broken)
+    problems: list[str] = []
+    for check, needs in _CHECKS:
+        if untrusted.isdisjoint(needs):
+            found = list(check(recipe, paths or {}))
+            problems += found
+            if found and check is _check_rows:
+                untrusted.add("rows")  # columns may be missing because of it
+    return problems
+
+
+def _check_recipe(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    if not _NAME.fullmatch(recipe.name):
+        yield f'name must be made of letters, digits, ".", "_" and "-", got "{recipe.name}"'
+
+
+# files and their columns
+
+
+def _check_log(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     log = recipe.log
-    owners: dict[str, r.Owner] = {column.name: column.of for column in log.columns}
-    keys: dict[str | None, r.Owner] = {log.user: "user", log.item: "item"}
-    for key, owner in keys.items():
-        if key in owners:
-            owners[key] = owner
-    for operation in recipe.rows:
-        if isinstance(operation, r.Join) and operation.table in recipe.tables:
-            for column in recipe.tables[operation.table].columns:
-                owners.setdefault(column.name, column.of if column.of != "context" else keys.get(operation.on, "context"))
-        if isinstance(operation, r.History):
-            owners.update({f"{column}_history": "user" for column in operation.columns})
-    return owners
-
-
-def kinds_along(feature: r.Feature | r.Label, kinds: Mapping[str, str]) -> list[str]:
-    """The kind before the first step (of the first column), and after each step, of a valid feature."""
-    current = [kinds[column] for column in feature.columns]
-    along = [current[0]]
-    for step in feature.steps:
-        current = [_after(step, current)]
-        along += current
-    return along
-
-
-def _kind_of(column: r.Column) -> str:
-    return "int" if column.type == "hex" else column.type
-
-
-def _added_kinds(recipe: r.Recipe, operation: r.RowOperation, kinds: Mapping[str, str]) -> dict[str, str]:
-    if isinstance(operation, r.Join) and operation.table in recipe.tables:
-        table = recipe.tables[operation.table]
-        return {column.name: _kind_of(column) for column in table.columns if column.name != operation.on}
-    if isinstance(operation, r.History):
-        return {f"{name}_history": f"list of {kinds.get(name, 'int')}" for name in operation.columns}
-    if isinstance(operation, r.HistoryNegatives):
-        return {f"{operation.history}_negatives": kinds.get(operation.history, "list of int")}
-    if isinstance(operation, r.Lag):
-        return {f"{name}_lag{operation.shift}": kinds.get(name, "float") for name in operation.columns}
-    return {}
-
-
-# steps
-
-
-class _Unfit(Exception):
-    """A step cannot take what it is given."""
-
-
-def _after(step: s.Step, kinds: list[str]) -> str:
-    """The kind that `step` turns `kinds` into; raises _Unfit with the reason."""
-    for kind, rule in _RULES.items():
-        if isinstance(step, kind):
-            return rule(step, kinds)
-    raise AssertionError(step)
-
-
-def _numeric(result: str) -> Callable[[s.Step, list[str]], str]:
-    def rule(step: s.Step, kinds: list[str]) -> str:
-        kind = kinds[0]
-        element = kind.removeprefix("list of ")
-        if element not in (*NUMBERS, "id"):
-            raise _Unfit(f"needs numbers, but gets {_describe(kind)}")
-        return result if kind == element else f"list of {result}"
-
-    return rule
-
-
-def _scalar_number(result: str) -> Callable[[s.Step, list[str]], str]:
-    def rule(step: s.Step, kinds: list[str]) -> str:
-        if kinds[0] not in (*NUMBERS, "id"):
-            raise _Unfit(f"needs one number a row, but gets {_describe(kinds[0])}")
-        return result
-
-    return rule
-
-
-def _category(result: str) -> Callable[[s.Step, list[str]], str]:
-    def rule(step: s.Step, kinds: list[str]) -> str:
-        kind = kinds[0]
-        element = kind.removeprefix("list of ")
-        if element not in ("int", "bool", "text", "id"):
-            raise _Unfit(f"needs whole numbers or text, but gets {_describe(kind)}")
-        if isinstance(step, s.Vocabulary) and step.keep == "most_frequent":
-            if kind == element:
-                raise _Unfit('has keep = "most_frequent", which reduces lists, but gets one value a row; add split before it')
-            return result
-        return result if kind == element else f"list of {result}"
-
-    return rule
-
-
-def _scalar_category(result: str) -> Callable[[s.Step, list[str]], str]:
-    def rule(step: s.Step, kinds: list[str]) -> str:
-        if kinds[0] not in ("int", "bool", "text", "id"):
-            raise _Unfit(f"needs one whole number or text a row, but gets {_describe(kinds[0])}")
-        return result
-
-    return rule
-
-
-def _list_of(*elements: str, result: str | None = None) -> Callable[[s.Step, list[str]], str]:
-    def rule(step: s.Step, kinds: list[str]) -> str:
-        element = kinds[0].removeprefix("list of ")
-        if element == kinds[0] or (elements and element not in elements):
-            raise _Unfit(f"needs a list, but gets {_describe(kinds[0])}")
-        return result if result is not None else kinds[0]
-
-    return rule
-
-
-def _text(result: str) -> Callable[[s.Step, list[str]], str]:
-    def rule(step: s.Step, kinds: list[str]) -> str:
-        if kinds[0] != "text":
-            raise _Unfit(f"needs text, but gets {_describe(kinds[0])}")
-        return result
-
-    return rule
-
-
-def _fill(step: s.Step, kinds: list[str]) -> str:
-    assert isinstance(step, s.Fill)
-    kind = kinds[0]
-    if (step.value is None) == (step.statistic is None):
-        raise _Unfit("needs exactly one of value and statistic")
-    if step.statistic and kind not in NUMBERS:
-        raise _Unfit(f"takes the {step.statistic} of numbers, but gets {_describe(kind)}")
-    if kind == "text" and not isinstance(step.value, str):
-        raise _Unfit(f"replaces missing text by {step.value!r}, which is no text")
-    if kind in NUMBERS and isinstance(step.value, str):
-        raise _Unfit(f'replaces missing numbers by "{step.value}", which is no number')
-    if kind.startswith("list of "):
-        raise _Unfit("does not take lists; a missing list is an empty one already")
-    return "float" if step.statistic or (kind == "int" and isinstance(step.value, float)) else kind
-
-
-def _pack(step: s.Step, kinds: list[str]) -> str:
-    if len(set(kinds)) > 1 and not set(kinds) <= set(NUMBERS):
-        raise _Unfit(f"needs columns of one kind, but gets {', '.join(map(_describe, kinds))}")
-    if any(kind.startswith("list of ") for kind in kinds):
-        raise _Unfit("does not take lists")
-    return f"list of {'float' if len(set(kinds)) > 1 else kinds[0]}"
-
-
-def _cross(step: s.Step, kinds: list[str]) -> str:
-    if len(kinds) < 2:
-        raise _Unfit("needs at least two columns")
-    for kind in kinds:
-        if kind.startswith("list of ") or kind == "float":
-            raise _Unfit(f"needs whole numbers or text, but gets {_describe(kind)}")
-    return "text"
-
-
-def _one_hot(step: s.Step, kinds: list[str]) -> str:
-    if kinds[0] not in ("int", "bool", "id"):
-        raise _Unfit(f"needs an id, but gets {_describe(kinds[0])}")
-    return "list of float"
-
-
-def _declared(step: s.Step) -> str:
-    assert isinstance(step, (s.Expression, s.Function))
-    return step.type
-
-
-def _cast(step: s.Step, kinds: list[str]) -> str:
-    assert isinstance(step, s.Cast)
-    prefix = "list of " if kinds[0].startswith("list of ") else ""
-    return prefix + step.to
-
-
-_RULES: dict[type[s.Step], Callable[[s.Step, list[str]], str]] = {
-    s.Fill: _fill,
-    s.Clip: lambda step, kinds: _numeric(kinds[0].removeprefix("list of "))(step, kinds),
-    s.Log: _numeric("float"),
-    s.Cast: _cast,
-    s.Add: _numeric("float"),
-    s.Standardise: _scalar_number("float"),
-    s.MinMax: _scalar_number("float"),
-    s.Buckets: _numeric("id"),
-    s.Quantiles: _scalar_number("id"),
-    s.DatePart: _scalar_number("int"),
-    s.Map: _category("id"),
-    s.Vocabulary: _category("id"),
-    s.Lookup: _category("id"),
-    s.Hash: _category("id"),
-    s.Key: _category("key"),
-    s.Cross: _cross,
-    s.Count: _scalar_category("int"),
-    s.Frequency: _scalar_category("float"),
-    s.Target: _scalar_category("float"),
-    s.Aggregate: _scalar_category("float"),
-    s.Split: _text("list of text"),
-    s.First: _list_of(),
-    s.Concat: _list_of("text", result="text"),
-    s.Length: _list_of(result="int"),
-    s.Pad: _list_of("int", "float", "bool", "id", "key"),
-    s.Mask: _list_of(result="list of int"),
-    s.OneHot: _one_hot,
-    s.Pack: _pack,
-    s.Expression: lambda step, kinds: _declared(step),
-    s.Function: lambda step, kinds: _declared(step),
-}
-
-
-def _describe(kind: str) -> str:
-    names = {"id": "ids", "key": "64-bit keys", "int": "whole numbers", "float": "numbers", "bool": "true/false"}
-    prefix, element = ("lists of ", kind.removeprefix("list of ")) if kind.startswith("list of ") else ("", kind)
-    return prefix + names.get(element, element)
-
-
-# sections
-
-
-def _check_log(recipe: r.Recipe) -> Iterator[str]:
-    log = recipe.log
-    yield from _check_file("log", log)
-    for name, table in recipe.tables.items():
-        yield from _check_file(f"tables.{name}", table)
-    names = [column.name for column in log.columns]
+    yield from _check_files("log", log, paths)
+    columns = {column.name: column for column in log.columns}
     for role in ("user", "item", "time"):
-        column = getattr(log, role)
-        if column is not None and column not in names:
-            yield f'log.{role} is "{column}", but the log has no such column{nearest(column, names)}'
+        name = getattr(log, role)
+        if name is None:
+            continue
+        if name not in columns:
+            yield f'log.{role} is "{name}", but the log has no such column{nearest(name, columns)}'
+        elif role == "time" and kind_of(columns[name]) not in ("int", "float"):
+            yield f'log.time is "{name}", which holds {describe(kind_of(columns[name]))}; expected numbers'
+        elif role != "time" and kind_of(columns[name]) not in _KEYS:
+            yield f'log.{role} is "{name}", which holds numbers; expected whole numbers or text'
+        elif role != "time" and columns[name].of not in (role, "context"):
+            yield f'log.{role} is "{name}", but that column says of = "{columns[name].of}"'
+    if log.user is not None and log.user == log.item:
+        yield f'log.user and log.item are both "{log.user}"'
 
 
-def _check_file(path: str, spec: r.Log | r.SideTable) -> Iterator[str]:
+def _check_tables(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    for name, table in recipe.tables.items():
+        yield from _check_files(f"tables.{name}", table, paths)
+
+
+def _check_files(path: str, spec: r.Files, paths: Paths) -> Iterator[str]:
     if not spec.files:
         yield f"{path}.files is empty; name at least one file or pattern"
+    for index, pattern in enumerate(spec.files):
+        if not pattern:
+            yield f"{path}.files[{index}] is empty"
     if not spec.columns:
         yield f"{path}.columns is empty; name the columns of the file"
-    names = [column.name for column in spec.columns]
-    for name in sorted({name for name in names if names.count(name) > 1}):
+    for name in repeated(column.name for column in spec.columns):
         yield f'{path}.columns has "{name}" more than once'
-    for index, column in enumerate(spec.columns):
-        if column.name.startswith("__"):
-            yield f'{path}.columns[{index}].name is "{column.name}"; names that begin with __ are reserved'
-    if spec.format == "delimited" and not spec.separator:
+    for column, where in zip(spec.columns, paths_of(paths, f"{path}.columns", spec.columns), strict=True):
+        yield from _check_column(where, column)
+    yield from _check_text_format(path, spec)
+
+
+def _check_column(path: str, column: r.Column) -> Iterator[str]:
+    if column.name.startswith("__"):
+        yield f'{path}.name is "{column.name}"; names that begin with __ are reserved'
+    if column.allowed is not None and not column.allowed:
+        yield f"{path}.allowed is empty; no row would be good"
+    types: dict[str, tuple[type, ...]] = {
+        "text": (str,), "bool": (bool,), "int": (int,), "hex": (int,), "float": (int, float),
+    }  # fmt: skip
+    for value in column.allowed or ():
+        if type(value) not in types[column.type]:
+            shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
+            yield f"{path}.allowed has {shown}, but the column's type is {column.type}"
+
+
+def _check_text_format(path: str, spec: r.Files) -> Iterator[str]:
+    if spec.format != "delimited":
+        for name in ("separator", "header", "quote", "encoding"):
+            if getattr(spec, name) != default_of(r.Files, name):
+                yield f'{path}.{name} has no meaning for format = "{spec.format}"; remove it'
+        return
+    if not spec.separator:
         yield f"{path}.separator is empty"
-    if len(spec.quote) > 1:
-        yield f'{path}.quote must be one character or empty, got "{spec.quote}"'
-    if spec.separator and spec.quote and spec.quote in spec.separator:
+    if set(spec.separator) & set("\r\n"):
+        yield f"{path}.separator must not hold line ends"
+    if len(spec.quote) > 1 or not spec.quote.isascii() or spec.quote in ("\r", "\n"):
+        yield f'{path}.quote must be one ASCII character or empty, got "{spec.quote}"'
+    elif spec.quote and spec.quote in spec.separator:
         yield f"{path}.quote and separator must differ"
 
 
-def _check_rows(recipe: r.Recipe) -> Iterator[str]:
-    kinds = {column.name: _kind_of(column) for column in recipe.log.columns}
+# rows
+
+
+def _check_rows(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    kinds = {column.name: kind_of(column) for column in recipe.log.columns}
+    drawn_by: str | None = None
     for index, operation in enumerate(recipe.rows):
-        name = next(name for name, kind in r.ROW_OPERATIONS.items() if kind is type(operation))
-        path = f"rows[{index}].{name}"
-        for field, column in _columns_read(operation):
-            if column not in kinds:
-                yield f'{path}.{field} reads column "{column}", but the rows have: {", ".join(kinds)}'
+        path = f"rows[{index}].{operation.operation_name()}"
+        yield from _check_columns_read(operation, path, kinds)
         yield from _check_operation(recipe, operation, path, kinds)
-        kinds.update(_added_kinds(recipe, operation, kinds))
+        if drawn_by and not isinstance(operation, r.DRAWING):
+            yield f"{path} comes after {drawn_by}; items are drawn after the split, so draw them last"
+        if isinstance(operation, r.DRAWING):
+            drawn_by = drawn_by or path
+        added = added_kinds(recipe, operation, kinds)
+        for name in added:
+            if name in kinds:
+                remedy = _how_to_rename(operation)
+                yield f'{path} would add column "{name}", which the rows already have{remedy}'
+        kinds.update(added)
+    yield from _check_once(recipe)
 
 
-def _columns_read(operation: r.RowOperation) -> Iterator[tuple[str, str]]:
-    for field in ("on", "by", "order", "columns", "label", "history"):
-        value = getattr(operation, field, None)
-        if field == "by" and isinstance(operation, (r.Negatives, r.HistoryNegatives)):
-            continue
-        for column in (value,) if isinstance(value, str) else value or ():
-            yield field, column
+def _how_to_rename(operation: r.RowOperation) -> str:
+    return f"; rename it in tables.{operation.table}.columns" if isinstance(operation, r.Join) else ""
 
 
-def _check_operation(recipe: r.Recipe, operation: r.RowOperation, path: str, kinds: Mapping[str, str]) -> Iterator[str]:
+def _check_once(recipe: r.Recipe) -> Iterator[str]:
+    if sum(isinstance(operation, r.Negatives) for operation in recipe.rows) > 1:
+        yield "rows has negatives more than once; raise per_row of the first instead"
+    joined = {operation.table for operation in recipe.rows if isinstance(operation, r.Join)}
+    for name in recipe.tables:
+        if name not in joined:
+            yield f"tables.{name} is never joined; add a join to [[rows]] or remove the table"
+
+
+# What each column that an operation names must hold.
+_GROUP_KEY = ("whole numbers or text", _KEYS)
+_ORDER = ("numbers or text", ("int", "float", "text", "bool"))
+_COLUMNS_READ: dict[type[r.RowOperation], dict[str, tuple[str, tuple[str, ...]]]] = {
+    r.Join: {"on": _GROUP_KEY},
+    r.Dedupe: {"by": _GROUP_KEY, "order": _ORDER},
+    r.History: {
+        "columns": ("one value a row", ("int", "float", "text", "bool")),
+        "by": _GROUP_KEY,
+        "order": _ORDER,
+    },
+    r.Lag: {"columns": ("numbers", ("int", "float")), "by": _GROUP_KEY, "order": _ORDER},
+    r.Negatives: {"label": ("one value a row", ("int", "float", "text", "bool"))},
+    r.HistoryNegatives: {"history": ("lists of items", ("list of int", "list of text", "list of bool"))},
+}
+
+
+def _check_columns_read(operation: r.RowOperation, path: str, kinds: Mapping[str, str]) -> Iterator[str]:
+    for field, (needs, accepted) in _COLUMNS_READ.get(type(operation), {}).items():
+        value = getattr(operation, field)
+        names = (value,) if isinstance(value, str) else value
+        if not names:
+            yield f"{path}.{field} is empty; name at least one column"
+        for name in repeated(names):
+            yield f'{path}.{field} has "{name}" more than once'
+        for name in names:
+            yield from check_column(f"{path}.{field}", name, kinds, needs, accepted)
+
+
+def check_column(
+    path: str, name: str, kinds: Mapping[str, str], needs: str, accepted: Collection[str]
+) -> Iterator[str]:
+    """Is there such a column, and does it hold what is needed?"""
+    if name not in kinds:
+        yield f'{path} reads column "{name}", but the rows have no such column{nearest(name, kinds)}'
+    elif kinds[name] not in accepted:
+        yield f'{path} needs {needs}, but column "{name}" holds {describe(kinds[name])}'
+
+
+def _check_operation(
+    recipe: r.Recipe, operation: r.RowOperation, path: str, kinds: Mapping[str, str]
+) -> Iterator[str]:
+    if isinstance(operation, r.Filter):
+        yield from _check_condition(f"{path}.sql", operation.sql, kinds)
     if isinstance(operation, r.Join):
         yield from _check_join(recipe, operation, path, kinds)
-    if isinstance(operation, (r.Negatives, r.HistoryNegatives)) and recipe.log.item is None:
+    if isinstance(operation, r.History) and operation.where is not None:
+        yield from _check_condition(f"{path}.where", operation.where, kinds)
+    if isinstance(operation, r.DRAWING) and recipe.log.item is None:
         yield f"{path} draws items, but log.item does not say which column that is"
-    if isinstance(operation, r.HistoryNegatives) and not kinds.get(operation.history, "list of").startswith("list of"):
-        yield f'{path}.history is "{operation.history}", which is no history column'
-    if isinstance(operation, r.Sample) and not 0 < operation.fraction <= 1:
-        yield f"{path}.fraction must be above 0 and at most 1, got {operation.fraction}"
-    positive = ("max_length", "shift", "per_row", "per_item", "last")
-    for field in (field.name for field in dataclasses.fields(operation) if field.name in positive):
-        value = getattr(operation, field)
-        if value is not None and value < 1:
-            yield f"{path}.{field} must be at least 1, got {value}"
+    if isinstance(operation, r.Negatives) and operation.label in kinds:
+        yield from _check_label_value(path, operation, kinds[operation.label])
+
+
+def _check_condition(path: str, sql: str, kinds: Mapping[str, str]) -> Iterator[str]:
+    if not names_in_sql(sql) & set(kinds):
+        yield f'{path} is "{sql}", which reads no column; the rows have: {", ".join(kinds)}'
+
+
+def _check_label_value(path: str, negatives: r.Negatives, kind: str) -> Iterator[str]:
+    value = negatives.label_value
+    if isinstance(value, str) != (kind == "text") or (kind == "int" and isinstance(value, float)):
+        shown = f'"{value}"' if isinstance(value, str) else value
+        yield f'{path}.label_value is {shown}, but column "{negatives.label}" holds {describe(kind)}'
 
 
 def _check_join(recipe: r.Recipe, join: r.Join, path: str, kinds: Mapping[str, str]) -> Iterator[str]:
     table = recipe.tables.get(join.table)
     if table is None:
-        yield f'{path}.table is "{join.table}", but the recipe has no [tables.{join.table}]{nearest(join.table, recipe.tables)}'
+        hint = nearest(join.table, recipe.tables)
+        yield f'{path}.table is "{join.table}", but the recipe has no [tables.{join.table}]{hint}'
         return
-    found = {column.name: _kind_of(column) for column in table.columns}
+    found = {column.name: kind_of(column) for column in table.columns}
     if join.on not in found:
-        yield f'{path}.on is "{join.on}", but table {join.table} has: {", ".join(found)}'
+        yield f'{path}.on is "{join.on}", but table {join.table} has no such column{nearest(join.on, found)}'
     elif join.on in kinds and kinds[join.on] != found[join.on]:
-        yield f'{path}.on joins {kinds[join.on]} with {found[join.on]}; give column "{join.on}" one type on both sides'
-    for name in found:
-        if name != join.on and name in kinds:
-            yield f'{path} would add column "{name}", which the rows already have; rename it in tables.{join.table}.columns'
+        sides = f"{kinds[join.on]} with {found[join.on]}"
+        yield f'{path}.on joins {sides}; give column "{join.on}" one type on both sides'
 
 
-def _check_split(recipe: r.Recipe) -> Iterator[str]:
+# split and table
+
+
+_MEANING = {
+    "held_out": ("tail", "time", "hash"),
+    "held_out_files": ("files",),
+    "column": ("time", "hash", "last"),
+    "order": ("last",),
+    "eval_from": ("time",),
+    "test_from": ("time",),
+    "halve": ("tail", "files", "time", "hash"),
+    "seed": ("hash",),
+}
+_SPLIT_COLUMNS = {
+    "time": ("numbers", ("int", "float")),
+    "hash": ("whole numbers or text", _KEYS),
+    "last": ("whole numbers or text", _KEYS),
+}
+
+
+def _check_split(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     split = recipe.split
     if split is None:
         return
-    kinds = kinds_of_columns(recipe)
-    if split.held_out is not None and not 0 < split.held_out < 1:
-        yield f"split.held_out must be between 0 and 1, got {split.held_out}"
-    needs_share = split.by in ("tail", "hash") or (split.by == "time" and split.eval_from is None)
-    if needs_share and split.held_out is None:
-        yield f'split.held_out is missing; split by "{split.by}" needs the share of rows to hold out'
+    for name, meant_for in _MEANING.items():
+        if getattr(split, name) != default_of(r.Holdout, name) and split.by not in meant_for:
+            yield f'split.{name} has no meaning for by = "{split.by}"; remove it'
+    for name, what in _missing_in(split):
+        yield f'split.{name} is missing; split by "{split.by}" needs {what}'
+    kinds = kinds_of_columns(recipe, before_split=True)
+    if split.column is not None and split.by in _SPLIT_COLUMNS:
+        yield from check_column("split.column", split.column, kinds, *_SPLIT_COLUMNS[split.by])
+    if split.order is not None and split.by == "last":
+        yield from check_column("split.order", split.order, kinds, *_ORDER)
+    if split.by == "time":
+        yield from _check_times(split)
+
+
+def _missing_in(split: r.Holdout) -> Iterator[tuple[str, str]]:
+    if split.held_out is None and (
+        split.by in ("tail", "hash") or (split.by == "time" and split.eval_from is None)
+    ):
+        yield "held_out", "the share of rows to hold out"
     if split.by == "files" and not split.held_out_files:
-        yield 'split.held_out_files is missing; split by "files" needs the names or patterns to hold out'
-    if split.by == "last" and split.halve:
-        yield 'split.halve does not go with by = "last", which already holds out an eval and a test row for each user'
-    for field, needed in (("column", ("time", "hash", "last")), ("order", ("last",))):
-        column = getattr(split, field)
-        if split.by in needed and column is None:
-            yield f'split.{field} is missing; split by "{split.by}" needs a column'
-        elif column is not None and column not in kinds:
-            yield f'split.{field} is "{column}", but the rows have: {", ".join(kinds)}'
-        elif column is not None and split.by not in needed:
-            yield f'split.{field} has no meaning for by = "{split.by}"; remove it'
+        yield "held_out_files", "the names or patterns to hold out"
+    if split.column is None and split.by in _MEANING["column"]:
+        yield "column", "a column"
+    if split.order is None and split.by == "last":
+        yield "order", "a column to order rows by"
 
 
-def _check_features(recipe: r.Recipe) -> Iterator[str]:
-    kinds = kinds_of_columns(recipe)
-    labels = {label.name for label in recipe.labels}
-    if not recipe.features:
-        yield "features is empty; name at least one"
-    names: set[str] = set()
-    vocabularies = {step.named for feature in recipe.features for step in feature.steps if isinstance(step, s.Vocabulary)}
-    for feature in recipe.features:
-        path = f'feature "{feature.name}"'
-        if feature.name in names | labels:
-            yield f"{path}: more than one feature or label has this name"
-        names.add(feature.name)
-        if feature.dim is not None and feature.dim < 1:
-            yield f"{path}: dim must be a positive integer, got {feature.dim}"
-        yield from _check_steps(path, feature, kinds, final=True)
-        for step in feature.steps:
-            yield from _check_references(path, step, labels, kinds, vocabularies)
-    yield from _check_shared_vocabularies(recipe)
-
-
-def _check_labels(recipe: r.Recipe) -> Iterator[str]:
-    kinds = kinds_of_columns(recipe)
-    for label in recipe.labels:
-        yield from _check_steps(f'label "{label.name}"', label, kinds, final=True)
-        for step in label.steps:
-            if isinstance(step, _FITTED):
-                yield f'label "{label.name}": {type(step).step_name()} is fitted to the data; a label must not be'
-
-
-_FITTED = (s.Standardise, s.MinMax, s.Quantiles, s.Vocabulary, s.Lookup, s.Count, s.Frequency, s.Target, s.Aggregate)
-
-
-def _check_steps(path: str, feature: r.Feature | r.Label, kinds: Mapping[str, str], final: bool) -> Iterator[str]:
-    missing = [column for column in feature.columns if column not in kinds]
-    for column in missing:
-        yield f'{path} reads column "{column}", but the log has: {", ".join(kinds)}'
-    if missing or not feature.columns:
+def _check_times(split: r.Holdout) -> Iterator[str]:
+    if split.eval_from is None:
+        if split.test_from is not None:
+            yield "split.eval_from is missing; test_from needs the time at which eval begins"
         return
-    current = [kinds[column] for column in feature.columns]
-    for step in feature.steps:
-        name = type(step).step_name()
-        if isinstance(step, s.COMBINING) and step is not feature.steps[0]:
-            yield f"{path}: {name} takes the feature's columns, so it must be the first step"
-            return
-        try:
-            current = [_after(step, current)]
-        except _Unfit as reason:
-            yield f"{path}: step {name} {reason}"
-            return
-        yield from _check_parameters(f"{path}: {name}", step)
-    if final and current[0].removeprefix("list of ") not in MODEL_READY:
-        yield f"{path} ends as {_describe(current[0])}; add vocabulary, hash or key as its last step"
+    for name in ("held_out", "halve"):
+        if getattr(split, name) != default_of(r.Holdout, name):
+            yield f"split.{name} has no meaning beside eval_from, which says where to cut; remove one of them"
+    if split.test_from is not None and split.test_from <= split.eval_from:
+        yield f"split.test_from must be above eval_from, got {split.test_from} and {split.eval_from}"
 
 
-def _check_parameters(path: str, step: s.Step) -> Iterator[str]:
-    for field in ("min_count", "max_size", "buckets", "length", "size", "count"):
-        value = getattr(step, field, None)
-        if isinstance(value, int) and value < 1:
-            yield f"{path}.{field} must be a positive integer, got {value}"
-    if isinstance(step, s.Quantiles) and step.buckets < 2:
-        yield f"{path}.buckets must be at least 2, got {step.buckets}"
-    if isinstance(step, s.Buckets) and (not step.edges or list(step.edges) != sorted(set(step.edges))):
-        yield f"{path}.edges must be increasing numbers, got {list(step.edges)}"
-    if isinstance(step, (s.Clip, s.MinMax)) and step.min is not None and step.max is not None and step.min >= step.max:
-        yield f"{path}.min must be below max, got {step.min} and {step.max}"
-    if isinstance(step, s.Log) and step.at_least <= 0:
-        yield f"{path}.at_least must be above 0, got {step.at_least}"
-    if isinstance(step, s.Map) and (not step.ids or min(step.ids.values()) < 0):
-        yield f"{path}.ids must hold ids from 0 up"
-    if isinstance(step, s.Target) and step.folds < 2:
-        yield f"{path}.folds must be at least 2, got {step.folds}"
-    if isinstance(step, s.Function) and step.path.count(":") != 1:
-        yield f'{path}.path must look like package.module:function, got "{step.path}"'
-    if isinstance(step, (s.Split, s.Cross)) and not step.separator:
-        yield f"{path}.separator must not be empty"
-
-
-def _check_references(
-    path: str, step: s.Step, labels: set[str], kinds: Mapping[str, str], vocabularies: set[str | None]
-) -> Iterator[str]:
-    if isinstance(step, s.Target) and step.label not in labels:
-        yield f'{path}: target.label is "{step.label}", but the recipe has no such label{nearest(step.label, labels)}'
-    if isinstance(step, s.Aggregate) and kinds.get(step.column, "") not in RAW:
-        yield f'{path}: aggregate.column is "{step.column}", but the log has: {", ".join(kinds)}'
-    if isinstance(step, s.Aggregate) and kinds.get(step.column) == "text" and step.statistic not in ("count", "distinct"):
-        yield f'{path}: aggregate takes the {step.statistic} of "{step.column}", which is text'
-    if isinstance(step, s.Lookup) and step.named not in vocabularies:
-        known = [name for name in vocabularies if name]
-        yield f'{path}: no vocabulary is named "{step.named}"{nearest(step.named, known)}'
-
-
-def _check_shared_vocabularies(recipe: r.Recipe) -> Iterator[str]:
-    first: dict[str, tuple[str, s.Vocabulary]] = {}
-    for feature in recipe.features:
-        for step in feature.steps:
-            if not isinstance(step, s.Vocabulary) or step.named is None:
-                continue
-            owner, other = first.setdefault(step.named, (feature.name, step))
-            if dataclasses.replace(step, keep=other.keep) != other:
-                yield (
-                    f'feature "{feature.name}": vocabulary "{step.named}" has other parameters than in feature "{owner}"; '
-                    "shared vocabularies need the same ones"
-                )
-
-
-def _check_table(recipe: r.Recipe) -> Iterator[str]:
+def _check_table(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     kinds = kinds_of_columns(recipe)
     taken = {feature.name for feature in recipe.features} | {label.name for label in recipe.labels}
-    for name in recipe.table.keep:
+    layout = recipe.table
+    for name in repeated(layout.keep):
+        yield f'table.keep has "{name}" more than once'
+    for name in layout.keep:
         if name not in kinds:
-            yield f'table.keep has "{name}", but the rows have: {", ".join(kinds)}'
+            yield f'table.keep has "{name}", but the rows have no such column{nearest(name, kinds)}'
         if f"raw_{name}" in taken:
             yield f'table.keep would add column "raw_{name}", which is a feature or label already'
+    if layout.seed and layout.order != "shuffle":
+        yield f'table.seed has no meaning for order = "{layout.order}"; remove it'
 
 
-def _check_models(recipe: r.Recipe) -> Iterator[str]:
-    features = {feature.name for feature in recipe.features}
-    labels = [label.name for label in recipe.labels]
-    ranking, retrieval = recipe.ranking, recipe.retrieval
-    if (ranking or retrieval) and not labels:
-        yield "labels is empty; a model needs at least one"
-    lists: list[tuple[str, tuple[str, ...]]] = []
-    if ranking:
-        lists += [("ranking.features", ranking.features), ("ranking.wide", ranking.wide)]
-    if retrieval:
-        lists += [("retrieval.user", retrieval.user), ("retrieval.item", retrieval.item)]
-        if recipe.log.user is None or recipe.log.item is None:
-            yield "retrieval needs log.user and log.item: which columns say who and what"
-    for path, names in lists:
-        for name in names:
-            if name not in features:
-                yield f'{path} has "{name}", but there is no such feature{nearest(name, features)}'
-    for path, model in (("ranking", ranking), ("retrieval", retrieval)):
-        if model and model.label not in labels:
-            yield f'{path}.label is "{model.label}", but the recipe has no such label{nearest(model.label, labels)}'
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean "x"?` when something is close, else what is known."""
-    options = sorted(known)
-    close = difflib.get_close_matches(name, options, n=1)
-    if close:
-        return f'; did you mean "{close[0]}"?'
-    return f"; known: {', '.join(options)}" if options else ""
+_ROWS = ("log", "tables", "rows")
+# What is checked, and the sections that must be readable for it.
+_CHECKS: tuple[tuple[Callable[[r.Recipe, Paths], Iterator[str]], tuple[str, ...]], ...] = (
+    (_check_recipe, ("name",)),
+    (_check_log, ("log",)),
+    (_check_tables, ("tables",)),
+    (_check_rows, _ROWS),
+    (_check_split, (*_ROWS, "split")),
+    (check_labels, _ROWS),
+    (check_features, _ROWS),
+    (check_names, ("features", "labels")),
+    (check_references, (*_ROWS, "features", "labels")),
+    (_check_table, (*_ROWS, "features", "labels", "table")),
+    (check_ranking, ("ranking",)),
+    (check_retrieval, ("retrieval",)),
+    (check_models, (*_ROWS, "features", "labels", "ranking", "retrieval")),
+)

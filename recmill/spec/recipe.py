@@ -5,12 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from recmill.spec.names import Names
+from recmill.spec.numbers import (
+    AboveZero,
+    Dropout,
+    Fraction,
+    NotNegative,
+    Positive,
+    Share,
+    ShareOrAll,
+    Whole,
+)
 from recmill.spec.steps import Step, Value
 
 Owner = Literal["user", "item", "context"]
+Shape = Literal["criteo", "recsys2021", "movielens", "shop"]
 
 # Columns that recmill adds to rows. Names that begin with __ are ours.
-POSITION = "__position"  # place in the log: int64, file number << 44 | offset; unique, and the same for any partitioning
+POSITION = "__position"  # place in the log: file number << 44 | offset; the same for any partitioning
 SPLIT = "__split"  # index into SPLITS
 COPY = "__copy"  # 0 for a row of the log, from 1 for the negatives made from it
 SPLITS = ("train", "eval", "test")
@@ -28,8 +40,11 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Log:
-    """Raw events as users have them. `files` are names or globs, relative to the data directory."""
+class Files:
+    """Files of rows, named or as globs, relative to the data directory.
+
+    `separator`, `header`, `quote` and `encoding` are for delimited text; the other formats know their own.
+    """
 
     files: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -38,29 +53,32 @@ class Log:
     header: bool = False
     quote: str = ""
     encoding: Literal["utf-8", "latin-1"] = "utf-8"
+
+
+@dataclass(frozen=True)
+class Log(Files):
+    """Raw events as users have them; `user`, `item` and `time` say which columns are who, what and when."""
+
     user: str | None = None
     item: str | None = None
     time: str | None = None
 
 
 @dataclass(frozen=True)
-class SideTable:
-    """A smaller file with more columns for a key, such as users or items; joined by a `join` row operation."""
-
-    files: tuple[str, ...]
-    columns: tuple[Column, ...]
-    format: Literal["delimited", "parquet", "jsonl"] = "delimited"
-    separator: str = "\t"
-    header: bool = False
-    quote: str = ""
-    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+class SideTable(Files):
+    """A smaller file with more columns for a key, such as users or items; `join` in `[[rows]]` adds them."""
 
 
 @dataclass(frozen=True)
 class RowOperation:
-    """Something that adds, drops or orders rows, or looks at other rows. Runs before features, in recipe order."""
+    """Adds, drops or orders rows, or looks at other rows. Runs before features, in recipe order."""
 
     main: ClassVar[str | None] = None
+
+    @classmethod
+    def operation_name(cls) -> str:
+        """The name that recipes use."""
+        return next(name for name, kind in ROW_OPERATIONS.items() if kind is cls)
 
 
 @dataclass(frozen=True)
@@ -76,8 +94,8 @@ class Sample(RowOperation):
     """Keep a fraction of the rows, the same ones on every run."""
 
     main: ClassVar[str | None] = "fraction"
-    fraction: float
-    seed: int = 0
+    fraction: ShareOrAll
+    seed: Whole = 0
 
 
 @dataclass(frozen=True)
@@ -93,7 +111,7 @@ class Join(RowOperation):
 class Dedupe(RowOperation):
     """Keep one row for each combination of `by`: the first or the last in the order of `order`."""
 
-    by: tuple[str, ...]
+    by: Names
     order: str
     keep: Literal["first", "last"] = "last"
 
@@ -106,47 +124,47 @@ class History(RowOperation):
     earlier events are dropped; `last` keeps only that many latest rows for each user.
     """
 
-    columns: tuple[str, ...]
+    columns: Names
     by: str
     order: str
     where: str | None = None
-    max_length: int = 100
-    min_length: int = 0
-    last: int | None = None
+    max_length: Positive = 100
+    min_length: Whole = 0
+    last: Positive | None = None
 
 
 @dataclass(frozen=True)
 class Lag(RowOperation):
     """`<column>_lag<shift>`: the value minus the one `shift` rows earlier in the same group."""
 
-    columns: tuple[str, ...]
+    columns: Names
     by: str
     order: str
-    shift: int = 1
+    shift: Positive = 1
 
 
 @dataclass(frozen=True)
 class Negatives(RowOperation):
-    """For each row, `per_row` copies with another item of the training rows and the label column set to `label_value`.
+    """For each row, `per_row` copies with another item of the training rows and label set to `label_value`.
 
     Columns of the item come along. `uniform` draws each item alike, `popularity` as often as it occurs.
     """
 
     label: str
-    per_row: int = 1
+    per_row: Positive = 1
     by: Literal["uniform", "popularity"] = "uniform"
     label_value: Value = 0
-    seed: int = 0
+    seed: Whole = 0
 
 
 @dataclass(frozen=True)
 class HistoryNegatives(RowOperation):
-    """For each item of a history column, `per_item` other items, as `<column>_negatives` (lists joined in order)."""
+    """For each item of a history column, `per_item` other items in its order, as `<column>_negatives`."""
 
     history: str
-    per_item: int = 1
+    per_item: Positive = 1
     by: Literal["uniform", "popularity"] = "uniform"
-    seed: int = 0
+    seed: Whole = 0
 
 
 ROW_OPERATIONS: dict[str, type[RowOperation]] = {
@@ -160,6 +178,9 @@ ROW_OPERATIONS: dict[str, type[RowOperation]] = {
     "history_negatives": HistoryNegatives,
 }
 
+# These draw from the items of the training rows, so they run after the split and stand last in [[rows]].
+DRAWING = (Negatives, HistoryNegatives)
+
 
 @dataclass(frozen=True)
 class Holdout:
@@ -172,14 +193,14 @@ class Holdout:
     """
 
     by: Literal["tail", "files", "time", "hash", "last"]
-    held_out: float | None = None
+    held_out: Share | None = None
     held_out_files: tuple[str, ...] = ()
     column: str | None = None
     order: str | None = None
     eval_from: float | None = None
     test_from: float | None = None
     halve: bool = False
-    seed: int = 0
+    seed: Whole = 0
 
 
 @dataclass(frozen=True)
@@ -187,10 +208,10 @@ class Feature:
     """One output column: what it is called, which columns it reads and the steps between."""
 
     name: str
-    columns: tuple[str, ...]
+    columns: Names
     steps: tuple[Step, ...] = ()
     of: Owner = "context"
-    dim: int | None = None
+    dim: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -198,20 +219,21 @@ class Label:
     """What models learn: a column of the log, or steps over several."""
 
     name: str
-    columns: tuple[str, ...]
+    columns: Names
     steps: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """How prepared rows are ordered: as in the log, shuffled, or `interleave`d: all files side by side, each in its
-    own order, so that a batch holds rows of every day. `keep` names raw columns that the Table holds too,
-    as `raw_<column>`.
+    """How prepared rows are ordered, and which raw columns the Table keeps, as `raw_<column>`.
+
+    log: as read     shuffle: at random     interleave: all files side by side, each in its own order, so that
+    a batch holds rows of every day
     """
 
     order: Literal["log", "shuffle", "interleave"] = "log"
-    seed: int = 0
-    keep: tuple[str, ...] = ()
+    seed: Whole = 0
+    keep: Names = ()
 
 
 @dataclass(frozen=True)
@@ -219,46 +241,46 @@ class Optimizer:
     """An update rule and its learning rate."""
 
     name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "lamb", "ftrl", "adagrad_decay"]
-    learning_rate: float
-    eps: float | None = None
-    weight_decay: float = 0.0
-    l1: float = 0.0
-    l2: float = 0.0
+    learning_rate: AboveZero
+    eps: AboveZero | None = None
+    weight_decay: NotNegative = 0.0
+    l1: NotNegative = 0.0
+    l2: NotNegative = 0.0
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Learning rate over the run, as fractions of all steps: warm up, hold, decay."""
 
-    warmup: float = 0.0
-    decay_from: float = 1.0
+    warmup: Fraction = 0.0
+    decay_from: Fraction = 1.0
     decay: Literal["polynomial", "cosine"] = "polynomial"
-    power: float = 2.0
+    power: AboveZero = 2.0
 
 
 @dataclass(frozen=True)
 class Training:
     """How a model is trained."""
 
-    batch_size: int = 2048
-    epochs: float = 1.0
+    batch_size: Positive = 2048
+    epochs: AboveZero = 1.0
     dense: Optimizer = field(default_factory=lambda: Optimizer("adagrad", 0.01))
     sparse: Optimizer = field(default_factory=lambda: Optimizer("rowwise_adagrad", 0.02))
     schedule: Schedule = field(default_factory=Schedule)
-    evaluations: int = 1
+    evaluations: Positive = 1
     target: str | None = None
-    patience: int | None = None
-    seed: int = 0
+    patience: Positive | None = None
+    seed: Whole = 0
 
 
 @dataclass(frozen=True)
 class Dynamic:
     """Options of dynamic tables: when a key gets a row, and when it loses it again."""
 
-    admit_after: int = 1
-    evict_after_steps: int | None = None
-    evict_below_norm: float | None = None
-    capacity: int | None = None
+    admit_after: Positive = 1
+    evict_after_steps: Positive | None = None
+    evict_below_norm: AboveZero | None = None
+    capacity: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -267,16 +289,16 @@ class Ranking:
 
     model: str
     label: str
-    features: tuple[str, ...] = ()
-    embedding_dim: int = 16
-    bottom: tuple[int, ...] = ()
-    top: tuple[int, ...] = ()
+    features: Names = ()
+    embedding_dim: Positive = 16
+    bottom: tuple[Positive, ...] = ()
+    top: tuple[Positive, ...] = ()
     interaction: Literal["dot", "cat", "cross"] = "dot"
-    cross_layers: int = 3
-    cross_rank: int = 512
-    wide: tuple[str, ...] = ()
-    hidden: tuple[int, ...] = ()
-    dropout: float = 0.0
+    cross_layers: Positive = 3
+    cross_rank: Positive = 512
+    wide: Names = ()
+    hidden: tuple[Positive, ...] = ()
+    dropout: Dropout = 0.0
     dynamic: Dynamic | None = None
     wide_optimizer: Optimizer | None = None
     train: Training = field(default_factory=Training)
@@ -287,13 +309,13 @@ class Retrieval:
     """Two towers, one of users and one of items, that meet in a dot product."""
 
     label: str
-    user: tuple[str, ...]
-    item: tuple[str, ...]
+    user: Names
+    item: Names
     model: str = "two_tower"
-    embedding_dim: int = 16
-    hidden: tuple[int, ...] = (128, 64)
+    embedding_dim: Positive = 16
+    hidden: tuple[Positive, ...] = (128, 64)
     loss: Literal["in_batch_softmax", "bce"] = "in_batch_softmax"
-    temperature: float = 0.05
+    temperature: AboveZero = 0.05
     log_q: bool = True
     train: Training = field(default_factory=Training)
 
@@ -307,7 +329,7 @@ class Recipe:
     features: tuple[Feature, ...]
     labels: tuple[Label, ...] = ()
     description: str = ""
-    generate: str | None = None
+    generate: Shape | None = None
     tables: dict[str, SideTable] = field(default_factory=dict)
     rows: tuple[RowOperation, ...] = ()
     split: Holdout | None = None

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from recmill.spec.numbers import AboveZero, Id, NotNegative, NumIds, Positive, Several, Whole
+
 Value = bool | int | float | str
 ResultType = Literal["int", "float", "bool", "text", "list of int", "list of float", "list of text"]
 
@@ -52,7 +54,7 @@ class Log(Step):
 
     main: ClassVar[str | None] = "add"
     add: float = 1.0
-    at_least: float = 1.0
+    at_least: AboveZero = 1.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Quantiles(Step):
     """Buckets whose edges are the training rows' quantiles, so that each holds about as many rows."""
 
     main: ClassVar[str | None] = "buckets"
-    buckets: int
+    buckets: Several
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Map(Step):
     """A fixed map from value to id; every other value is 0."""
 
     main: ClassVar[str | None] = "ids"
-    ids: dict[str, int]
+    ids: dict[str, Id]
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ class Vocabulary(Step):
     """
 
     main: ClassVar[str | None] = "min_count"
-    min_count: int = 1
-    max_size: int | None = None
+    min_count: Positive = 1
+    max_size: NumIds | None = None
     order: Literal["count", "first_seen"] = "count"
     named: str | None = None
     extend: str | None = None
@@ -151,8 +153,8 @@ class Hash(Step):
     """1 + hash modulo `buckets`; missing is 0. Nothing is fitted."""
 
     main: ClassVar[str | None] = "buckets"
-    buckets: int
-    seed: int = 0
+    buckets: NumIds
+    seed: Whole = 0
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class Key(Step):
 
     main: ClassVar[str | None] = "named"
     named: str | None = None
-    seed: int = 0
+    seed: Whole = 0
 
 
 @dataclass(frozen=True)
@@ -188,9 +190,9 @@ class Target(Step):
 
     main: ClassVar[str | None] = "label"
     label: str
-    folds: int = 5
-    smooth: float = 20.0
-    seed: int = 0
+    folds: Several = 5
+    smooth: NotNegative = 20.0
+    seed: Whole = 0
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ class First(Step):
     """Keep the first `count` elements of a list."""
 
     main: ClassVar[str | None] = "count"
-    count: int
+    count: Positive
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ class Pad(Step):
     """A list of exactly `length`: its last elements, filled on the right with `value`."""
 
     main: ClassVar[str | None] = "length"
-    length: int
+    length: Positive
     value: float = 0
 
 
@@ -247,7 +249,7 @@ class Mask(Step):
     """1 for each real element and 0 for each filled one of the list that `pad` makes."""
 
     main: ClassVar[str | None] = "length"
-    length: int
+    length: Positive
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,7 @@ class OneHot(Step):
     """An id to a list of `size` zeros and a one; ids outside 0 to size - 1 are an error."""
 
     main: ClassVar[str | None] = "size"
-    size: int
+    size: NumIds
 
 
 # several columns

@@ -12,6 +12,7 @@ from log_reading import columns_of, read_all
 
 from recmill.errors import LogError
 from recmill.logs.base import describe_files, open_source
+from recmill.logs.files import match_pattern
 from recmill.spec.recipe import Log
 
 COLUMNS = columns_of(a="int")
@@ -170,3 +171,17 @@ def test_report_tells_what_is_missing_instead_of_raising(tmp_path: Path) -> None
     assert report.unmatched == ("day_*",)
     assert "No file matches" in (report.problem or "")
     assert "no such directory" in (describe_files(log_of("x"), str(tmp_path / "y")).problem or "")
+
+
+def test_a_name_also_stands_for_its_compressed_form(tmp_path):
+    (tmp_path / "train.txt.gz").write_bytes(gzip.compress(b"1\n"))
+    assert [file.name for file in match_pattern("train.txt", str(tmp_path))] == ["train.txt.gz"]
+    (tmp_path / "train.txt").write_bytes(b"1\n")
+    assert [file.name for file in match_pattern("train.txt", str(tmp_path))] == ["train.txt"]
+
+
+def test_globs_pass_over_names_with_a_leading_underscore(tmp_path):
+    for name in ("_SUCCESS", "_truth.json", "part-0"):
+        (tmp_path / name).write_text("1\n")
+    assert [file.name for file in match_pattern("*", str(tmp_path))] == ["part-0"]
+    assert [file.name for file in match_pattern("_SUCCESS", str(tmp_path))] == ["_SUCCESS"]

@@ -1,0 +1,43 @@
+# make run    set up, then take the quickstart recipe through every stage there is
+# make test   set up, then the whole suite      make test-quick   only what needs no other program
+# make lint   format, lint and types            make bench        measure, beside peers
+PYTHON ?= python3
+BIN := .venv/bin
+NATIVE := $(wildcard native/*)
+
+.PHONY: run test test-quick lint format bench clean
+
+run: .venv/installed
+	$(BIN)/recmill run quickstart --into runs/quickstart
+
+test: .venv/installed-dev
+	$(BIN)/pytest -n auto
+
+test-quick: .venv/installed-dev
+	$(BIN)/pytest -n auto -m "not services"
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/installed-dev
+	$(BIN)/pip install --quiet --constraint constraints.txt "pandas"
+	$(BIN)/recmill bench prepare
+
+clean:
+	rm -rf .venv build runs
+
+# The package is built again only when its build files or native sources change.
+.venv/installed: pyproject.toml constraints.txt $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@

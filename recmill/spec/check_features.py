@@ -1,0 +1,218 @@
+"""Are features and labels possible? Columns exist, each step fits what reaches it, names mean something."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+from recmill.spec import recipe as r
+from recmill.spec import steps as s
+from recmill.spec.convert import Paths, paths_of
+from recmill.spec.kinds import MODEL_READY, RAW, Unfit, after, describe, element_of, is_list, kinds_of_columns
+from recmill.spec.names import names_in_sql, nearest, repeated
+
+Entry = r.Feature | r.Label
+_FITTED = (
+    s.Standardise, s.MinMax, s.Quantiles, s.Vocabulary, s.Lookup, s.Count, s.Frequency, s.Target, s.Aggregate,
+)  # fmt: skip
+
+
+def check_features(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    """Each feature for itself."""
+    kinds = kinds_of_columns(recipe)
+
+    def check(path: str, feature: Entry) -> Iterator[str]:
+        assert isinstance(feature, r.Feature)
+        yield from _check_steps(path, feature, kinds)
+        ends_as = _ends_as(feature, kinds)
+        if ends_as is not None and feature.dim is not None and element_of(ends_as) not in ("id", "key"):
+            yield f"{path}.dim has no meaning for {describe(ends_as)}; only ids and keys have embeddings"
+
+    yield from _by_entry("features", recipe.features, paths, check)
+
+
+def check_labels(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    """Each label for itself."""
+    kinds = kinds_of_columns(recipe)
+
+    def check(path: str, label: Entry) -> Iterator[str]:
+        yield from _check_steps(path, label, kinds)
+        ends_as = _ends_as(label, kinds)
+        if ends_as is not None and (is_list(ends_as) or ends_as == "key"):
+            yield f"{path} ends as {describe(ends_as)}; a label is one number a row"
+        for number, step in enumerate(label.steps):
+            fitted = isinstance(step, _FITTED) or (isinstance(step, s.Fill) and step.statistic is not None)
+            if fitted:
+                where = f"{path}.steps[{number}].{step.step_name()}"
+                yield f"{where} is fitted to the data; a label must not be"
+
+    yield from _by_entry("labels", recipe.labels, paths, check)
+
+
+def _by_entry(
+    section: str, entries: Sequence[Entry], paths: Paths, check: Callable[[str, Entry], Iterator[str]]
+) -> Iterator[str]:
+    """Problems of each entry of the file once, naming those of its features that have it unless all do."""
+    where = paths_of(paths, section, entries)
+    for path, group in groupby(zip(where, entries, strict=True), key=lambda pair: pair[0]):
+        covered = [entry for _, entry in group]
+        found: dict[str, list[str]] = {}
+        for entry in covered:
+            for problem in check(path, entry):
+                found.setdefault(problem, []).append(entry.name)
+        for problem, names in found.items():
+            some = f" (for {', '.join(names)})" if len(set(names)) < len(covered) else ""
+            yield problem + some
+
+
+def _ends_as(entry: Entry, kinds: Mapping[str, str]) -> str | None:
+    """The kind after the last step; None when a step does not fit."""
+    current = [kinds.get(column, "") for column in entry.columns]
+    try:
+        for step in entry.steps:
+            current = [after(step, current)]
+    except Unfit:
+        return None
+    return current[0] if current and current[0] else None
+
+
+def _check_steps(path: str, entry: Entry, kinds: Mapping[str, str]) -> Iterator[str]:
+    problems = list(_check_columns(path, entry, kinds))
+    yield from problems
+    if problems:
+        return
+    current = [kinds[column] for column in entry.columns]
+    for number, step in enumerate(entry.steps):
+        where = f"{path}.steps[{number}].{step.step_name()}"
+        if isinstance(step, s.COMBINING) and number:
+            yield f"{where} takes the feature's columns, so it must be the first step"
+            return
+        yield from _check_parameters(where, step, current[0])
+        if isinstance(step, s.Expression):
+            yield from _check_expression(where, step.sql, entry.columns, kinds)
+        try:
+            current = [after(step, current)]
+        except Unfit as reason:
+            yield f"{where} {reason}"
+            return
+    if element_of(current[0]) not in MODEL_READY:
+        yield f"{path} ends as {describe(current[0])}; add vocabulary, hash or key as its last step"
+
+
+def _check_columns(path: str, entry: Entry, kinds: Mapping[str, str]) -> Iterator[str]:
+    if not entry.columns:
+        yield f"{path}.columns is empty; name at least one column"
+    for name in repeated(entry.columns):
+        yield f'{path}.columns has "{name}" more than once'
+    for column in entry.columns:
+        if column not in kinds:
+            yield f'{path} reads column "{column}", but the rows have no such column{nearest(column, kinds)}'
+    if len(entry.columns) > 1 and not (entry.steps and isinstance(entry.steps[0], s.COMBINING)):
+        yield (
+            f"{path} has {len(entry.columns)} columns; "
+            "begin with a step that combines them (cross, pack, expression, function)"
+        )
+
+
+def _check_parameters(path: str, step: s.Step, kind: str) -> Iterator[str]:
+    """What one parameter alone cannot tell; bounds of numbers are checked on reading."""
+    if isinstance(step, s.Buckets) and (not step.edges or list(step.edges) != sorted(set(step.edges))):
+        yield f"{path}.edges must be increasing numbers, got {list(step.edges)}"
+    if isinstance(step, s.Clip) and step.min is None and step.max is None:
+        yield f"{path} needs min, max or both"
+    if isinstance(step, s.Clip | s.MinMax):
+        yield from _check_range(path, step.min, step.max)
+    if isinstance(step, s.Map) and not step.ids:
+        yield f"{path}.ids is empty; name at least one value"
+    if isinstance(step, s.Pad) and element_of(kind) != "float" and not step.value.is_integer():
+        yield f"{path}.value is {step.value}, but the list holds {describe(element_of(kind))}"
+    if isinstance(step, s.Function) and not _is_path(step.path):
+        yield f'{path}.path must look like package.module:function, got "{step.path}"'
+    if isinstance(step, s.Split | s.Cross) and not step.separator:
+        yield f"{path}.separator must not be empty"
+    if isinstance(step, s.Vocabulary | s.Lookup | s.Key) and step.named == "":
+        yield f"{path}.named must not be empty"
+
+
+def _check_range(path: str, least: float | None, most: float | None) -> Iterator[str]:
+    if least is not None and most is not None and least >= most:
+        yield f"{path}.min must be below max, got {least} and {most}"
+
+
+def _is_path(path: str) -> bool:
+    module, colon, name = path.partition(":")
+    return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def _check_expression(path: str, sql: str, columns: Sequence[str], kinds: Mapping[str, str]) -> Iterator[str]:
+    words = names_in_sql(sql)
+    for name in columns:
+        if name not in words:
+            yield f'{path}.sql does not mention column "{name}"; remove it from columns, or use it'
+    for name in kinds:
+        if name in words and name not in columns:
+            yield f'{path}.sql reads column "{name}"; add it to columns'
+
+
+# features and labels together
+
+
+def check_names(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    """Every column of a Table has a name of its own."""
+    if not recipe.features:
+        yield "features is empty; name at least one"
+    entries: list[Entry] = [*recipe.features, *recipe.labels]
+    for name in repeated(entry.name for entry in entries):
+        yield f'more than one feature or label is called "{name}"; give each a name of its own'
+    where = [*paths_of(paths, "features", recipe.features), *paths_of(paths, "labels", recipe.labels)]
+    for path, entry in zip(where, entries, strict=True):
+        if not entry.name or entry.name.startswith("__"):
+            yield f'{path}.name is "{entry.name}"; names must not be empty or begin with __'
+
+
+def check_references(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    """Labels, columns and vocabularies that steps name."""
+    kinds = kinds_of_columns(recipe)
+    labels = [label.name for label in recipe.labels]
+    steps = [step for feature in recipe.features for step in feature.steps]
+    named = {step.named for step in steps if isinstance(step, s.Vocabulary) and step.named}
+
+    def check(path: str, feature: Entry) -> Iterator[str]:
+        for number, step in enumerate(feature.steps):
+            where = f"{path}.steps[{number}].{step.step_name()}"
+            if isinstance(step, s.Target) and step.label not in labels:
+                hint = nearest(step.label, labels)
+                yield f'{where}.label is "{step.label}", but there is no such label{hint}'
+            if isinstance(step, s.Aggregate):
+                yield from _check_aggregate(where, step, kinds)
+            if isinstance(step, s.Lookup) and step.named not in named:
+                hint = nearest(step.named, named) or "; no vocabulary has a name"
+                yield f'{where}.named is "{step.named}", but no vocabulary has that name{hint}'
+
+    yield from _by_entry("features", recipe.features, paths, check)
+    yield from _check_shared_vocabularies(recipe, paths)
+
+
+def _check_aggregate(path: str, step: s.Aggregate, kinds: Mapping[str, str]) -> Iterator[str]:
+    kind = kinds.get(step.column)
+    if kind is None:
+        hint = nearest(step.column, kinds)
+        yield f'{path}.column is "{step.column}", but the rows have no such column{hint}'
+    elif kind not in RAW:
+        yield f'{path}.column is "{step.column}", which holds {describe(kind)}; expected one value a row'
+    elif kind == "text" and step.statistic not in ("count", "distinct"):
+        yield f'{path} takes the {step.statistic} of "{step.column}", which is text'
+
+
+def _check_shared_vocabularies(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    first: dict[str, tuple[str, s.Vocabulary]] = {}
+    where = paths_of(paths, "features", recipe.features)
+    for path, feature in zip(where, recipe.features, strict=True):
+        for number, step in enumerate(feature.steps):
+            if not isinstance(step, s.Vocabulary) or not step.named:
+                continue
+            owner, other = first.setdefault(step.named, (path, step))
+            if dataclasses.replace(step, keep=other.keep) != other:
+                place = f"{path}.steps[{number}].vocabulary"
+                yield f'{place} has other parameters than "{step.named}" in {owner}; make them the same'

@@ -1,0 +1,166 @@
+"""Are the models possible? Features and labels they name exist, and every setting has a meaning for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from recmill.spec import recipe as r
+from recmill.spec import steps as s
+from recmill.spec.convert import Paths, default_of
+from recmill.spec.names import nearest, repeated
+
+_TARGET = re.compile(r"[a-z_]+(@\d+)?\s*(>=|<=)\s*-?\d+(\.\d+)?([eE]-?\d+)?")
+_OWN_MODEL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+# Settings that only some models have. The user's own module gets all of them.
+_SETTINGS_OF = {
+    "dlrm": ("bottom", "top", "interaction", "cross_layers", "cross_rank"),
+    "wide_deep": ("wide", "hidden", "wide_optimizer"),
+}
+_OPTIMIZER_SETTINGS: dict[str, tuple[str, ...]] = {
+    "sgd": ("weight_decay",),
+    "adagrad": ("eps", "weight_decay"),
+    "rowwise_adagrad": ("eps", "weight_decay"),
+    "adam": ("eps", "weight_decay"),
+    "adamw": ("eps", "weight_decay"),
+    "lamb": ("eps", "weight_decay"),
+    "ftrl": ("l1", "l2"),
+    "adagrad_decay": ("eps",),
+}
+
+
+def check_ranking(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    """The section by itself."""
+    ranking = recipe.ranking
+    if ranking is None:
+        return
+    yield from _check_model("ranking", ranking.model, tuple(_SETTINGS_OF))
+    for model, settings in _SETTINGS_OF.items():
+        for name in settings if ranking.model in set(_SETTINGS_OF) - {model} else ():
+            if getattr(ranking, name) != default_of(r.Ranking, name):
+                yield f'ranking.{name} has no meaning for model = "{ranking.model}"; remove it'
+    if ranking.model == "dlrm":
+        yield from _check_interaction(ranking)
+    if ranking.wide_optimizer is not None:
+        yield from _check_optimizer("ranking.wide_optimizer", ranking.wide_optimizer)
+    yield from _check_training("ranking.train", ranking.train)
+
+
+def check_retrieval(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    """The section by itself."""
+    retrieval = recipe.retrieval
+    if retrieval is None:
+        return
+    yield from _check_model("retrieval", retrieval.model, ("two_tower",))
+    for name in ("user", "item"):
+        if not getattr(retrieval, name):
+            yield f"retrieval.{name} is empty; name the features of that tower"
+    yield from _check_training("retrieval.train", retrieval.train)
+
+
+def _check_model(path: str, model: str, known: Sequence[str]) -> Iterator[str]:
+    if model not in known and not _OWN_MODEL.fullmatch(model):
+        yield (
+            f'{path}.model is "{model}"; expected {", ".join(known)}, '
+            f"or your own module as package.module:Class{nearest(model, known)}"
+        )
+
+
+def _check_interaction(ranking: r.Ranking) -> Iterator[str]:
+    if ranking.interaction != "cross":
+        for name in ("cross_layers", "cross_rank"):
+            if getattr(ranking, name) != default_of(r.Ranking, name):
+                yield f'ranking.{name} has no meaning for interaction = "{ranking.interaction}"; remove it'
+    if ranking.interaction != "cat" and ranking.bottom and ranking.bottom[-1] != ranking.embedding_dim:
+        yield (
+            f"ranking.bottom ends with {ranking.bottom[-1]}, but embedding_dim is {ranking.embedding_dim}; "
+            f'interaction = "{ranking.interaction}" needs them equal'
+        )
+
+
+def _check_training(path: str, training: r.Training) -> Iterator[str]:
+    yield from _check_optimizer(f"{path}.dense", training.dense)
+    yield from _check_optimizer(f"{path}.sparse", training.sparse)
+    if training.dense.name == "rowwise_adagrad":
+        yield f"{path}.dense.name is rowwise_adagrad, which is for embedding rows; use adagrad"
+    schedule = training.schedule
+    if schedule.warmup > schedule.decay_from:
+        yield (
+            f"{path}.schedule.warmup must be at most decay_from, "
+            f"got {schedule.warmup} and {schedule.decay_from}"
+        )
+    if schedule.decay != "polynomial" and schedule.power != default_of(r.Schedule, "power"):
+        yield f'{path}.schedule.power has no meaning for decay = "{schedule.decay}"; remove it'
+    if training.target is not None and not _TARGET.fullmatch(training.target.strip()):
+        yield f'{path}.target must look like "auc >= 0.80", got "{training.target}"'
+
+
+def _check_optimizer(path: str, optimizer: r.Optimizer) -> Iterator[str]:
+    for name in ("eps", "weight_decay", "l1", "l2"):
+        is_set = getattr(optimizer, name) != default_of(r.Optimizer, name)
+        if is_set and name not in _OPTIMIZER_SETTINGS[optimizer.name]:
+            known = ", ".join(_OPTIMIZER_SETTINGS[optimizer.name])
+            yield f"{path}.{name} has no meaning for {optimizer.name}, which takes: learning_rate, {known}"
+
+
+def check_models(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    """Models against features and labels. Steps that do not fit are reported elsewhere."""
+    features = {feature.name: feature for feature in recipe.features}
+    labels = [label.name for label in recipe.labels]
+    ranking, retrieval = recipe.ranking, recipe.retrieval
+    if (ranking or retrieval) and not labels:
+        yield "labels is empty; a model needs at least one"
+    for path, names in _features_named(recipe):
+        for name in repeated(names):
+            yield f'{path} has "{name}" more than once'
+        for name in names:
+            if name not in features:
+                yield f'{path} has "{name}", but there is no such feature{nearest(name, features)}'
+    for path, model in (("ranking", ranking), ("retrieval", retrieval)):
+        if model and labels and model.label not in labels:
+            yield f'{path}.label is "{model.label}", but there is no such label{nearest(model.label, labels)}'
+    if retrieval:
+        yield from _check_towers(recipe, retrieval, features)
+    if ranking:
+        yield from _check_embeddings(recipe, ranking, features)
+
+
+def _features_named(recipe: r.Recipe) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if recipe.ranking:
+        yield "ranking.features", recipe.ranking.features
+        yield "ranking.wide", recipe.ranking.wide
+    if recipe.retrieval:
+        yield "retrieval.user", recipe.retrieval.user
+        yield "retrieval.item", recipe.retrieval.item
+
+
+def _check_towers(
+    recipe: r.Recipe, retrieval: r.Retrieval, features: Mapping[str, r.Feature]
+) -> Iterator[str]:
+    if recipe.log.user is None or recipe.log.item is None:
+        yield "retrieval needs log.user and log.item: which columns say who and what"
+        return
+    # A user's vector is made when a request comes, so it may know the context; items are indexed before.
+    for path, names, owners in (
+        ("retrieval.user", retrieval.user, ("user", "context")),
+        ("retrieval.item", retrieval.item, ("item",)),
+    ):
+        for name in names:
+            if name in features and features[name].of not in owners:
+                yield f'{path} has "{name}", which belongs to the {features[name].of}; see `of` in the recipe'
+
+
+def _check_embeddings(
+    recipe: r.Recipe, ranking: r.Ranking, features: Mapping[str, r.Feature]
+) -> Iterator[str]:
+    used = [features[name] for name in ranking.features or features if name in features]
+    has_keys = any(isinstance(step, s.Key) for feature in used for step in feature.steps)
+    if ranking.dynamic is not None and not has_keys:
+        yield "ranking.dynamic has no meaning without features that end with key; remove it"
+    if ranking.model == "dlrm" and ranking.interaction == "dot":
+        for feature in used:
+            if feature.dim not in (None, ranking.embedding_dim):
+                yield (
+                    f'ranking.interaction is "dot", which needs one dim for all, but feature '
+                    f'"{feature.name}" has dim = {feature.dim} and embedding_dim is {ranking.embedding_dim}'
+                )

@@ -1,0 +1,69 @@
+"""Names in recipes: ranges of them, and the nearest right one to a wrong one."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+EXPANDED = "names, ranges such as i1..i13, or both, separated by commas"
+Names = Annotated[tuple[str, ...], EXPANDED]
+
+MAX_RANGE = 10_000
+_RANGE = re.compile(r"([A-Za-z_]\w*?)(\d{1,9})\.\.(?:([A-Za-z_]\w*?))?(\d{1,9})", re.ASCII)
+_SQL_WORD = re.compile(r"'(?:[^']|'')*'|\"(?P<quoted>(?:[^\"]|\"\")*)\"|(?P<bare>[A-Za-z_]\w*)")
+
+
+def expand_names(names: str | Sequence[str]) -> list[str]:
+    """`i1..i3` -> i1, i2, i3; in one text, several names or ranges may be separated by commas.
+
+    Raises ValueError with the reason when a range cannot be counted.
+    """
+    parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else names
+    return [name for part in parts if part for name in _expand_range(part.strip())]
+
+
+def _expand_range(name: str) -> list[str]:
+    if ".." not in name:
+        return [name]
+    match = _RANGE.fullmatch(name)
+    if match is None or match[3] not in (None, match[1]):
+        raise ValueError(f'has "{name}", which is no range; write it as i1..i13')
+    first, last = int(match[2]), int(match[4])
+    if last < first:
+        raise ValueError(f'has "{name}", which counts down; write the lower number first')
+    if last - first >= MAX_RANGE:
+        raise ValueError(f'has "{name}", which stands for more than {MAX_RANGE:,} names')
+    width = len(match[2]) if match[2].startswith("0") else 0
+    return [f"{match[1]}{number:0{width}d}" for number in range(first, last + 1)]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean "x"?` when something is close, else what is known."""
+    options = sorted(known)
+    close = difflib.get_close_matches(name, options, n=1)
+    if close:
+        return f'; did you mean "{close[0]}"?'
+    return f"; known: {', '.join(options)}" if options else ""
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """The names that occur more than once, each once."""
+    seen: set[str] = set()
+    twice: dict[str, None] = {}
+    for name in names:
+        if name in seen:
+            twice[name] = None
+        seen.add(name)
+    return list(twice)
+
+
+def names_in_sql(sql: str) -> set[str]:
+    """Every word of a SQL expression that may be a column: not what stands in single quotes."""
+    found = _SQL_WORD.finditer(sql)
+    return {
+        match["bare"] or match["quoted"].replace('""', '"')
+        for match in found
+        if match["bare"] or match["quoted"]
+    }

@@ -1,0 +1,147 @@
+"""prepare survives being killed, refuses what is not its own, and never takes half for whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from logs_and_recipes import events_recipe, prepared, write_events
+
+from recmill.errors import ArtifactError, ResourceError
+from recmill.prepare import Options, prepare
+from recmill.spec.load import load_recipe
+from recmill.table import Table
+
+
+@pytest.fixture(scope="module")
+def criteo(tmp_path_factory) -> Path:
+    from recmill.logs.generate import generate
+
+    folder = tmp_path_factory.mktemp("criteo")
+    generate("criteo", 60_000, 3, folder)
+    return folder
+
+
+COMMAND = [sys.executable, "-m", "recmill", "prepare", "--partitions", "24", "--workers", "1", "--quiet"]
+
+
+def kill_when(into: Path, num_done: int, command: list[str]) -> list[Path]:
+    """Start, wait until so many shards are done, kill -9; the records of what was done."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(into.glob("_work/done/parquet-*.json"))) < num_done:
+            assert process.poll() is None, "finished before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    return sorted(into.glob("_work/done/parquet-*.json"))
+
+
+@pytest.mark.parametrize("order", ["log", "shuffle"])
+def test_killed_and_run_again_it_finishes_without_redoing_shards(tmp_path, criteo, order):
+    into = tmp_path / "table"
+    command = [*COMMAND, "criteo-dlrm", "--set", f"table.order={order}", "--data", str(criteo), "--into", str(into)]
+    done = kill_when(into, 3, command)
+    shards = {into / shard["file"] for record in done for shard in json.loads(record.read_text())}
+    before = {shard: (shard.stat().st_mtime_ns, shard.stat().st_ino) for shard in shards}
+    with pytest.raises(ArtifactError, match="incomplete"):
+        Table.open(into)
+
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert {shard: (shard.stat().st_mtime_ns, shard.stat().st_ino) for shard in shards} == before
+    recipe = load_recipe("criteo-dlrm", [f"table.order={order}"])
+    untouched = prepare(recipe, str(criteo), tmp_path / "untouched", Options(partitions=24, workers=1))
+    assert Table.open(into).digest == untouched.table.digest
+    assert not (into / "_work").exists()
+    assert not list(into.rglob("*.partial"))
+
+
+def test_a_second_run_finds_the_table_and_does_nothing(tmp_path):
+    data = write_events(tmp_path / "log", 50)
+    first = prepared(events_recipe(), data, tmp_path / "table")
+    stamp = (tmp_path / "table" / "manifest.json").stat().st_mtime_ns
+    second = prepared(events_recipe(), data, tmp_path / "table")
+    assert second.was_there
+    assert second.table.digest == first.table.digest
+    assert (tmp_path / "table" / "manifest.json").stat().st_mtime_ns == stamp
+
+
+def test_a_table_of_another_recipe_is_not_overwritten(tmp_path):
+    data = write_events(tmp_path / "log", 50)
+    prepared(events_recipe(), data, tmp_path / "table")
+    with pytest.raises(ArtifactError, match="another recipe, log or setting"):
+        prepared(events_recipe(table={"order": "shuffle"}), data, tmp_path / "table")
+
+
+def test_unfinished_work_for_another_log_is_started_over(tmp_path, criteo):
+    into = tmp_path / "table"
+    command = [*COMMAND, "criteo-dlrm", "--data", str(criteo), "--into", str(into)]
+    kill_when(into, 2, command)
+    data = write_events(tmp_path / "log", 50)
+    again = prepared(events_recipe(), data, into)
+    assert again.table.num_rows() == 50
+    again.table.verify()
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path):
+    data = write_events(tmp_path / "log", 10)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with pytest.raises(ArtifactError, match="not empty"):
+        prepared(events_recipe(), data, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_into_that_is_a_file_is_an_error(tmp_path):
+    data = write_events(tmp_path / "log", 10)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtifactError, match="is a file"):
+        prepared(events_recipe(), data, tmp_path / "file")
+
+
+@pytest.mark.parametrize("damage", ["truncate", "delete", "flip"])
+def test_a_damaged_shard_is_detected(tmp_path, damage):
+    data = write_events(tmp_path / "log", 2000)
+    table = prepared(events_recipe(), data, tmp_path / "table").table
+    shard = table.shards()[0]
+    if damage == "delete":
+        shard.unlink()
+    elif damage == "truncate":
+        os.truncate(shard, shard.stat().st_size // 2)
+    else:
+        rows = bytearray(shard.read_bytes())
+        rows[len(rows) // 3] ^= 0x01
+        shard.write_bytes(rows)
+    with pytest.raises((ArtifactError, OSError, Exception)) as caught:
+        Table.open(table.path).verify()
+    assert damage == "flip" or isinstance(caught.value, ArtifactError)
+
+
+def test_a_full_disk_is_a_clear_error_and_the_next_run_resumes(tmp_path, criteo):
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(small)], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        with pytest.raises(ResourceError, match=r"is full.*it resumes"):
+            prepare(load_recipe("criteo-dlrm"), str(criteo), small / "table", Options(partitions=24))
+        done = len(list((small / "table").glob("_work/done/parquet-*.json")))
+        assert done > 0
+        subprocess.run(["mount", "-o", "remount,size=200m", str(small)], check=True)
+        again = prepare(load_recipe("criteo-dlrm"), str(criteo), small / "table", Options(partitions=24))
+        assert again.table.num_rows() + again.table.num_rows("eval") + again.table.num_rows("test") == 60_000
+        again.table.verify()
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+        shutil.rmtree(small, ignore_errors=True)
