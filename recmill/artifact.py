@@ -45,11 +45,15 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
     if not path.is_dir():
         raise ArtifactError(f"{name} {path} is a file; expected the directory that `{_MAKERS[kind]}` wrote.")
     if not is_published(path):
-        raise ArtifactError(f"{name} {path} is incomplete (no manifest). Run `{_MAKERS[kind]}` again; it resumes.")
+        raise ArtifactError(
+            f"{name} {path} is incomplete (no manifest). Run `{_MAKERS[kind]}` again; it resumes."
+        )
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"{name} {path} has a damaged manifest: {error}. Run `{_MAKERS[kind]}` again.") from None
+        raise ArtifactError(
+            f"{name} {path} has a damaged manifest: {error}. Run `{_MAKERS[kind]}` again."
+        ) from None
     if not isinstance(manifest, dict) or manifest.get("kind") != kind:
         found = manifest.get("kind") if isinstance(manifest, dict) else None
         raise ArtifactError(f"{path} is a {found or 'stranger'}; expected a {kind}.")

@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="recmill", description="Turns raw click logs into a served recommender.")
+    parser = argparse.ArgumentParser(
+        prog="recmill", description="Turns raw click logs into a served recommender."
+    )
     parser.add_argument("--version", action="version", version=f"recmill {__version__}")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -55,7 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(commands: Any, name: str, run: Callable[[argparse.Namespace], int | None], help: str, examples: str) -> Any:
+def _add(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int | None], help: str, examples: str
+) -> Any:
     parser = commands.add_parser(
         name,
         help=help,
@@ -68,15 +72,36 @@ def _add(commands: Any, name: str, run: Callable[[argparse.Namespace], int | Non
 
 
 def _add_recipe(parser: Any) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe's name, a TOML file, or file.py:function")
-    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="override a value of the recipe")
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a shipped recipe's name, a TOML file, or file.py:function"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="override a value of the recipe",
+    )
 
 
 def _add_prepare_options(parser: Any) -> None:
-    parser.add_argument("--engine", choices=["local"], default="local", help="where to run (default: this machine)")
-    parser.add_argument("--memory", type=_size, default="2GB", metavar="SIZE", help="memory bound, such as 1GB (default: 2GB)")
-    parser.add_argument("--workers", type=_positive, metavar="N", help="threads (default: the cores this process may use)")
-    parser.add_argument("--max-bad", type=_share, default="0.1%", metavar="SHARE", help="share of bad rows that is an error (default: 0.1%%)")
+    parser.add_argument(
+        "--engine", choices=["local"], default="local", help="where to run (default: this machine)"
+    )
+    parser.add_argument(
+        "--memory", type=_size, default="2GB", metavar="SIZE", help="memory bound, such as 1GB (default: 2GB)"
+    )
+    parser.add_argument(
+        "--workers", type=_positive, metavar="N", help="threads (default: the cores this process may use)"
+    )
+    parser.add_argument(
+        "--max-bad",
+        type=_share,
+        default="0.1%",
+        metavar="SHARE",
+        help="share of bad rows that is an error (default: 0.1%%)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -98,7 +123,9 @@ recmill run movielens --data ml-1m --into runs/ml  your own files
     _add_recipe(parser)
     parser.add_argument("--data", metavar="DIR", help="the log's directory or URL (default: generate one)")
     parser.add_argument("--into", metavar="DIR", help="where stages land (default: runs/<recipe>)")
-    parser.add_argument("--rows", type=_positive, default=100_000, metavar="N", help="rows to generate (default: 100000)")
+    parser.add_argument(
+        "--rows", type=_positive, default=100_000, metavar="N", help="rows to generate (default: 100000)"
+    )
     _add_prepare_options(parser)
 
 
@@ -147,7 +174,9 @@ recmill generate recsys2021 --rows 100000 --format parquet --into data/twitter
     )
     parser.add_argument("shape", choices=SHAPES, help="what the log looks like")
     parser.add_argument("--rows", type=_positive, required=True, metavar="N", help="number of events")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="equal seeds give equal files (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="equal seeds give equal files (default: 0)"
+    )
     parser.add_argument("--into", required=True, metavar="DIR", help="where to write")
     parser.add_argument("--days", metavar="LIST", help="criteo: write these day files, such as 0-3,23")
     parser.add_argument("--format", choices=["csv", "parquet"], help="recsys2021: file format")
@@ -177,7 +206,17 @@ def _generate(parsed: argparse.Namespace) -> None:
         )
     if parsed.json:
         files = [str(file) for file in made.files]
-        print(json.dumps({"shape": made.shape, "rows": made.rows, "files": files, "bytes": made.num_bytes, "best": made.best}))
+        print(
+            json.dumps(
+                {
+                    "shape": made.shape,
+                    "rows": made.rows,
+                    "files": files,
+                    "bytes": made.num_bytes,
+                    "best": made.best,
+                }
+            )
+        )
         return
     _say_generated(made, parsed.into, print)
     recipes = [name for name, generates in _recipes_by_shape().items() if generates == made.shape]
@@ -254,7 +293,9 @@ recmill check mine.toml --set split.held_out=0.2
 """,
     )
     _add_recipe(parser)
-    parser.add_argument("--data", metavar="DIR", help="also look at the log's files there, and parse their first rows")
+    parser.add_argument(
+        "--data", metavar="DIR", help="also look at the log's files there, and parse their first rows"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -264,25 +305,44 @@ def _check(parsed: argparse.Namespace) -> int:
     reports = _check_files(recipe, parsed.data) if parsed.data else {}
     good = all(report.problem is None and not report.bad and report.num_good for report in reports.values())
     if parsed.json:
-        print(json.dumps({"recipe": recipe.name, "features": features, "good": good, "files": {n: _files_json(r) for n, r in reports.items()}}))
+        print(
+            json.dumps(
+                {
+                    "recipe": recipe.name,
+                    "features": features,
+                    "good": good,
+                    "files": {n: _files_json(r) for n, r in reports.items()},
+                }
+            )
+        )
         return 0 if good else 1
-    print(f"recipe {recipe.name} is right: {len(recipe.log.columns)} columns, {features} features, {len(recipe.labels)} labels")
+    print(
+        f"recipe {recipe.name} is right: {len(recipe.log.columns)} columns, {features} features, "
+        f"{len(recipe.labels)} labels"
+    )
     for name, report in reports.items():
         _say_files(name, report)
     if good:
-        print(f"next   recmill prepare {parsed.recipe} --data {parsed.data or 'DIR'} --into runs/{recipe.name}/table")
+        print(
+            f"next   recmill prepare {parsed.recipe} --data {parsed.data or 'DIR'} --into runs/{recipe.name}/table"
+        )
     return 0 if good else 1
 
 
 def _check_files(recipe: Recipe, data: str) -> dict[str, Any]:
     from recmill.logs.base import describe_files
 
-    return {"log": describe_files(recipe.log, data), **{f"tables.{n}": describe_files(t, data) for n, t in recipe.tables.items()}}
+    return {
+        "log": describe_files(recipe.log, data),
+        **{f"tables.{n}": describe_files(t, data) for n, t in recipe.tables.items()},
+    }
 
 
 def _files_json(report: Any) -> dict[str, Any]:
     return {
-        "matches": {pattern: [[file.name, file.size] for file in files] for pattern, files in report.matches.items()},
+        "matches": {
+            pattern: [[file.name, file.size] for file in files] for pattern, files in report.matches.items()
+        },
         "first_rows_good": report.num_good,
         "first_rows_bad": [[row.file, row.offset, row.reason, row.column] for row in report.bad],
         "problem": report.problem,
@@ -324,9 +384,18 @@ recmill prepare mine.toml --data logs --sample 5     show the first rows, write 
     parser.add_argument("--data", required=True, metavar="DIR", help="the log's directory or URL")
     parser.add_argument("--into", metavar="DIR", help="where the Table lands; needed unless --sample")
     parser.add_argument("--explain", action="store_true", help="show what was fitted for each feature")
-    parser.add_argument("--sample", type=_positive, metavar="N", help="fit and apply to the first N rows, print them, write nothing")
-    parser.add_argument("--binary", action="store_true", help="Criteo: also write <split>.bin, 40 int32 a row")
-    parser.add_argument("--partitions", type=_positive, metavar="N", help="cut the log into about N pieces (default: by size)")
+    parser.add_argument(
+        "--sample",
+        type=_positive,
+        metavar="N",
+        help="fit and apply to the first N rows, print them, write nothing",
+    )
+    parser.add_argument(
+        "--binary", action="store_true", help="Criteo: also write <split>.bin, 40 int32 a row"
+    )
+    parser.add_argument(
+        "--partitions", type=_positive, metavar="N", help="cut the log into about N pieces (default: by size)"
+    )
     _add_prepare_options(parser)
 
 
@@ -340,7 +409,9 @@ def _prepare(parsed: argparse.Namespace) -> None:
     if parsed.sample:
         return _sample(recipe, parsed)
     if parsed.into is None:
-        raise RecmillError("--into DIR is missing: where should the Table land? (Or use --sample N to look without writing.)")
+        raise RecmillError(
+            "--into DIR is missing: where should the Table land? (Or use --sample N to look without writing.)"
+        )
     prepared = prepare(recipe, parsed.data, Path(parsed.into), _options(parsed), Progress(parsed.quiet))
     if parsed.json:
         print(json.dumps(_prepared_json(prepared)))
@@ -365,7 +436,15 @@ def _sample(recipe: Recipe, parsed: argparse.Namespace) -> None:
         print(rows.write_json())
         return
     with pl.Config(tbl_cols=-1, tbl_rows=min(parsed.sample, 50), tbl_width_chars=160):
-        print(rows.transpose(include_header=True, header_name="column", column_names=[f"row {n}" for n in range(rows.height)]) if rows.height <= 8 else rows)
+        print(
+            rows.transpose(
+                include_header=True,
+                header_name="column",
+                column_names=[f"row {n}" for n in range(rows.height)],
+            )
+            if rows.height <= 8
+            else rows
+        )
     if parsed.explain:
         _say_explained(plan)
 
@@ -377,7 +456,10 @@ def _say_prepared(prepared: Prepared, say: Callable[[str], None]) -> None:
     else:
         seconds = prepared.seconds_fit + prepared.seconds_write
         rate = prepared.tally.rows / max(1e-9, seconds)
-        say(f"read   {prepared.tally.rows:,} rows in {seconds:.1f} s   {rate:,.0f} rows/s   (fit {prepared.seconds_fit:.1f} s)")
+        say(
+            f"read   {prepared.tally.rows:,} rows in {seconds:.1f} s   {rate:,.0f} rows/s   "
+            f"(fit {prepared.seconds_fit:.1f} s)"
+        )
     if prepared.tally.bad:
         say(f"bad    {prepared.tally.bad:,} rows set aside in {table.path / 'rejected'}")
         for line in prepared.tally.describe():
@@ -406,9 +488,14 @@ def _say_explained(plan: Any) -> None:
 
     from recmill.prepare.explain import explain
 
-    shown = Table("feature", "kind", "of", "size", "known", "unknown", "missing", "most frequent", "learned", box=None)
+    shown = Table(
+        "feature", "kind", "of", "size", "known", "unknown", "missing", "most frequent", "learned", box=None
+    )
     for entry in explain(plan):
-        shares = [f"{share:.1%}" if share is not None else "" for share in (entry.coverage, entry.unknown, entry.missing)]
+        shares = [
+            f"{share:.1%}" if share is not None else ""
+            for share in (entry.coverage, entry.unknown, entry.missing)
+        ]
         top = ", ".join(f"{value} ({count:,})" for value, count in entry.top)
         learned = ", ".join(f"{key} {_short(value)}" for key, value in entry.learned.items())
         size = f"{entry.size:,}" if entry.size is not None else ""
@@ -435,13 +522,37 @@ recmill bench prepare --rows 10000000 --memory 1GB --json
 """,
     )
     parser.add_argument("stage", choices=["prepare"], help="what to measure")
-    parser.add_argument("--rows", type=_positive, default=1_000_000, metavar="N", help="generated Criteo rows (default: 1000000)")
-    parser.add_argument("--recipe", default="criteo-dlrm", help="recipe to prepare with (default: criteo-dlrm)")
-    parser.add_argument("--memory", type=_size, default="2GB", metavar="SIZE", help="memory bound of prepare (default: 2GB)")
-    parser.add_argument("--workers", type=_positive, metavar="N", help="threads (default: the cores this process may use)")
-    parser.add_argument("--repeat", type=_positive, default=1, metavar="N", help="interleaved rounds; medians are reported (default: 1)")
-    parser.add_argument("--without-pandas", action="store_true", help="leave out the pandas peer, which needs much memory and time")
-    parser.add_argument("--data", metavar="DIR", help="keep and reuse the generated log there (default: a temporary folder)")
+    parser.add_argument(
+        "--rows",
+        type=_positive,
+        default=1_000_000,
+        metavar="N",
+        help="generated Criteo rows (default: 1000000)",
+    )
+    parser.add_argument(
+        "--recipe", default="criteo-dlrm", help="recipe to prepare with (default: criteo-dlrm)"
+    )
+    parser.add_argument(
+        "--memory", type=_size, default="2GB", metavar="SIZE", help="memory bound of prepare (default: 2GB)"
+    )
+    parser.add_argument(
+        "--workers", type=_positive, metavar="N", help="threads (default: the cores this process may use)"
+    )
+    parser.add_argument(
+        "--repeat",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="interleaved rounds; medians are reported (default: 1)",
+    )
+    parser.add_argument(
+        "--without-pandas",
+        action="store_true",
+        help="leave out the pandas peer, which needs much memory and time",
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", help="keep and reuse the generated log there (default: a temporary folder)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -449,7 +560,13 @@ def _bench(parsed: argparse.Namespace) -> None:
     from recmill.bench.prepare import bench_prepare, describe
 
     result = bench_prepare(
-        parsed.recipe, parsed.rows, parsed.memory, parsed.workers, parsed.repeat, not parsed.without_pandas, parsed.data
+        parsed.recipe,
+        parsed.rows,
+        parsed.memory,
+        parsed.workers,
+        parsed.repeat,
+        not parsed.without_pandas,
+        parsed.data,
     )
     print(json.dumps(result) if parsed.json else describe(result))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,7 +92,8 @@ class Moments:
         # Missing numbers become NaN, which the kernel leaves out.
         values = series.cast(pl.Float64).to_numpy()
         count, sums, squares, low, high = _native.exact_moments(values, None)
-        return cls(count, _from_digits(sums), _from_digits(squares), low, high)
+        # Adding 0.0 makes 0.0 of -0.0: which of the two is the least must not depend on the order.
+        return cls(count, _from_digits(sums), _from_digits(squares), low + 0.0, high + 0.0)
 
     def __add__(self, other: Moments) -> Moments:
         return Moments(
@@ -112,12 +114,20 @@ class Moments:
         if not self.count:
             return 0.0
         spread = self.count * self.square_units - self.sum_units * self.sum_units
-        return float((spread / (self.count * self.count << _SQUARE_BITS)) ** 0.5)
+        return _root(spread, self.count * self.count << _SQUARE_BITS)
 
 
 # The smallest double is 2^-1074, so sums are whole numbers of 2^-1074 and squares of 2^-2148.
 _SUM_BITS = 1074
 _SQUARE_BITS = 2 * _SUM_BITS
+
+
+def _root(over: int, under: int) -> float:
+    """The square root of a ratio, rounded once; the ratio itself may be beyond the range of floats."""
+    shift = max(0, (under.bit_length() - over.bit_length()) // 2 + 64)
+    root = math.isqrt((over << 2 * shift) // under)
+    inexact = root * root * under != over << 2 * shift
+    return (root | inexact) / (1 << shift)  # the last bit stands for all that isqrt cut off
 
 
 def _from_digits(digits: Array) -> int:
@@ -177,7 +187,9 @@ class Counter:
 
     def add_counts(self, values: pl.Series, counts: pl.Series, firsts: pl.Series | None) -> None:
         """Add what another counter drained."""
-        self._native.add(*buffers_of(values), counts.to_numpy(), firsts.to_numpy() if firsts is not None else None)
+        self._native.add(
+            *buffers_of(values), counts.to_numpy(), firsts.to_numpy() if firsts is not None else None
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -221,7 +233,9 @@ class RowDigest:
 
     def __add__(self, other: RowDigest) -> RowDigest:
         size = 1 << 64
-        return RowDigest(self.rows + other.rows, (self.low + other.low) % size, (self.high + other.high) % size)
+        return RowDigest(
+            self.rows + other.rows, (self.low + other.low) % size, (self.high + other.high) % size
+        )
 
     @classmethod
     def of(cls, frame: pl.DataFrame) -> RowDigest:

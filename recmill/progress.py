@@ -95,4 +95,8 @@ class _Lines(Stage):
         self.last = now
         share = self.done / max(1, self.total)
         remaining = (now - self.started) * (1 - share) / max(share, 1e-9)
-        print(f"{self.name:<10} {share:4.0%}  {self.rate()}  about {remaining:,.0f} s left", file=self.stream, flush=True)
+        print(
+            f"{self.name:<10} {share:4.0%}  {self.rate()}  about {remaining:,.0f} s left",
+            file=self.stream,
+            flush=True,
+        )

@@ -80,7 +80,9 @@ class Table:
         for shard in self.manifest["shards"]:
             found = RowDigest.of(pl.read_parquet(self.path / shard["file"]))
             if found != RowDigest.read(shard):
-                raise ArtifactError(f"Table {self.path} is damaged: {shard['file']} does not have the digest of its record.")
+                raise ArtifactError(
+                    f"Table {self.path} is damaged: {shard['file']} does not have the digest of its record."
+                )
 
 
 def table_digest(shards: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> str:

@@ -53,7 +53,9 @@ def _run(name: str, log: Path, out: Path, recipe: str, memory: int, workers: int
     command = [sys.executable, "-m", "recmill.bench.contestants", name, json.dumps(options)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
+        reason = (
+            done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
+        )
         raise RecmillError(f"Contestant {name} failed: {reason}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result

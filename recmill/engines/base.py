@@ -51,15 +51,21 @@ class Engine(Protocol):
         """A frame whose every row depends on one row of the input (or on none, when it is dropped)."""
 
     def measure(
-        self, frame: Any, extract: Callable[[pl.DataFrame], Extracted], counts: Mapping[str, CountOptions], title: str
+        self,
+        frame: Any,
+        extract: Callable[[pl.DataFrame], Extracted],
+        counts: Mapping[str, CountOptions],
+        title: str,
     ) -> Measured:
         """Moments and counts of extracted columns, in one pass. Counting is a shuffle: it may exceed memory."""
 
     def group(self, frame: Any, by: Sequence[str], function: MapFunction, title: str) -> Any:
-        """A frame made by calling `function` with all rows of each group at once, in log order (several groups a call)."""
+        """A frame made by calling `function` with all rows of each group, in log order; several groups a call."""
 
     def collect(self, frame: Any) -> pl.DataFrame:
         """All rows, which must be few."""
 
-    def write(self, frame: Any, into: Path, order: Order, seed: int, format: Format = "parquet") -> list[Shard]:
+    def write(
+        self, frame: Any, into: Path, order: Order, seed: int, format: Format = "parquet"
+    ) -> list[Shard]:
         """Write `<into>/<split>/shard-*`. Resumes: shards that an earlier call finished are kept."""

@@ -21,7 +21,17 @@ from recmill.engines.base import Format, MapFunction, Order, Shard, Source
 from recmill.engines.shards import ShardWriter
 from recmill.engines.spill import read_bucket, write_buckets
 from recmill.errors import ResourceError
-from recmill.kernels import Array, Counter, CountOptions, Counts, Extracted, Measured, Moments, hash64, hash_positions
+from recmill.kernels import (
+    Array,
+    Counter,
+    CountOptions,
+    Counts,
+    Extracted,
+    Measured,
+    Moments,
+    hash64,
+    hash_positions,
+)
 from recmill.progress import Progress
 from recmill.spec.recipe import COPY, POSITION
 
@@ -74,7 +84,7 @@ class Frame:
     parts: tuple[Part, ...]
     maps: tuple[MapFunction, ...]
     starts: tuple[int, ...]  # places in the log that cut it into pieces of about equal size
-    in_log_order: bool = True
+    grouped_by: tuple[str, ...] = ()  # each part is one batch, with all rows of every group it holds
 
     def batches(self, part: Part) -> Iterator[pl.DataFrame]:
         for batch in part.read():
@@ -86,9 +96,13 @@ class Frame:
 class LocalEngine:
     """Runs on this machine's cores. `memory` bounds counters and buckets; `work` holds what a rerun can reuse."""
 
-    def __init__(self, work: Path, workers: int | None = None, memory: int = 2 << 30, progress: Progress | None = None) -> None:
+    def __init__(
+        self, work: Path, workers: int | None = None, memory: int = 2 << 30, progress: Progress | None = None
+    ) -> None:
         if memory < MIN_MEMORY:
-            raise ResourceError(f"--memory {memory >> 20} MB is too small; the least is {MIN_MEMORY >> 20} MB.")
+            raise ResourceError(
+                f"--memory {memory >> 20} MB is too small; the least is {MIN_MEMORY >> 20} MB."
+            )
         self.work = work
         self.workers = workers or available_cores()
         self.memory = memory
@@ -106,9 +120,11 @@ class LocalEngine:
         return replace(frame, maps=(*frame.maps, function))
 
     def group(self, frame: Frame, by: Sequence[str], function: MapFunction, title: str) -> Frame:
+        if frame.grouped_by == tuple(by):
+            return self.map(frame, partial(_in_log_order, function))
         self._num_groups += 1
         stage = f"group-{self._num_groups}"
-        buckets = self._num_buckets(frame)
+        buckets = self._kept_number(stage, self._num_buckets(frame))
 
         def bucket_of(rows: pl.DataFrame) -> Array:
             combined = np.zeros(rows.height, dtype=np.uint64)
@@ -118,13 +134,16 @@ class LocalEngine:
             return (combined % np.uint64(buckets)).astype(np.int64)
 
         parts = self._scatter(frame, stage, bucket_of, buckets, partial(_in_log_order, function), title)
-        return Frame(parts, (), frame.starts, in_log_order=False)
+        return Frame(parts, (), frame.starts, grouped_by=tuple(by))
 
     # running them
 
     def collect(self, frame: Frame) -> pl.DataFrame:
-        pieces = self._run(frame, "collect", lambda number, part, stage: list(self._watched(frame, part, stage)))
-        return pl.concat([batch for piece in pieces for batch in piece])
+        pieces = self._run(
+            frame, "collect", lambda number, part, stage: list(self._watched(frame, part, stage))
+        )
+        batches = [batch for piece in pieces for batch in piece]
+        return pl.concat(batches) if batches else pl.DataFrame()
 
     def measure(
         self,
@@ -152,8 +171,10 @@ class LocalEngine:
         self._run(frame, title, task)
         return Measured(rows, moments, counting.finish())
 
-    def write(self, frame: Frame, into: Path, order: Order, seed: int, format: Format = "parquet") -> list[Shard]:
-        if order != "log" or not frame.in_log_order:
+    def write(
+        self, frame: Frame, into: Path, order: Order, seed: int, format: Format = "parquet"
+    ) -> list[Shard]:
+        if order != "log" or frame.grouped_by:
             frame = self._ordered(frame, order, seed, format)
 
         def task(number: int, part: Part, stage: Any) -> list[Shard]:
@@ -173,22 +194,28 @@ class LocalEngine:
 
     def _ordered(self, frame: Frame, order: Order, seed: int, format: Format) -> Frame:
         """The same rows in parts that follow each other in the order asked for."""
-        buckets = self._num_buckets(frame) if order != "log" else len(frame.starts)
+        buckets = self._kept_number(
+            f"order-{format}", self._num_buckets(frame) if order != "log" else len(frame.starts)
+        )
         key = partial(order_keys, order, seed)
         bounds = self._bounds(frame, order, buckets)
 
         def bucket_of(rows: pl.DataFrame) -> Array:
             return np.searchsorted(bounds, key(rows), side="right")
 
-        parts = self._scatter(frame, f"order-{format}", bucket_of, len(bounds) + 1, partial(_sorted_by, key), "order")
-        return replace(frame, parts=parts, maps=(), in_log_order=True)
+        parts = self._scatter(
+            frame, f"order-{format}", bucket_of, len(bounds) + 1, partial(_sorted_by, key), "order"
+        )
+        return replace(frame, parts=parts, maps=(), grouped_by=())
 
     def _bounds(self, frame: Frame, order: Order, buckets: int) -> Array:
         if order == "log":
             return np.asarray(frame.starts[1:], dtype=np.int64).view(np.uint64)
         top = 1 << 64
         if order == "interleave":
-            top = max(part.num_bytes for part in frame.parts) + max(start & ((1 << _OFFSET_BITS) - 1) for start in frame.starts)
+            top = max(part.num_bytes for part in frame.parts) + max(
+                start & ((1 << _OFFSET_BITS) - 1) for start in frame.starts
+            )
         return np.array([top * number // buckets for number in range(1, buckets)], dtype=np.uint64)
 
     def _scatter(
@@ -229,6 +256,14 @@ class LocalEngine:
         useful = min(4 * self.workers, num_bytes // _USEFUL_BUCKET_BYTES)
         return max(1, useful, min(1024, needed))
 
+    def _kept_number(self, stage: str, number: int) -> int:
+        """The number of buckets that an interrupted run began this stage with, or the one given."""
+        kept = self.work / f"{stage}.buckets"
+        if not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(kept, str(number))
+        return int(kept.read_text())
+
     def _piece_bytes(self) -> int:
         return self.memory // (8 * self.workers)
 
@@ -251,7 +286,9 @@ class LocalEngine:
         (self.work / "done").mkdir(parents=True, exist_ok=True)
         total = sum(part.num_bytes for part in frame.parts)
         with self.progress.stage(title, total) as stage, ThreadPoolExecutor(self.workers) as pool:
-            waiting = {pool.submit(task, number, part, stage): number for number, part in enumerate(frame.parts)}
+            waiting = {
+                pool.submit(task, number, part, stage): number for number, part in enumerate(frame.parts)
+            }
             results: dict[int, T] = {}
             try:
                 while waiting:
@@ -325,7 +362,9 @@ class _Counting:
         for bucket in range(_COUNT_BUCKETS):
             merged = Counter(self.options[name])
             frame = read_bucket(self.files[name], bucket)
-            merged.add_counts(frame["value"], frame["count"], frame["first"] if "first" in frame.columns else None)
+            merged.add_counts(
+                frame["value"], frame["count"], frame["first"] if "first" in frame.columns else None
+            )
             yield merged.drain()
 
 

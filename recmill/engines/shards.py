@@ -31,7 +31,9 @@ class ShardWriter:
     def __enter__(self) -> ShardWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for shard in self.open.values():
             shard.abandon()
 
@@ -71,8 +73,9 @@ class _OpenShard(ABC):
     @abstractmethod
     def write(self, rows: pl.DataFrame) -> None: ...
 
+    @abstractmethod
     def end(self) -> None:
-        """Write what comes after the last row."""
+        """Write what comes after the last row, if anything does."""
 
     def add(self, rows: pl.DataFrame) -> None:
         self.digest += RowDigest.of(rows)
@@ -115,6 +118,10 @@ class _Int32Shard(_OpenShard):
     """Rows as plain little-endian int32, column after column within a row."""
 
     def write(self, rows: pl.DataFrame) -> None:
-        content = memoryview(np.ascontiguousarray(rows.cast(pl.Int32).to_numpy(), dtype="<i4")).cast("B")
-        while content:
-            content = content[self.sink.write(content) :]
+        content = np.ascontiguousarray(rows.cast(pl.Int32).to_numpy(), dtype="<i4").tobytes()
+        written = 0
+        while written < len(content):  # an unbuffered write may stop short
+            written += self.sink.write(content[written:])
+
+    def end(self) -> None:
+        """Rows are all there is."""

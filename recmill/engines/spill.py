@@ -6,6 +6,7 @@ read without touching the others.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ def write_buckets(frame: pl.DataFrame, buckets: Array, num_buckets: int, path: P
     aside = path.with_name(path.name + ".partial")
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.OSFile(str(aside), "wb") as file, pa.ipc.new_file(file, table.schema, options=options) as writer:
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, stop in itertools.pairwise(bounds):
             piece = table.slice(start, stop - start).to_batches()
             writer.write_batch(piece[0] if piece else pa.RecordBatch.from_pylist([], schema=table.schema))
     os.replace(aside, path)

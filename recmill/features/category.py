@@ -55,11 +55,15 @@ class Vocabulary(Transform[steps.Vocabulary]):
         else:
             assert counts.firsts is not None
             frame = frame.with_columns(counts.firsts.alias("first")).sort("first", "value").drop("first")
-        frame = self._extended(frame) if self.step.extend else frame
-        frame = frame.head(self.step.max_size) if self.step.max_size else frame
+        kept = self._kept(frame) if self.step.extend else frame.clear()
+        new = frame.filter(pl.col("count") >= self.step.min_count).join(kept, on="value", how="anti", maintain_order="left")
+        if self.step.max_size is not None:
+            new = new.head(max(0, self.step.max_size - kept.height))
+        frame = pl.concat([kept, new])
         return Keyed(frame, facts_of(counts, frame))
 
-    def _extended(self, found: pl.DataFrame) -> pl.DataFrame:
+    def _kept(self, found: pl.DataFrame) -> pl.DataFrame:
+        """The values of the earlier vocabulary in their order, with their counts of today."""
         old = read_vocabulary(str(self.step.extend), self.vocabulary())
         if old.frame["value"].dtype != found["value"].dtype:
             raise FeatureError(
@@ -67,8 +71,7 @@ class Vocabulary(Transform[steps.Vocabulary]):
                 f"but the column is {found['value'].dtype}."
             )
         kept = old.frame.select("value").join(found, on="value", how="left", maintain_order="left")
-        new = found.filter(pl.col("count") >= self.step.min_count).join(old.frame, on="value", how="anti", maintain_order="left")
-        return pl.concat([kept.with_columns(pl.col("count").fill_null(0)), new])
+        return kept.with_columns(pl.col("count").fill_null(0))
 
     def apply_one(self, series: pl.Series) -> pl.Series:
         assert self.keyed is not None
@@ -209,44 +212,44 @@ class Target(Transform[steps.Target]):
         )
 
     def learn_groups(self, groups: pl.DataFrame) -> Keyed:
-        frame = groups.rename({"key": "value"}).sort("value", nulls_last=True)
+        """The code of each value, and its code for the rows of each fold, from all folds but that one."""
+        sums = groups.rename({"key": "value"}).sort("value").rechunk()
+        known = sums.filter(pl.col("value").is_not_null())
         folds = range(self.step.folds)
-        sums = [float(frame[f"sum_{fold}"].sum()) for fold in folds]
-        counts = [int(frame[f"count_{fold}"].sum()) for fold in folds]
-        self.state = {
-            "mean": sum(sums) / max(1, sum(counts)),
-            "means_without_fold": [(sum(sums) - sums[f]) / max(1, sum(counts) - counts[f]) for f in folds],
-        }
-        frame = frame.filter(pl.col("value").is_not_null()).with_columns(
-            pl.sum_horizontal(f"sum_{fold}" for fold in folds).alias("sum"),
-            pl.sum_horizontal(f"count_{fold}" for fold in folds).alias("count"),
+        others = [[other for other in folds if other != fold] for fold in folds]
+        mean, *means = [mean_over(sums, seen) for seen in (folds, *others)]
+        self.state = {"mean": mean, "means_without_fold": means}
+        codes = [self._codes(known, seen, prior) for seen, prior in zip(others, means, strict=True)]
+        return Keyed(
+            known.select("value", pl.sum_horizontal(f"count_{fold}" for fold in folds).alias("count")).with_columns(
+                self._codes(known, folds, mean).alias("code"),
+                *(code.alias(f"code_{fold}") for fold, code in enumerate(codes)),
+            )
         )
-        return Keyed(frame)
+
+    def _codes(self, sums: pl.DataFrame, folds: Sequence[int], prior: float) -> pl.Series:
+        """Smoothed means over some folds; a value that none of them has gets what an unknown one gets."""
+        total = pl.sum_horizontal(f"sum_{fold}" for fold in folds)
+        count = pl.sum_horizontal(f"count_{fold}" for fold in folds)
+        code = (total + prior * self.step.smooth) / (count + self.step.smooth)
+        return sums.select(pl.when(count > 0).then(code).otherwise(prior)).to_series()
 
     def apply(self, columns: Sequence[pl.Series], frame: pl.DataFrame) -> pl.Series:
         assert self.keyed is not None
         ids = self.keyed.ids(columns[0])
-        code = self._code(ids, None, pl.Series([self.state["mean"]]).new_from_index(0, len(ids)))
-        if SPLIT not in frame.columns:
-            return code.alias(columns[0].name)
-        fold = self.fold_of(frame)
-        prior = pl.Series(self.state["means_without_fold"]).gather(fold.cast(pl.UInt32))
-        held_out = self._code(ids, fold, prior)
-        return code.zip_with(frame[SPLIT] != 0, held_out).alias(columns[0].name)
+        code = self.keyed.column("code", ids, self.state["mean"])
+        if SPLIT in frame.columns:
+            fold = fold_of(frame, self.step.folds, self.step.seed)
+            for number, prior in enumerate(self.state["means_without_fold"]):
+                of_others = self.keyed.column(f"code_{number}", ids, prior)
+                code = of_others.zip_with((fold == number) & (frame[SPLIT] == 0), code)
+        return code.alias(columns[0].name)
 
-    def fold_of(self, frame: pl.DataFrame) -> pl.Series:
-        return fold_of(frame, self.step.folds, self.step.seed)
 
-    def _code(self, ids: pl.Series, fold: pl.Series | None, prior: pl.Series) -> pl.Series:
-        assert self.keyed is not None
-        total = self.keyed.column("sum", ids, 0.0)
-        count = self.keyed.column("count", ids, 0.0)
-        if fold is not None:
-            for number in range(self.step.folds):
-                own = (fold == number).cast(pl.Float64)
-                total = total - self.keyed.column(f"sum_{number}", ids, 0.0) * own
-                count = count - self.keyed.column(f"count_{number}", ids, 0.0) * own
-        return (total + prior * self.step.smooth) / (count + self.step.smooth)
+def mean_over(sums: pl.DataFrame, folds: Sequence[int]) -> float:
+    """Mean label of the rows in these folds."""
+    total = sum(float(sums[f"sum_{fold}"].sum()) for fold in folds)
+    return total / max(1, sum(int(sums[f"count_{fold}"].sum()) for fold in folds))
 
 
 def fold_of(frame: pl.DataFrame, folds: int, seed: int) -> pl.Series:

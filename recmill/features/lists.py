@@ -77,10 +77,10 @@ class Expression(Transform[steps.Expression]):
         try:
             expression = self.express([])
             together = probe.select(expression).to_series()
-            alone = [probe[row].select(expression).to_series().to_list() for row in range(probe.height)]
+            alone = pl.concat([probe[row].select(expression).to_series() for row in range(probe.height)])
         except pl.exceptions.PolarsError as error:
             raise FeatureError(f'Feature "{self.name}": expression "{self.step.sql}" fails: {error}') from None
-        if [[value] for value in together.to_list()] != alone:
+        if not together.equals(alone):
             raise FeatureError(
                 f'Feature "{self.name}": "{self.step.sql}" looks at several rows at once; an expression must treat rows '
                 "one by one. Use aggregate, count or target for statistics."
@@ -94,6 +94,7 @@ _PROBES: dict[str, list[Any]] = {
     "text": ["b", "a", "", "zz"],
     "list of int": [[3], [], [1, 2], [9]],
     "list of float": [[0.5], [], [1.0, 2.0], [9.5]],
+    "list of bool": [[True], [], [False, True], [False]],
     "list of text": [["b"], [], ["a", "c"], ["zz"]],
 }
 

@@ -12,15 +12,17 @@ from recmill.features.base import Need, NeedsCounts, NeedsMoments, Transform, ea
 from recmill.kernels import CountOptions, Counts, Moments
 from recmill.spec import steps
 
-# A histogram bucket keeps 12 bits after the leading one: whole numbers below 8192 are exact, and a quantile
-# is at most 0.025% too close to 0. Unlike sketches, it does not depend on the order of the rows.
+# A histogram bucket keeps 12 bits after the leading one: whole numbers below 8192 are exact, and a quantile is
+# at most 0.025% below the true one. Unlike sketches, it does not depend on the order of the rows.
 _DROPPED_BITS = 40
 
 
 def histogram_keys(series: pl.Series) -> pl.Series:
-    """Numbers as histogram buckets, written as the bits of the bucket's edge; missing and non-finite are missing."""
+    """Numbers as histogram buckets, written as the bits of the lower edge; missing and non-finite are missing."""
     values = series.cast(pl.Float64).to_numpy() + 0.0  # -0.0 becomes 0.0
-    bits = values.view(np.int64) >> _DROPPED_BITS << _DROPPED_BITS
+    # Dropping bits moves a number towards 0, so a negative one first steps away from it.
+    away = np.where(values < 0, (1 << _DROPPED_BITS) - 1, 0)
+    bits = (values.view(np.int64) + away) >> _DROPPED_BITS << _DROPPED_BITS
     return pl.Series(series.name, bits).set(pl.Series(~np.isfinite(values)), None)
 
 
@@ -33,12 +35,21 @@ class Histogram:
         self.edges = edges[order]
         self.cumulative = np.cumsum(counts.counts.to_numpy()[order])
 
-    def quantile(self, share: float) -> float:
-        """The least edge with at least `share` of the values at or below it."""
+    def median(self) -> float:
+        """The lower one of the two when their number is even."""
+        return float(self.edges[self._bucket(1, 2)]) if len(self.edges) else 0.0
+
+    def edges_between(self, parts: int) -> list[float]:
+        """Edges that cut the values into parts of about equal size: fewer when one value fills several parts."""
         if not len(self.edges):
-            return 0.0
-        rank = max(1, math.ceil(share * int(self.cumulative[-1])))
-        return float(self.edges[np.searchsorted(self.cumulative, rank)])
+            return []
+        above = {self._bucket(number, parts) + 1 for number in range(1, parts)}
+        return [float(self.edges[bucket]) for bucket in sorted(above) if bucket < len(self.edges)]
+
+    def _bucket(self, number: int, parts: int) -> int:
+        """The first bucket with at least number / parts of the values in it and below it."""
+        rank = max(1, -(-int(self.cumulative[-1]) * number // parts))
+        return int(np.searchsorted(self.cumulative, rank))
 
 
 class Fill(Transform[steps.Fill]):
@@ -56,7 +67,7 @@ class Fill(Transform[steps.Fill]):
         return histogram_keys(series)
 
     def learn_counts(self, counts: Counts) -> None:
-        self.state = {"value": Histogram(counts).quantile(0.5)}
+        self.state = {"value": Histogram(counts).median()}
 
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         value = self.state.get("value", self.step.value)
@@ -69,8 +80,9 @@ class Clip(Transform[steps.Clip]):
         low, high = self.step.min, self.step.max
         if self.kind.endswith("float"):
             return each(columns, self.takes_lists, lambda x: x.clip(low, high))
-        least = None if low is None else math.ceil(low)
-        most = None if high is None else math.floor(high)
+        # A bound that no int64 reaches is none.
+        least = math.ceil(low) if low is not None and low > -(2**63) else None
+        most = math.floor(high) if high is not None and high < 2**63 else None
         return each(columns, self.takes_lists, lambda x: x.cast(pl.Int64).clip(least, most))
 
 
@@ -100,7 +112,8 @@ class Cast(Transform[steps.Cast]):
     def _cast(self, column: pl.Expr) -> pl.Expr:
         if self.step.to == "bool" and self.kind.endswith("text"):
             return column.replace_strict(_TRUTHS, default=None, return_dtype=pl.Boolean)
-        return column.cast(_DTYPES[self.step.to], strict=False)
+        result = column.cast(_DTYPES[self.step.to], strict=False)
+        return pl.when(result.is_finite()).then(result) if self.step.to == "float" else result
 
 
 class Add(Transform[steps.Add]):
@@ -157,9 +170,7 @@ class Quantiles(Transform[steps.Quantiles]):
         return histogram_keys(series)
 
     def learn_counts(self, counts: Counts) -> None:
-        histogram = Histogram(counts)
-        shares = [number / self.step.buckets for number in range(1, self.step.buckets)]
-        self.state = {"edges": sorted({histogram.quantile(share) for share in shares})}
+        self.state = {"edges": Histogram(counts).edges_between(self.step.buckets)}
 
     def apply_one(self, series: pl.Series) -> pl.Series:
         return bucket_ids(series, np.asarray(self.state["edges"], dtype=np.float64))
@@ -171,7 +182,10 @@ class Quantiles(Transform[steps.Quantiles]):
 class DatePart(Transform[steps.DatePart]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         micros = {"s": 1_000_000, "ms": 1_000, "us": 1}[self.step.unit]
-        moments = (columns[0].cast(pl.Int64) * micros).cast(pl.Datetime("us")).dt
+        number = columns[0].floor() if self.kind == "float" else columns[0]
+        count = number.cast(pl.Int64, strict=False)
+        limit = (2**63 - 1) // micros
+        moments = (pl.when(count.is_between(-limit, limit)).then(count) * micros).cast(pl.Datetime("us")).dt
         if self.step.part == "weekday":
             return moments.weekday().cast(pl.Int64) - 1
         if self.step.part == "day_of_year":

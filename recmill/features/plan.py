@@ -114,6 +114,10 @@ class Chain:
             self.num_ready += 1
         return None
 
+    @property
+    def is_ready(self) -> bool:
+        return self.num_ready == len(self.transforms)
+
     @staticmethod
     def is_fitted(transform: Transform[Any], tables: Mapping[str, Keyed]) -> bool:
         name = transform.vocabulary() or transform.name
@@ -126,7 +130,8 @@ class Chain:
         kind = self.kinds[-1]
         dtype = {"id": pl.Int32(), "key": pl.Int64()}.get(kind.removeprefix("list of "), pl.Float32())
         if kind.startswith("list of "):
-            return column.cast(pl.List(dtype)).fill_null(pl.lit([], dtype=pl.List(dtype)))
+            elements = column.list.eval(pl.element().cast(dtype).fill_null(0))
+            return elements.cast(pl.List(dtype)).fill_null(pl.lit([], dtype=pl.List(dtype)))
         return column.cast(dtype).fill_null(0)
 
     def info(self) -> ColumnInfo:
@@ -167,29 +172,36 @@ class Plan:
         moments: list[str] = []
         counts: dict[str, CountOptions] = {}
         groups: dict[str, NeedsGroups] = {}
-        for transform, need in self._waiting():
+        for _, transform, need in self._waiting():
             if isinstance(need, NeedsMoments):
                 moments.append(transform.name)
             elif isinstance(need, NeedsCounts):
                 counts[need.name] = need.options
             else:
                 groups[transform.name] = need
+        stuck = [chain.feature.name for chain in self.features if not chain.is_ready]
+        if stuck and not (moments or counts or groups):
+            raise FeatureError(f"Features {', '.join(stuck)} wait for each other's vocabularies; give them names of their own.")
         return Pending(tuple(moments), counts, groups)
 
-    def _waiting(self) -> Iterator[tuple[Transform[Any], Need]]:
-        for chain in self.features:
-            found = chain.advance(self.tables)
-            if found is not None:
-                yield found
+    def _waiting(self) -> list[tuple[Chain, Transform[Any], Need]]:
+        """Steps that can learn now, and what. A shared vocabulary waits until all columns that count into it are there."""
+        stopped = [(chain, *found) for chain in self.features if (found := chain.advance(self.tables)) is not None]
+        later = {
+            transform.vocabulary()
+            for chain in self.features
+            for transform in chain.transforms[chain.num_ready + 1 :]
+            if isinstance(transform, category.Vocabulary)
+        }
+        return [waiting for waiting in stopped if not (isinstance(waiting[2], NeedsCounts) and waiting[2].name in later)]
 
     def extract(self, frame: pl.DataFrame) -> Extracted:
         """The values that the pending pass is about, for one batch of training rows."""
-        waiting = [(chain, found) for chain in self.features if (found := chain.advance(self.tables)) is not None]
-        waiting = [(chain, found) for chain, found in waiting if not isinstance(found[1], NeedsGroups)]
-        columns = run_chains(frame, [(chain, chain.num_ready) for chain, _ in waiting])
+        waiting = [found for found in self._waiting() if not isinstance(found[2], NeedsGroups)]
+        columns = run_chains(frame, [(chain, chain.num_ready) for chain, _, _ in waiting])
         moments: dict[str, pl.Series] = {}
         counts: dict[str, list[tuple[pl.Series, pl.Series]]] = {}
-        for (_, (transform, need)), column in zip(waiting, columns, strict=True):
+        for (_, transform, need), column in zip(waiting, columns, strict=True):
             if isinstance(need, NeedsCounts):
                 counted = _with_places(transform.counted(column), frame[POSITION], need.options)
                 counts.setdefault(need.name, []).append(counted)
@@ -217,7 +229,7 @@ class Plan:
     def learn(self, measured: Measured, groups: Mapping[str, pl.DataFrame]) -> None:
         """Take the result of a pass; the next `pending` builds on it."""
         self.num_rows = max(self.num_rows, measured.rows)
-        for transform, need in list(self._waiting()):
+        for _, transform, need in self._waiting():
             if isinstance(need, NeedsMoments):
                 transform.learn_moments(measured.moments[transform.name])
             elif isinstance(need, NeedsGroups):
@@ -367,11 +379,14 @@ def _evaluate_alone(rows: pl.DataFrame, chain: Chain, expression: pl.Expr) -> No
 def _finished(chains: Sequence[Chain], columns: Sequence[pl.Series]) -> list[pl.Series]:
     """Columns as Tables and models hold them; a number that is not finite is an error."""
     frame = pl.DataFrame(list(columns)).select([chain.finish(pl.col(chain.feature.name)) for chain in chains])
-    floats = [name for name, dtype in frame.schema.items() if dtype == pl.Float32]
-    finite = frame.select(pl.col(floats).is_finite().all()).row(0) if floats and frame.height else ()
-    for name, is_finite in zip(floats, finite, strict=False):
-        if not is_finite:
-            found = frame[name].filter(~frame[name].is_finite())[0]
+    floats = [
+        (pl.col(name).explode() if dtype == pl.List else pl.col(name)).alias(name)
+        for name, dtype in frame.schema.items()
+        if dtype in (pl.Float32, pl.List(pl.Float32))
+    ]
+    for name, is_finite in frame.select(number.is_finite().all() for number in floats).to_dict().items():
+        if not is_finite.all():
+            found = frame[name].explode().filter(~frame[name].explode().is_finite())[0]
             raise FeatureError(f'Feature "{name}" gives {found}; numbers must be finite. Add clip before its last step.')
     return frame.get_columns()
 

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ from recmill.table import Table, table_digest
 DEFAULT_MAX_BAD = 0.001
 DEFAULT_MEMORY = 2 << 30
 _WORK = "_work"
-_NOTHING_TO_TRAIN_ON = "No rows are left to train on: the split or the row operations take them all. See [split] and [[rows]]."
+_NOTHING_TO_TRAIN_ON = (
+    "No rows are left to train on: the split or the row operations take them all. See [split] and [[rows]]."
+)
 _UNIT_BYTES = 64 << 20
 _MIN_UNIT_BYTES = 4 << 20
 
@@ -68,11 +70,11 @@ def prepare(
     """Publish the Table of a log at `into`. Killed and run again, it keeps what was finished."""
     options = options or Options()
     source = open_source(recipe.log, data)
-    units = _units(source, options)
-    job = _fingerprint(recipe, source, units, options)
+    job = _fingerprint(recipe, source, options)
     if is_published(into):
         return _already_there(into, job)
     work = _open_work(into, job)
+    units = _units(source, options, work)
     started = time.monotonic()
     with _full_disk_is_an_error(into):
         chunk_bytes = max(1 << 20, min(8 << 20, options.memory // 128))
@@ -82,7 +84,9 @@ def prepare(
         plan = _fitted_plan(engine, frame, watched, recipe, work)
         seconds_fit = time.monotonic() - started
         features = engine.map(frame, plan.apply)
-        shards = [asdict(shard) for shard in engine.write(features, into, recipe.table.order, recipe.table.seed)]
+        shards = [
+            asdict(shard) for shard in engine.write(features, into, recipe.table.order, recipe.table.seed)
+        ]
         tally = watched.check()
         if options.binary:
             ints = engine.map(frame, as_int32_rows(plan))
@@ -114,14 +118,18 @@ def fit(engine: Engine, frame: Any, recipe: Recipe, check: Callable[[], object] 
     plan = Plan(recipe)
     while pending := plan.pending():
         groups = {
-            name: engine.collect(engine.group(engine.map(training, _GroupRows(plan, name)), ["key"], need.aggregate, "fit"))
+            name: engine.collect(
+                engine.group(engine.map(training, _GroupRows(plan, name)), ["key"], need.aggregate, "fit")
+            )
             for name, need in pending.groups.items()
         }
-        measured = None
-        if pending.moments or pending.counts:
-            measured = engine.measure(training, plan.extract, pending.counts, "fit")
+        measured = (
+            engine.measure(training, plan.extract, pending.counts, "fit")
+            if pending.moments or pending.counts
+            else None
+        )
         check()
-        if measured is not None and not measured.rows:
+        if (measured is not None and not measured.rows) or any(group.is_empty() for group in groups.values()):
             raise LogError(_NOTHING_TO_TRAIN_ON)
         plan.learn(measured or Measured(), groups)
     return plan
@@ -168,13 +176,20 @@ class _FirstRows:
             raise LogError("The log holds no good rows to preview. Run `recmill check RECIPE --data DIR`.")
 
 
-def _units(source: Source, options: Options) -> list[Unit]:
+def _units(source: Source, options: Options, work: Path) -> list[Unit]:
+    """The pieces of the log; unfinished work goes on with the pieces that it began with."""
+    saved = work / "units.json"
+    if saved.exists():
+        return [Unit(*unit) for unit in json.loads(saved.read_text())]
     if options.partitions is not None:
-        return source.units(parts=options.partitions)
-    # Several pieces for each worker, so that none waits long for the last one.
-    total = sum(file.size for file in source.files)
-    fair = total // (4 * (options.workers or available_cores()))
-    return source.units(target_bytes=max(_MIN_UNIT_BYTES, min(_UNIT_BYTES, options.memory // 8, fair)))
+        units = source.units(parts=options.partitions)
+    else:
+        # Several pieces for each worker, so that none waits long for the last one.
+        total = sum(file.size for file in source.files)
+        fair = total // (4 * (options.workers or available_cores()))
+        units = source.units(target_bytes=max(_MIN_UNIT_BYTES, min(_UNIT_BYTES, options.memory // 8, fair)))
+    write_whole(saved, json.dumps([astuple(unit) for unit in units]))
+    return units
 
 
 def _rows(engine: Engine, watched: WatchedSource, recipe: Recipe, data: str, memory: int) -> Any:
@@ -196,7 +211,9 @@ def _fitted_plan(engine: Engine, frame: Any, watched: WatchedSource, recipe: Rec
     return plan
 
 
-def _publish(into: Path, plan: Plan, shards: list[dict[str, Any]], tally: Tally, job: str, seconds: dict[str, float]) -> None:
+def _publish(
+    into: Path, plan: Plan, shards: list[dict[str, Any]], tally: Tally, job: str, seconds: dict[str, float]
+) -> None:
     if not any(shard["split"] == "train" for shard in shards):
         raise LogError(_NOTHING_TO_TRAIN_ON)
     shutil.rmtree(into / "plan", ignore_errors=True)
@@ -206,7 +223,10 @@ def _publish(into: Path, plan: Plan, shards: list[dict[str, Any]], tally: Tally,
     if not any((into / "rejected").iterdir()):
         (into / "rejected").rmdir()
     columns = [vars(column) for column in plan.columns()]
-    names = [*(str(column["name"]) for column in columns), *(f"raw_{name}" for name in plan.recipe.table.keep)]
+    names = [
+        *(str(column["name"]) for column in columns),
+        *(f"raw_{name}" for name in plan.recipe.table.keep),
+    ]
     publish(
         into,
         "table",
@@ -225,22 +245,27 @@ def _publish(into: Path, plan: Plan, shards: list[dict[str, Any]], tally: Tally,
     shutil.rmtree(into / _WORK, ignore_errors=True)
 
 
-def _fingerprint(recipe: Recipe, source: Source, units: list[Unit], options: Options) -> str:
-    """What a finished piece of work depends on; a rerun with another one starts over."""
-    files = [(file.name, file.size) for file in source.files]
-    pieces = [(unit.file_index, unit.start, unit.end) for unit in units]
-    content = [recipe_to_dict(recipe), files, pieces, options.memory, options.workers, options.binary]
+def _fingerprint(recipe: Recipe, source: Source, options: Options) -> str:
+    """What the rows depend on: recipe, files, and what else was asked for. A rerun with another one starts over."""
+    files = [(file.name, file.size, _modified(file.path)) for file in source.files]
+    content = [recipe_to_dict(recipe), files, options.binary]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _modified(path: str) -> int | None:
+    return os.stat(path).st_mtime_ns if os.path.exists(path) else None  # a URL has no such time
 
 
 def _already_there(into: Path, job: str) -> Prepared:
     table = Table.open(into)
     if table.manifest["job"] != job:
         raise ArtifactError(
-            f"{into} already holds a Table of another recipe, log or setting. Choose another --into, or delete it first."
+            f"{into} already holds a Table of another recipe or log. Choose another --into, or delete it first."
         )
     seconds = table.manifest["seconds"]
-    return Prepared(table, Tally(rows=table.manifest["rows_read"]), seconds["fit"], seconds["write"], was_there=True)
+    return Prepared(
+        table, Tally(rows=table.manifest["rows_read"]), seconds["fit"], seconds["write"], was_there=True
+    )
 
 
 def _open_work(into: Path, job: str) -> Path:
@@ -249,7 +274,9 @@ def _open_work(into: Path, job: str) -> Path:
         raise ArtifactError(f"{into} is a file; --into needs a directory.")
     work = into / _WORK
     if into.exists() and not work.exists() and any(into.iterdir()):
-        raise ArtifactError(f"{into} is not empty and holds no Table. Choose another --into, or empty it first.")
+        raise ArtifactError(
+            f"{into} is not empty and holds no Table. Choose another --into, or empty it first."
+        )
     if work.exists() and (not (work / "job").exists() or (work / "job").read_text() != job):
         shutil.rmtree(into)
     work.mkdir(parents=True, exist_ok=True)
@@ -263,5 +290,7 @@ def _full_disk_is_an_error(into: Path) -> Iterator[None]:
         yield
     except (OSError, pl.exceptions.PolarsError) as error:
         if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
-            raise ResourceError(f"The disk of {into} is full. Free some space and run `recmill prepare` again; it resumes.") from None
+            raise ResourceError(
+                f"The disk of {into} is full. Free some space and run `recmill prepare` again; it resumes."
+            ) from None
         raise

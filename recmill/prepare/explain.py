@@ -40,7 +40,9 @@ def _explain(plan: Plan, chain: Chain) -> Explained:
         coverage = keyed.facts["known"] / max(1, values)
         unknown = 1 - coverage
         missing = keyed.facts["missing"] / max(1, values + keyed.facts["missing"])
-    return Explained(info.name, info.kind, info.of, info.size, coverage, unknown, missing, _top(keyed), learned)
+    return Explained(
+        info.name, info.kind, info.of, info.size, coverage, unknown, missing, _top(keyed), learned
+    )
 
 
 def _top(keyed: Keyed | None) -> list[tuple[str, int]]:

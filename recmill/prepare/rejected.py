@@ -41,13 +41,17 @@ class Tally:
 
     def describe(self) -> list[str]:
         lines = [f"{count:,} rows: {reason}" for reason, count in sorted(self.reasons.items())]
-        return lines + [f"  {row['file']} at {row['offset']:,}: {_label(row)}  {_preview(row)}" for row in self.shown]
+        return lines + [
+            f"  {row['file']} at {row['offset']:,}: {_label(row)}  {_preview(row)}" for row in self.shown
+        ]
 
 
 class WatchedSource:
     """A log as engines read it: frames only. What cannot be read is set aside in `rejected`, once for each unit."""
 
-    def __init__(self, source: Source, units: list[Unit], rejected: Path, max_bad: float, chunk_bytes: int) -> None:
+    def __init__(
+        self, source: Source, units: list[Unit], rejected: Path, max_bad: float, chunk_bytes: int
+    ) -> None:
         self.source = source
         self.rejected = rejected
         self.max_bad = max_bad
@@ -163,7 +167,8 @@ def too_many(tally: Tally, max_bad: float, rejected: Path) -> TooManyBadRows:
     share = tally.bad / max(1, tally.rows)
     details = "\n  ".join(tally.describe())
     return TooManyBadRows(
-        f"{tally.bad:,} of {tally.rows:,} rows ({share:.2%}) are bad, more than --max-bad {max_bad:.2%} allows:\n  {details}\n"
+        f"{tally.bad:,} of {tally.rows:,} rows ({share:.2%}) are bad, more than --max-bad {max_bad:.2%} allows:\n"
+        f"  {details}\n"
         f"They are in {rejected}. Correct the recipe's [log] or the files, or raise --max-bad."
     )
 

@@ -73,18 +73,25 @@ def read_side_table(recipe: r.Recipe, join: r.Join, data: str, memory: int) -> p
     size = sum(file.size for file in source.files)
     if size > memory // _SIDE_TABLE_SHARE:
         raise ResourceError(
-            f"Side table {join.table} has {size >> 20:,} MB, more than a quarter of --memory ({memory >> 20:,} MB). Raise --memory."
+            f"Side table {join.table} has {size >> 20:,} MB, more than a quarter of --memory "
+            f"({memory >> 20:,} MB). Raise --memory."
         )
     batches = [batch for unit in source.units() for batch in source.read(unit)]
     bad = [row for batch in batches for row in batch.bad]
     if bad:
-        raise LogError(f"Side table {join.table} has {len(bad):,} bad rows; the first is {bad[0].file} at {bad[0].offset:,}: {bad[0].reason}.")
+        raise LogError(
+            f"Side table {join.table} has {len(bad):,} bad rows; "
+            f"the first is {bad[0].file} at {bad[0].offset:,}: {bad[0].reason}."
+        )
     if not batches:
         raise LogError(f"Side table {join.table} is empty: {', '.join(file.name for file in source.files)}.")
     frame = pl.concat([batch.frame for batch in batches]).drop(POSITION)
     twice = frame.filter(pl.col(join.on).is_duplicated())
     if twice.height:
-        raise LogError(f'Side table {join.table} has {twice.height:,} rows whose "{join.on}" is not unique, such as {twice[join.on][0]!r}.')
+        raise LogError(
+            f'Side table {join.table} has {twice.height:,} rows whose "{join.on}" is not unique, '
+            f"such as {twice[join.on][0]!r}."
+        )
     return frame
 
 
@@ -129,7 +136,9 @@ def _events_before(events: pl.DataFrame, history: r.History) -> pl.DataFrame:
 def _windows(values: pl.Series, start: Array, stop: Array) -> pl.Series:
     """values[start:stop] for each row, as lists."""
     lengths = np.maximum(stop - start, 0)
-    offsets = np.repeat(start - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths) if len(lengths) else start
+    offsets = (
+        np.repeat(start - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths) if len(lengths) else start
+    )
     picked = values.gather(pl.Series(np.arange(int(lengths.sum())) + offsets, dtype=pl.UInt32))
     return to_lists(values.name, picked, pl.Series(lengths))
 
@@ -137,7 +146,8 @@ def _windows(values: pl.Series, start: Array, stop: Array) -> pl.Series:
 def add_lag(lag: r.Lag, frame: pl.DataFrame) -> pl.DataFrame:
     ordered = frame.sort(lag.by, lag.order, POSITION, nulls_last=False)
     return ordered.with_columns(
-        (pl.col(name) - pl.col(name).shift(lag.shift).over(lag.by)).alias(f"{name}_lag{lag.shift}") for name in lag.columns
+        (pl.col(name) - pl.col(name).shift(lag.shift).over(lag.by)).alias(f"{name}_lag{lag.shift}")
+        for name in lag.columns
     )
 
 
@@ -179,7 +189,9 @@ class _ItemCounts:
 def read_catalogue(engine: Engine, frame: Any, recipe: r.Recipe) -> Catalogue:
     item = str(recipe.log.item)
     is_text = next(column.type == "text" for column in recipe.log.columns if column.name == item)
-    counts = engine.measure(frame, _ItemCounts(item), {"items": CountOptions(is_text)}, "items").counts["items"]
+    counts = engine.measure(frame, _ItemCounts(item), {"items": CountOptions(is_text)}, "items").counts[
+        "items"
+    ]
     if len(counts.values) < 2:
         raise LogError(f"Negatives need at least two items, but the training rows have {len(counts.values)}.")
     columns = [name for name, owner in owners_of_columns(recipe).items() if owner == "item" and name != item]
@@ -198,7 +210,9 @@ def last_of_each(item: str, columns: Sequence[str], frame: pl.DataFrame) -> pl.D
 
 def _random(positions: pl.Series, seed: int, number: Array | int) -> Array:
     """Random numbers that depend on the row's place, the seed and the number of the draw."""
-    mixed = hash_positions(positions, seed) + np.asarray(number, dtype=np.uint64) * np.uint64(0x9E3779B185EBCA87)
+    mixed = hash_positions(positions, seed) + np.asarray(number, dtype=np.uint64) * np.uint64(
+        0x9E3779B185EBCA87
+    )
     return hash_positions(pl.Series(mixed.view(np.int64)), seed + 1)
 
 
@@ -217,12 +231,16 @@ def add_negatives(negatives: r.Negatives, catalogue: Catalogue, frame: pl.DataFr
     return together[order]
 
 
-def add_history_negatives(negatives: r.HistoryNegatives, catalogue: Catalogue, frame: pl.DataFrame) -> pl.DataFrame:
+def add_history_negatives(
+    negatives: r.HistoryNegatives, catalogue: Catalogue, frame: pl.DataFrame
+) -> pl.DataFrame:
     history = frame[negatives.history]
     lengths = history.list.len().fill_null(0)
     elements = history.filter(lengths > 0).explode()
     places = pl.Series(np.repeat(frame[POSITION].to_numpy(), lengths.to_numpy()))
-    starts = np.concatenate([[0], np.cumsum(lengths.to_numpy())[:-1]]) if frame.height else np.zeros(0, np.int64)
+    starts = (
+        np.concatenate([[0], np.cumsum(lengths.to_numpy())[:-1]]) if frame.height else np.zeros(0, np.int64)
+    )
     index = np.arange(len(elements)) - np.repeat(starts, lengths.to_numpy())
     drawn = np.empty((len(elements), negatives.per_item), dtype=np.int64)
     for number in range(negatives.per_item):

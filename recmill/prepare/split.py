@@ -20,7 +20,6 @@ from recmill.prepare.rejected import WatchedSource
 from recmill.spec.recipe import POSITION, SPLIT, Holdout
 
 
-
 def assign_splits(engine: Engine, frame: Any, source: WatchedSource, split: Holdout | None) -> Any:
     """The same rows with a SPLIT column: 0 train, 1 eval, 2 test."""
     if split is None:
@@ -70,19 +69,18 @@ def by_hash(split: Holdout, frame: pl.DataFrame) -> pl.DataFrame:
 
 def last_rows(by: str, order: str, frame: pl.DataFrame) -> pl.DataFrame:
     """The last row of each group is test, the one before it eval; every group keeps at least one training row."""
-    from_end = pl.int_range(pl.len(), 0, -1).over(by)
-    size = pl.len().over(by)
-    split = (
-        pl.when((from_end == 1) & (size >= 2))
-        .then(2)
-        .when((from_end == 2) & (size >= 3))
-        .then(1)
-        .otherwise(0)
-        .cast(pl.Int8)
-        .alias(SPLIT)
+    keys = frame.select(by, order, POSITION).with_row_index("__row").sort(order, POSITION, nulls_last=False)
+    ranked = keys.select(
+        "__row",
+        pl.int_range(pl.len(), 0, -1).over(by).alias("from_end"),
+        pl.len().over(by).alias("size"),
+        pl.col(by).is_not_null().alias("is_someone"),
+    ).sort("__row")
+    test = pl.col("is_someone") & (pl.col("from_end") == 1) & (pl.col("size") >= 2)
+    evaluation = pl.col("is_someone") & (pl.col("from_end") == 2) & (pl.col("size") >= 3)
+    return frame.with_columns(
+        ranked.select(pl.when(test).then(2).when(evaluation).then(1).otherwise(0).cast(pl.Int8).alias(SPLIT))
     )
-    ordered = frame.sort(order, POSITION, nulls_last=False)
-    return ordered.with_columns(pl.when(pl.col(by).is_null()).then(pl.lit(0, dtype=pl.Int8)).otherwise(split).alias(SPLIT))
 
 
 def _with_split(frame: pl.DataFrame, split: Any) -> pl.DataFrame:
@@ -114,7 +112,9 @@ def held_out_files(source: WatchedSource, split: Holdout) -> frozenset[int]:
             raise LogError(f'split.held_out_files has "{pattern}", but the log has: {", ".join(names)}.')
         found |= matches
     if len(found) == len(names):
-        raise LogError(f"split.held_out_files holds out every file ({', '.join(names)}); nothing is left to train on.")
+        raise LogError(
+            f"split.held_out_files holds out every file ({', '.join(names)}); nothing is left to train on."
+        )
     return frozenset(found)
 
 

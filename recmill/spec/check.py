@@ -153,7 +153,7 @@ def _check_once(recipe: r.Recipe) -> Iterator[str]:
     if sum(isinstance(operation, r.Negatives) for operation in recipe.rows) > 1:
         yield "rows has negatives more than once; raise per_row of the first instead"
     joined = {operation.table for operation in recipe.rows if isinstance(operation, r.Join)}
-    for name in recipe.tables:
+    for name in recipe.tables if joined <= set(recipe.tables) else ():
         if name not in joined:
             yield f"tables.{name} is never joined; add a join to [[rows]] or remove the table"
 

@@ -62,8 +62,8 @@ def _by_entry(
             for problem in check(path, entry):
                 found.setdefault(problem, []).append(entry.name)
         for problem, names in found.items():
-            some = f" (for {', '.join(names)})" if len(set(names)) < len(covered) else ""
-            yield problem + some
+            said = len(names) == len(covered) or f'"{names[0]}"' in problem
+            yield problem if said else f"{problem} (for {', '.join(names)})"
 
 
 def _ends_as(entry: Entry, kinds: Mapping[str, str]) -> str | None:

@@ -158,9 +158,10 @@ def _check_embeddings(
     if ranking.dynamic is not None and not has_keys:
         yield "ranking.dynamic has no meaning without features that end with key; remove it"
     if ranking.model == "dlrm" and ranking.interaction == "dot":
-        for feature in used:
-            if feature.dim not in (None, ranking.embedding_dim):
-                yield (
-                    f'ranking.interaction is "dot", which needs one dim for all, but feature '
-                    f'"{feature.name}" has dim = {feature.dim} and embedding_dim is {ranking.embedding_dim}'
-                )
+        others = [feature.name for feature in used if feature.dim not in (None, ranking.embedding_dim)]
+        if others:
+            names = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
+            yield (
+                f'ranking.interaction is "dot", which needs embedding_dim = {ranking.embedding_dim} '
+                f"for all features, but these have a dim of their own: {names}"
+            )

@@ -41,10 +41,14 @@ class Problems:
 
     def add(self, path: str, what: str) -> Any:
         """`split.held_out must be ...`: the path of the key, then the rest of the sentence. Gives None."""
-        self.found[f"{path or 'the recipe'} {what}"] = None
+        self.note(path, what)
         self.count += 1  # also when an entry for many columns has the same problem many times
         self.broken.add(path.partition(".")[0].partition("[")[0])
         return None
+
+    def note(self, path: str, what: str) -> None:
+        """A wrong value of the right type: the rest of its section can still be checked."""
+        self.found[f"{path or 'the recipe'} {what}"] = None
 
 
 class Entries(list[Any]):
@@ -97,7 +101,7 @@ class Reader:
         prefix = f"{path}." if path else ""
         for key in value:
             if key not in fields:
-                self._unknown_key(prefix, str(key), fields)
+                self._unknown_key(prefix, str(key), list(fields), value)
         made: dict[str, Any] = {}
         for name, field in fields.items():
             if name in value:
@@ -107,11 +111,12 @@ class Reader:
                 made[name] = () if get_origin(hints[name]) is tuple else None
         return kind(**made)
 
-    def _unknown_key(self, prefix: str, key: str, known: Iterable[str]) -> None:
-        self.problems.add(prefix + key, f"is not a known key{nearest(key, known)}")
+    def _unknown_key(self, prefix: str, key: str, known: list[str], given: Iterable[str]) -> None:
+        absent = [name for name in known if name not in given]
+        meant = difflib.get_close_matches(key, absent, n=1)
+        self.problems.add(prefix + key, f"is not a known key{nearest(key, meant or known)}")
         if not prefix:
-            # What was meant may be a section, which is then missing only by name.
-            self.problems.broken.update(difflib.get_close_matches(key, list(known), n=1))
+            self.problems.broken.update(meant)  # a section that is there, only under another name
 
     def _annotated(self, kind: Any, mark: Any, *, value: Any, path: str) -> Any:
         if mark == EXPANDED:
@@ -119,7 +124,7 @@ class Reader:
         assert isinstance(mark, Bounds)
         number = self._scalar(kind, value, path, mark.words)
         if number is not None and not mark.fits(number):
-            self.problems.add(path, f"must be {mark.words}, got {show(value)}")
+            self.problems.note(path, f"must be {mark.words}, got {show(value)}")
         return number
 
     def _names(self, value: Any, path: str) -> Any:

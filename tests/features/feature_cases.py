@@ -37,7 +37,7 @@ STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """Features that use `step`. The feature "f" is 0 (or an empty list) for a missing value if `missing_is_zero`."""
 
@@ -78,6 +78,8 @@ def _one(step: str, kind: str, steps: Sequence[Any], note: str = "", ids: bool =
 
 
 _CLICK = [{"name": "click", "columns": "clicked", "steps": [{"fill": 0}]}]
+DATE_PARTS = ("weekday", "day", "month", "year", "minute", "week", "day_of_year")
+STATISTICS = ("sum", "min", "max", "count", "std", "first", "last", "distinct")
 _SHARED = {"vocabulary": {"named": "shared", "min_count": 2}}
 
 CASES = [
@@ -111,9 +113,11 @@ CASES = [
     _one("buckets", "list of float", [{"buckets": [0.1]}], ids=True),
     _one("quantiles", "float", [{"quantiles": 4}], ids=True),
     _one("quantiles", "int", [{"quantiles": 100}], ids=True),
-    *(
-        _one("date_part", "int", [{"date_part": part}], part)
-        for part in ("hour", "weekday", "day", "month", "year", "minute", "week", "day_of_year")
+    _one(
+        "date_part",
+        "int",
+        [{"date_part": "hour"}],
+        more=[{"name": part, "columns": "x", "steps": [{"date_part": part}]} for part in DATE_PARTS],
     ),
     _one("date_part", "float", [{"date_part": {"part": "hour", "unit": "ms"}}], "ms"),
     _one("map", "text", [{"map": {"a": 2, "é": 1}}], ids=True),
@@ -169,11 +173,9 @@ CASES = [
          strategies={"clicked": st.integers(0, 1)}),
     Case("target", {"x": "int", "clicked": "float"}, [{"target": {"label": "click", "folds": 2, "smooth": 0}}], "smooth_0",
          reads=["x"], labels=_CLICK),
-    *(
-        Case("aggregate", {"x": "text", "y": "float"}, [{"aggregate": {"column": "y", "statistic": statistic}}], statistic,
-             reads=["x"], strategies={"x": st.sampled_from([None, "a", "b"])})
-        for statistic in ("mean", "sum", "min", "max", "count", "std", "first", "last", "distinct")
-    ),
+    Case("aggregate", {"x": "text", "y": "float"}, [{"aggregate": {"column": "y"}}], reads=["x"],
+         strategies={"x": st.sampled_from([None, "a", "b"])},
+         more=[{"name": name, "columns": "x", "steps": [{"aggregate": {"column": "y", "statistic": name}}]} for name in STATISTICS]),
     Case("aggregate", {"x": "int", "y": "text"}, [{"aggregate": {"column": "y", "statistic": "distinct"}}], "text", reads=["x"]),
     _one("split", "text", [{"split": "|"}, "vocabulary"], ids=True, values=tokens),
     _one("first", "list of int", [{"first": 2}, {"hash": 9}], ids=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ each_case = pytest.mark.parametrize("case", CASES, ids=str)
 some_examples = settings(max_examples=25, deadline=None)
 
 
+@cache
 def recipe_for(case: Case) -> Recipe:
     return recipe_of(case.types, case.features(), case.labels)
 

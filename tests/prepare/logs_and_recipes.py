@@ -44,7 +44,10 @@ def events_recipe(**changes: Any) -> Recipe:
 def write_events(folder: Path, num_rows: int, files: int = 1) -> Path:
     """Deterministic events: row n is at time n; user, item and price are simple functions of n."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [f"u{n % 7}\t{n * n % 11}\t{n}\t{'' if n % 5 == 0 else n % 13 / 4}\t{n % 3 % 2}\n" for n in range(num_rows)]
+    rows = [
+        f"u{n % 7}\t{n * n % 11}\t{n}\t{'' if n % 5 == 0 else n % 13 / 4}\t{n % 3 % 2}\n"
+        for n in range(num_rows)
+    ]
     share = -(-num_rows // files)
     for number in range(files):
         text = "".join(rows[number * share : (number + 1) * share])

@@ -39,7 +39,11 @@ def test_bad_rows_are_counted_by_reason_and_set_aside_with_their_place(tmp_path,
     assert dict(found.tally.reasons) == {reason: 1 for _, reason in BAD}
     assert found.tally.rows == 206
     assert found.table.num_rows() == 200
-    records = [json.loads(line) for file in sorted((tmp_path / "table" / "rejected").iterdir()) for line in file.read_text().splitlines()]
+    records = [
+        json.loads(line)
+        for file in sorted((tmp_path / "table" / "rejected").iterdir())
+        for line in file.read_text().splitlines()
+    ]
     content = (data / "events0.tsv").read_bytes()
     texts = [base64.b64decode(r["base64"]) if "base64" in r else r["text"].encode() for r in records]
     assert sorted(texts) == sorted(line.rstrip(b"\n") for line, _ in BAD)
@@ -88,7 +92,12 @@ def test_a_truncated_gzip_is_an_error_and_no_table_appears(tmp_path):
     packed = gzip.compress((write_events(tmp_path / "log", 5000) / "events0.tsv").read_bytes())
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "events0.tsv.gz").write_bytes(packed[: len(packed) // 2])
-    recipe = events_recipe(log={"files": ["*.gz"], "columns": [{"name": "user", "type": "text"}]}, labels=[], features=[{"columns": "user", "steps": ["vocabulary"]}], table={})
+    recipe = events_recipe(
+        log={"files": ["*.gz"], "columns": [{"name": "user", "type": "text"}]},
+        labels=[],
+        features=[{"columns": "user", "steps": ["vocabulary"]}],
+        table={},
+    )
     with pytest.raises(LogError, match=r"events0\.tsv\.gz"):
         prepared(recipe, tmp_path / "cut", tmp_path / "table")
     with pytest.raises(ArtifactError, match="incomplete"):
@@ -110,7 +119,9 @@ def test_a_directory_where_a_file_should_be_is_an_error(tmp_path):
 def test_a_missing_label_says_how_to_set_rows_aside(tmp_path):
     columns = [{"name": "item", "type": "int"}, {"name": "click", "type": "int"}]
     recipe = events_recipe(
-        log={"files": ["log.tsv"], "columns": columns}, features=[{"columns": "item", "steps": ["vocabulary"]}], table={}
+        log={"files": ["log.tsv"], "columns": columns},
+        features=[{"columns": "item", "steps": ["vocabulary"]}],
+        table={},
     )
     (tmp_path / "log.tsv").write_text("1\t1\n2\t\n")
     with pytest.raises(FeatureError, match=r'Label "clicked" is missing in 1 of 2 rows.*required = true'):
@@ -129,7 +140,8 @@ def test_a_side_table_with_a_key_twice_is_an_error(tmp_path):
     (data / "users.tsv").write_text("u1\tFR\nu1\tDE\n")
     columns = [{"name": "user", "type": "text"}, {"name": "country", "type": "text"}]
     recipe = events_recipe(
-        tables={"users": {"files": ["users.tsv"], "columns": columns}}, rows=[{"join": {"table": "users", "on": "user"}}]
+        tables={"users": {"files": ["users.tsv"], "columns": columns}},
+        rows=[{"join": {"table": "users", "on": "user"}}],
     )
     with pytest.raises(LogError, match=r'"user" is not unique, such as .u1'):
         prepared(recipe, data, tmp_path / "table")

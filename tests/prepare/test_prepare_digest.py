@@ -28,7 +28,11 @@ RICH = events_recipe(
         {"columns": "item", "steps": [{"vocabulary": {"named": "item"}}]},
         {"name": "recent", "columns": "item_history", "steps": [{"lookup": "item"}]},
         {"name": "item_rate", "columns": "item", "steps": [{"target": {"label": "clicked", "folds": 3}}]},
-        {"name": "user_price", "columns": "user", "steps": [{"aggregate": {"column": "price"}}, "standardise"]},
+        {
+            "name": "user_price",
+            "columns": "user",
+            "steps": [{"aggregate": {"column": "price"}}, "standardise"],
+        },
         {"columns": "price_lag1", "steps": [{"quantiles": 4}]},
         {"columns": "price", "steps": [{"fill": {"statistic": "median"}}, "min_max"]},
     ],
@@ -56,7 +60,9 @@ def test_shuffled_rows_are_the_same_in_every_partitioning(tmp_path):
 def test_order_of_rows_does_not_change_the_digest(tmp_path):
     data = write_events(tmp_path / "log", 300, files=3)
     digests = {
-        prepared(events_recipe(table={"order": order}), data, tmp_path / f"table-{order}", partitions=6).table.digest
+        prepared(
+            events_recipe(table={"order": order}), data, tmp_path / f"table-{order}", partitions=6
+        ).table.digest
         for order in ("log", "shuffle", "interleave")
     }
     assert len(digests) == 1
@@ -70,7 +76,10 @@ def test_order_in_which_files_were_made_or_named_in_the_recipe_does_not_matter(t
         (second / name).write_bytes((first / name).read_bytes())
     listed = events_recipe()
     backwards = events_recipe(log={**_log(), "files": ["events2.tsv", "events1.tsv", "events0.tsv"]})
-    assert prepared(listed, first, tmp_path / "a").table.digest == prepared(backwards, second, tmp_path / "b").table.digest
+    assert (
+        prepared(listed, first, tmp_path / "a").table.digest
+        == prepared(backwards, second, tmp_path / "b").table.digest
+    )
 
 
 def _log() -> dict[str, object]:
@@ -86,7 +95,10 @@ def test_compressed_files_give_the_same_digest(tmp_path):
     (packed / "events0.tsv.gz").write_bytes(gzip.compress((plain / "events0.tsv").read_bytes()))
     recipe = events_recipe(split={"by": "tail", "held_out": 0.25})
     again = events_recipe(split={"by": "tail", "held_out": 0.25}, log={**_log(), "files": ["events0.tsv.gz"]})
-    assert prepared(recipe, plain, tmp_path / "a").table.digest == prepared(again, packed, tmp_path / "b").table.digest
+    assert (
+        prepared(recipe, plain, tmp_path / "a").table.digest
+        == prepared(again, packed, tmp_path / "b").table.digest
+    )
 
 
 def test_counting_on_disk_equals_counting_in_memory(tmp_path, monkeypatch):
@@ -101,8 +113,14 @@ def test_counting_on_disk_equals_counting_in_memory(tmp_path, monkeypatch):
 
     monkeypatch.setattr(local._Counting, "_spill", counted)
     # Every counter is over a bound of one byte more than empty ones take.
-    monkeypatch.setattr(local._Counting, "_bound", lambda self: [counted(self, name) for name in self.options if self.counters[name]._native.size])
-    assert prepared(RICH, data, tmp_path / "on_disk", partitions=5, workers=1).table.digest == in_memory.digest
+    monkeypatch.setattr(
+        local._Counting,
+        "_bound",
+        lambda self: [counted(self, name) for name in self.options if self.counters[name]._native.size],
+    )
+    assert (
+        prepared(RICH, data, tmp_path / "on_disk", partitions=5, workers=1).table.digest == in_memory.digest
+    )
     assert len(spills) > 10
 
 

@@ -55,7 +55,8 @@ def test_time_cuts_where_the_recipe_says(tmp_path):
 def test_hash_keeps_all_rows_of_a_value_together(tmp_path):
     train, evaluation, _ = split_of(tmp_path, 200, by="hash", column="user", held_out=0.4, seed=1)
     users = [{time % 7 for time in rows} for rows in (train, evaluation)]
-    assert users[0] and users[1]
+    assert users[0]
+    assert users[1]
     assert not users[0] & users[1]
 
 
@@ -78,7 +79,9 @@ def test_fitting_reads_the_training_rows_only(tmp_path):
 
 def test_log_order_is_kept_without_shuffle(tmp_path):
     data = write_events(tmp_path / "log", 50, files=2)
-    assert times(prepared(events_recipe(), data, tmp_path / "table", partitions=7).table, "train") == list(range(50))
+    assert times(prepared(events_recipe(), data, tmp_path / "table", partitions=7).table, "train") == list(
+        range(50)
+    )
 
 
 def test_grouped_rows_return_to_log_order(tmp_path):
@@ -91,7 +94,15 @@ def test_grouped_rows_return_to_log_order(tmp_path):
 def test_shuffle_depends_on_its_seed_alone(tmp_path):
     data = write_events(tmp_path / "log", 80)
     orders = [
-        times(prepared(events_recipe(table={"order": "shuffle", "seed": seed, "keep": ["time"]}), data, tmp_path / name, partitions=parts).table, "train")
+        times(
+            prepared(
+                events_recipe(table={"order": "shuffle", "seed": seed, "keep": ["time"]}),
+                data,
+                tmp_path / name,
+                partitions=parts,
+            ).table,
+            "train",
+        )
         for name, seed, parts in (("a", 1, 1), ("b", 1, 6), ("c", 2, 6))
     ]
     assert orders[0] == orders[1] != orders[2]
@@ -116,26 +127,36 @@ def test_negatives_follow_their_row_and_stay_in_its_split(tmp_path):
         rows=[{"negatives": {"label": "click", "per_row": 2}}], split={"by": "tail", "held_out": 0.25}
     )
     table = prepared(recipe, data, tmp_path / "table", partitions=3).table
-    assert table.num_rows() == 90 and table.num_rows("eval") == 30
+    assert table.num_rows() == 90
+    assert table.num_rows("eval") == 30
     rows = rows_of(table)
     assert times(table, "train") == [n for n in range(30) for _ in range(3)]
     assert rows["clicked"].gather_every(3, 1).sum() == rows["clicked"].gather_every(3, 2).sum() == 0
     items = rows["raw_item"].to_numpy().reshape(-1, 3)
-    assert (items[:, 0] != items[:, 1]).all() and (items[:, 0] != items[:, 2]).all()
+    assert (items[:, 0] != items[:, 1]).all()
+    assert (items[:, 0] != items[:, 2]).all()
 
 
 def test_one_raw_row_through_the_plan_equals_its_row_in_the_table(tmp_path):
     generate("shop", 3000, 5, tmp_path / "log")
-    recipe = load_recipe("quickstart", ["table.order=log", 'table.keep=["time", "user_id", "item_id", "position"]'])
+    recipe = load_recipe(
+        "quickstart", ["table.order=log", 'table.keep=["time", "user_id", "item_id", "position"]']
+    )
     table = prepare(recipe, str(tmp_path / "log"), tmp_path / "table", Options(partitions=4)).table
     users = pl.read_csv(tmp_path / "log" / "users.csv")
     items = pl.read_csv(tmp_path / "log" / "items.csv")
     events = pl.read_csv(tmp_path / "log" / "events.csv").join(users, on="user_id").join(items, on="item_id")
-    features = [column.name for column in table.columns if column.role == "feature" and not column.name.startswith("recent")]
+    features = [
+        column.name
+        for column in table.columns
+        if column.role == "feature" and not column.name.startswith("recent")
+    ]
     for expected in rows_of(table).sample(20, seed=1).iter_rows(named=True):
         raw = events.filter(
-            (pl.col("time") == expected["raw_time"]) & (pl.col("user_id") == expected["raw_user_id"])
-            & (pl.col("item_id") == expected["raw_item_id"]) & (pl.col("position") == expected["raw_position"])
+            (pl.col("time") == expected["raw_time"])
+            & (pl.col("user_id") == expected["raw_user_id"])
+            & (pl.col("item_id") == expected["raw_item_id"])
+            & (pl.col("position") == expected["raw_position"])
         )
         served = table.plan.apply(raw.head(1), labels=False, only=features)
         assert served.row(0, named=True) == {name: expected[name] for name in features}
@@ -144,13 +165,17 @@ def test_one_raw_row_through_the_plan_equals_its_row_in_the_table(tmp_path):
 def test_binary_rows_are_160_bytes_of_label_counts_and_ids(tmp_path):
     generate("criteo", 2000, 1, tmp_path / "log")
     recipe = load_recipe("criteo-dlrm")
-    table = prepare(recipe, str(tmp_path / "log"), tmp_path / "table", Options(partitions=3, binary=True)).table
+    table = prepare(
+        recipe, str(tmp_path / "log"), tmp_path / "table", Options(partitions=3, binary=True)
+    ).table
     for split in ("train", "eval", "test"):
         content = np.fromfile(table.path / "binary" / f"{split}.bin", dtype="<i4").reshape(-1, 40)
         rows = rows_of(table, split)
         assert len(content) == rows.height
         assert content[:, 0].tolist() == rows["click"].to_list()
-        np.testing.assert_allclose(np.log1p(content[:, 1:14]), rows.select(f"i{n}" for n in range(1, 14)).to_numpy(), rtol=1e-6)
+        np.testing.assert_allclose(
+            np.log1p(content[:, 1:14]), rows.select(f"i{n}" for n in range(1, 14)).to_numpy(), rtol=1e-6
+        )
         assert (content[:, 14:] == rows.select(f"c{n}" for n in range(1, 27)).to_numpy()).all()
 
 
