@@ -25,8 +25,13 @@ class Source(Protocol):
     """Rows that can be read in pieces, in any order, more than once."""
 
     def units(self) -> Sequence[Any]: ...
-    def unit_bytes(self, unit: Any) -> int: ...
+    def unit_bytes(self, unit: Any) -> int:
+        """About how much a unit's rows take as text."""
+
     def first_position(self, unit: Any) -> int: ...
+    def max_offset(self) -> int:
+        """About the largest offset that a position holds."""
+
     def read(self, unit: Any) -> Iterator[pl.DataFrame]: ...
 
 

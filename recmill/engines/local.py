@@ -41,6 +41,7 @@ MIN_MEMORY = 256 << 20
 _COUNT_BUCKETS = 64
 _OFFSET_BITS = 44
 _USEFUL_BUCKET_BYTES = 1 << 20
+_BYTES_FOR_LOOKUP = 4  # for each byte of a value and its count: a sorted copy and a lookup table
 
 
 class Part(Protocol):
@@ -84,6 +85,7 @@ class Frame:
     parts: tuple[Part, ...]
     maps: tuple[MapFunction, ...]
     starts: tuple[int, ...]  # places in the log that cut it into pieces of about equal size
+    max_offset: int
     grouped_by: tuple[str, ...] = ()  # each part is one batch, with all rows of every group it holds
 
     def batches(self, part: Part) -> Iterator[pl.DataFrame]:
@@ -114,7 +116,7 @@ class LocalEngine:
     def read(self, source: Source) -> Frame:
         units = source.units()
         starts = tuple(sorted(source.first_position(unit) for unit in units))
-        return Frame(tuple(UnitPart(source, unit) for unit in units), (), starts)
+        return Frame(tuple(UnitPart(source, unit) for unit in units), (), starts, source.max_offset())
 
     def map(self, frame: Frame, function: MapFunction) -> Frame:
         return replace(frame, maps=(*frame.maps, function))
@@ -134,7 +136,7 @@ class LocalEngine:
             return (combined % np.uint64(buckets)).astype(np.int64)
 
         parts = self._scatter(frame, stage, bucket_of, buckets, partial(_in_log_order, function), title)
-        return Frame(parts, (), frame.starts, grouped_by=tuple(by))
+        return replace(frame, parts=parts, maps=(), grouped_by=tuple(by))
 
     # running them
 
@@ -211,11 +213,7 @@ class LocalEngine:
     def _bounds(self, frame: Frame, order: Order, buckets: int) -> Array:
         if order == "log":
             return np.asarray(frame.starts[1:], dtype=np.int64).view(np.uint64)
-        top = 1 << 64
-        if order == "interleave":
-            top = max(part.num_bytes for part in frame.parts) + max(
-                start & ((1 << _OFFSET_BITS) - 1) for start in frame.starts
-            )
+        top = frame.max_offset if order == "interleave" else 1 << 64
         return np.array([top * number // buckets for number in range(1, buckets)], dtype=np.uint64)
 
     def _scatter(
@@ -309,6 +307,7 @@ class _Counting:
         self.memory = memory
         self.spill = spill
         self.files: dict[str, list[Path]] = {name: [] for name in options}
+        self.num_kept_bytes: dict[str, int] = {}
         self._lock = threading.Lock()
         shutil.rmtree(spill, ignore_errors=True)
 
@@ -351,9 +350,19 @@ class _Counting:
             num_values += int(frame["count"].sum())
             num_distinct += frame.height
             kept.append(frame.filter(pl.col("count") >= option.min_count) if option.min_count > 1 else frame)
+            self._check_size(name, kept)
         frame = pl.concat(kept)
         firsts = frame["first"] if option.track_first else None
         return Counts(frame["value"], frame["count"], firsts, num_values, missing, num_distinct)
+
+    def _check_size(self, name: str, kept: list[pl.DataFrame]) -> None:
+        """Values that get an id must fit into memory, with their lookup and room to sort them."""
+        self.num_kept_bytes[name] = sum(int(frame.estimated_size()) for frame in kept) * _BYTES_FOR_LOOKUP
+        if sum(self.num_kept_bytes.values()) > self.memory * 2:
+            raise ResourceError(
+                f'Values that get an id need more than --memory ({self.memory * 2 >> 20:,} MB), "{name}" most of all. '
+                "Raise --memory, raise min_count or set max_size, or use hash or key instead of vocabulary."
+            )
 
     def _buckets(self, name: str) -> Iterable[pl.DataFrame]:
         if not self.files[name]:

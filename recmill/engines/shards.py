@@ -17,16 +17,18 @@ from recmill.kernels import RowDigest
 from recmill.spec.recipe import COPY, POSITION, SPLIT, SPLITS
 
 ROWS_PER_GROUP = 1 << 16
+ROWS_PER_SHARD = 1 << 22
 
 
 class ShardWriter:
-    """Splits batches by their split and appends them to one file for each, in row groups."""
+    """Divides batches by their split and appends them to a file for each; a long part gets several files."""
 
     def __init__(self, into: Path, number: int, format: Format) -> None:
         self.into = into
         self.number = number
         self.format: Format = format
         self.open: dict[str, _OpenShard] = {}
+        self.finished: list[Shard] = []
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -45,15 +47,23 @@ class ShardWriter:
             self._shard(SPLITS[index]).add(chosen)
 
     def _shard(self, split: str) -> _OpenShard:
+        if split in self.open and self.open[split].digest.rows >= ROWS_PER_SHARD:
+            self._finish(split)
         if split not in self.open:
             kind = {"parquet": _ParquetShard, "int32": _Int32Shard}[self.format]
-            self.open[split] = kind(self.into, split, f"shard-{self.number:05d}.{self.format}")
+            piece = sum(shard.split == split for shard in self.finished)
+            name = f"shard-{self.number:05d}-{piece:03d}.{self.format}"
+            self.open[split] = kind(self.into, split, name)
         return self.open[split]
 
+    def _finish(self, split: str) -> None:
+        self.finished.append(self.open[split].finish())
+        del self.open[split]
+
     def finish(self) -> list[Shard]:
-        finished = [shard.finish() for shard in self.open.values()]
-        self.open.clear()
-        return finished
+        for split in list(self.open):
+            self._finish(split)
+        return self.finished
 
 
 class _OpenShard(ABC):

@@ -257,23 +257,24 @@ def fold_of(frame: pl.DataFrame, folds: int, seed: int) -> pl.Series:
     return pl.Series("fold", (hash_positions(frame[POSITION], seed) % np.uint64(folds)).astype(np.int64))
 
 
+_PRESENT = pl.col("value").drop_nulls()
 _STATISTICS = {
-    "mean": pl.col("value").mean(),
-    "sum": pl.col("value").sum(),
-    "min": pl.col("value").min(),
-    "max": pl.col("value").max(),
-    "count": pl.col("value").count(),
-    "std": pl.col("value").std(ddof=0),
-    "first": pl.col("value").first(),
-    "last": pl.col("value").last(),
-    "distinct": pl.col("value").n_unique(),
+    "mean": _PRESENT.mean(),
+    "sum": _PRESENT.sum(),
+    "min": _PRESENT.min(),
+    "max": _PRESENT.max(),
+    "count": _PRESENT.count(),
+    "std": _PRESENT.std(ddof=0),
+    "first": _PRESENT.first(),
+    "last": _PRESENT.last(),
+    "distinct": _PRESENT.n_unique(),
 }
 
 
 def aggregate_by_key(statistic: str, frame: pl.DataFrame) -> pl.DataFrame:
-    present = frame.filter(pl.col("key").is_not_null() & pl.col("value").is_not_null())
-    code = _STATISTICS[statistic].cast(pl.Float64).alias("code")
-    return present.group_by("key", maintain_order=True).agg(code)
+    """The statistic of each key, missing where all of the key's values are."""
+    code = pl.when(pl.col("value").count() > 0).then(_STATISTICS[statistic].cast(pl.Float64))
+    return frame.group_by("key", maintain_order=True).agg(code.alias("code"))
 
 
 class Aggregate(Transform[steps.Aggregate]):
@@ -281,7 +282,7 @@ class Aggregate(Transform[steps.Aggregate]):
         return NeedsGroups(partial(aggregate_by_key, self.step.statistic), column=self.step.column)
 
     def learn_groups(self, groups: pl.DataFrame) -> Keyed:
-        return Keyed(groups.rename({"key": "value"}).sort("value"))
+        return Keyed(groups.rename({"key": "value"}).drop_nulls().sort("value"))
 
     def apply_one(self, series: pl.Series) -> pl.Series:
         assert self.keyed is not None

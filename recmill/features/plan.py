@@ -129,10 +129,10 @@ class Chain:
         """The column as Tables and models hold it: float32, int32 ids, int64 keys; what is still missing is 0."""
         kind = self.kinds[-1]
         dtype = {"id": pl.Int32(), "key": pl.Int64()}.get(kind.removeprefix("list of "), pl.Float32())
-        if kind.startswith("list of "):
-            elements = column.list.eval(pl.element().cast(dtype).fill_null(0))
-            return elements.cast(pl.List(dtype)).fill_null(pl.lit([], dtype=pl.List(dtype)))
-        return column.cast(dtype).fill_null(0)
+        if not kind.startswith("list of "):
+            return _finished_values(column, dtype)
+        lists = column.list.eval(_finished_values(pl.element(), dtype)).cast(pl.List(dtype))
+        return lists.fill_null(pl.lit([], dtype=pl.List(dtype)))
 
     def info(self) -> ColumnInfo:
         kind = self.kinds[-1]
@@ -374,6 +374,11 @@ def _evaluate_alone(rows: pl.DataFrame, chain: Chain, expression: pl.Expr) -> No
         rows.select(expression)
     except pl.exceptions.PolarsError as error:
         raise FeatureError(f'Feature "{chain.feature.name}" failed: {error}') from None
+
+
+def _finished_values(values: pl.Expr, dtype: pl.DataType) -> pl.Expr:
+    # Adding 0.0 makes 0.0 of -0.0: which of the two a clip at 0 gives depends on the rows around it.
+    return values.cast(dtype).fill_null(0) + pl.lit(0, dtype=dtype)
 
 
 def _finished(chains: Sequence[Chain], columns: Sequence[pl.Series]) -> list[pl.Series]:

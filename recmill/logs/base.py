@@ -95,6 +95,14 @@ class Source(ABC):
     def count_rows(self, unit: Unit) -> int:
         """Rows in the unit, good and bad."""
 
+    @abstractmethod
+    def text_bytes(self, unit: Unit) -> int:
+        """About how many bytes the unit's rows are when they are not compressed."""
+
+    @abstractmethod
+    def max_offset(self) -> int:
+        """About the largest offset of a row in any file."""
+
     def target_unit_bytes(self, target_bytes: int | None, parts: int | None) -> int:
         """How large a unit should be."""
         total = sum(file.size for file in self.files)

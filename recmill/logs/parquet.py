@@ -49,6 +49,15 @@ class ParquetSource(Source):
                 start = edge
         return [*units, Unit(index, start, edges[-1])] if start < edges[-1] or not units else units
 
+    def text_bytes(self, unit: Unit) -> int:
+        with _opened(self.files[unit.file_index]) as parquet:
+            metadata = parquet.metadata
+            num_bytes = sum(metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
+            return int(num_bytes * (unit.end - unit.start) // max(1, metadata.num_rows))
+
+    def max_offset(self) -> int:
+        return max(unit.end for unit in self.units())
+
     def count_rows(self, unit: Unit) -> int:
         return unit.end - unit.start
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from recmill.logs.files import decompressed, explained, open_bytes
 
 MAX_ROW_BYTES = 256 << 20
 _READ_AHEAD = 64 << 10
+_SAMPLE_BYTES = 4 << 20
 _WHOLE_TEXT = 1 << 44  # past every offset: the end of a text whose length is not known before it is read
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -50,6 +52,11 @@ class Window:
     def view(self) -> npt.NDArray[np.uint8]:
         """The bytes in memory. Valid until the next `fill`."""
         return np.frombuffer(self._buffer, dtype=np.uint8)[self._begin : self._end]
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """How much of the file was read so far."""
+        return int(self._bytes.tell())
 
     def skip(self, num_bytes: int) -> None:
         self._begin += num_bytes
@@ -112,9 +119,20 @@ class Window:
 
     def _damage(self, error: Exception) -> str:
         place = (
-            f"near byte {self._bytes.tell():,} of {self.file.size:,}, after {self.end_offset:,} bytes of text"
+            f"near byte {self.bytes_on_disk:,} of {self.file.size:,}, after {self.end_offset:,} bytes of text"
         )
         return f"{self.file.path}: damaged or cut off {place} ({error}). Copy or write the file again."
+
+
+@cache
+def expansion(file: LogFile) -> float:
+    """Bytes of text for each byte on disk, from the beginning of the file."""
+    if file.compression is None or not file.size:
+        return 1.0
+    with Window(file, _SAMPLE_BYTES) as window:
+        while not window.ended and len(window) < _SAMPLE_BYTES:
+            window.fill(_SAMPLE_BYTES)
+        return max(1.0, len(window) / max(1, window.bytes_on_disk))
 
 
 class TextSource(Source):
@@ -134,6 +152,13 @@ class TextSource(Source):
         pieces = max(1, -(-file.size // target)) if self.can_cut(file) else 1
         edges = [file.size * i // pieces for i in range(pieces + 1)]
         return [Unit(index, start, end) for start, end in pairwise(edges)]
+
+    def text_bytes(self, unit: Unit) -> int:
+        file = self.files[unit.file_index]
+        return int(unit.end - unit.start) if file.compression is None else int(file.size * expansion(file))
+
+    def max_offset(self) -> int:
+        return max(int(file.size * expansion(file)) for file in self.files)
 
     def count_rows(self, unit: Unit) -> int:
         stop = self.stop_of(unit)

@@ -69,6 +69,7 @@ def prepare(
 ) -> Prepared:
     """Publish the Table of a log at `into`. Killed and run again, it keeps what was finished."""
     options = options or Options()
+    _check_against_reality(recipe)
     source = open_source(recipe.log, data)
     job = _fingerprint(recipe, source, options)
     if is_published(into):
@@ -99,6 +100,7 @@ def prepare(
 
 def preview(recipe: Recipe, data: str, num_rows: int, work: Path) -> tuple[Plan, pl.DataFrame]:
     """Fit and apply the recipe to the first rows of the log, all as training rows; writes no Table."""
+    _check_against_reality(recipe)
     source = open_source(recipe.log, data)
     first = _FirstRows(source, num_rows)
     engine = LocalEngine(work, workers=1)
@@ -164,6 +166,9 @@ class _FirstRows:
     def first_position(self, unit: int) -> int:
         return 0
 
+    def max_offset(self) -> int:
+        return self.source.max_offset()
+
     def read(self, unit: int) -> Iterator[pl.DataFrame]:
         left = self.num_rows
         for piece in self.source.units():
@@ -174,6 +179,12 @@ class _FirstRows:
                     return
         if left == self.num_rows:
             raise LogError("The log holds no good rows to preview. Run `recmill check RECIPE --data DIR`.")
+
+
+def _check_against_reality(recipe: Recipe) -> None:
+    """Fail before the work, not after an hour of it: SQL that does not run, functions that cannot be imported."""
+    row_operations.check_conditions(recipe)
+    Plan(recipe)
 
 
 def _units(source: Source, options: Options, work: Path) -> list[Unit]:

@@ -73,10 +73,10 @@ class WatchedSource:
         return sum(self.unit_bytes(unit) for unit in self._units)
 
     def unit_bytes(self, unit: Unit) -> int:
-        """Bytes on disk, as far as a unit's share of its file tells."""
-        file = self.source.files[unit.file_index]
-        in_file = [other.end for other in self._units if other.file_index == unit.file_index]
-        return file.size * (unit.end - unit.start) // max(1, max(in_file))
+        return self.source.text_bytes(unit)
+
+    def max_offset(self) -> int:
+        return self.source.max_offset()
 
     def first_position(self, unit: Unit) -> int:
         return first_position(unit.file_index) + unit.start

@@ -12,10 +12,11 @@ import polars as pl
 from recmill.engines.base import Engine
 from recmill.errors import FeatureError, LogError, ResourceError
 from recmill.features.base import to_lists
+from recmill.features.numeric import dtype_of
 from recmill.kernels import Array, CountOptions, Extracted, hash_positions
 from recmill.logs.base import open_source
 from recmill.spec import recipe as r
-from recmill.spec.check import owners_of_columns
+from recmill.spec.check import kinds_of_columns, owners_of_columns
 from recmill.spec.recipe import COPY, POSITION, SPLIT
 
 _SIDE_TABLE_SHARE = 4  # a side table may take this part of the memory bound
@@ -56,10 +57,21 @@ def after_split(engine: Engine, frame: Any, recipe: r.Recipe) -> Any:
 
 
 def keep_where(sql: str, frame: pl.DataFrame) -> pl.DataFrame:
-    try:
-        return frame.filter(pl.sql_expr(sql))
-    except pl.exceptions.PolarsError as error:
-        raise FeatureError(f'filter "{sql}" failed: {error}') from None
+    return frame.filter(pl.sql_expr(sql))
+
+
+def check_conditions(recipe: r.Recipe) -> None:
+    """Try every SQL condition of the recipe's rows on no rows at all, before any work is done."""
+    kinds = kinds_of_columns(recipe)
+    nothing = pl.DataFrame(schema={name: dtype_of(kind) for name, kind in kinds.items()})
+    for operation in recipe.rows:
+        sql = operation.sql if isinstance(operation, r.Filter) else getattr(operation, "where", None)
+        if sql is None:
+            continue
+        try:
+            keep_where(sql, nothing)
+        except pl.exceptions.PolarsError as error:
+            raise FeatureError(f'The condition "{sql}" in [[rows]] fails: {error}') from None
 
 
 def keep_share(sample: r.Sample, frame: pl.DataFrame) -> pl.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from recmill.engines.base import Engine
+from recmill.engines.local import available_cores
 from recmill.errors import LogError
 from recmill.kernels import CountOptions, Extracted, hash64
 from recmill.logs.base import COMPRESSIONS, Source, Unit, first_position
@@ -169,19 +170,23 @@ class _Counted:
     def __init__(self, source: Source, units: list[Unit]) -> None:
         self.source = source
         self.units = units
-        self.rows = [source.count_rows(unit) for unit in units]
+        with ThreadPoolExecutor(available_cores()) as pool:
+            self.rows = list(pool.map(source.count_rows, units))
         self.total = sum(self.rows)
 
     def place_of(self, number: int) -> int:
         """Position of row `number` (from 0), good or bad; beyond the end, a place that no row reaches."""
         for unit, rows in zip(self.units, self.rows, strict=True):
             if number < rows:
-                return next(place for count, place in enumerate(self._places(unit)) if count == number)
+                return self._place_in(unit, number)
             number -= rows
         return _NEVER
 
-    def _places(self, unit: Unit) -> Iterator[int]:
+    def _place_in(self, unit: Unit, number: int) -> int:
         start = first_position(unit.file_index)
         for batch in self.source.read(unit):
-            good = batch.frame[POSITION].to_list()
-            yield from sorted(good + [start + row.offset for row in batch.bad])
+            if number < batch.num_rows:
+                places = batch.frame[POSITION].to_list() + [start + row.offset for row in batch.bad]
+                return int(sorted(places)[number])
+            number -= batch.num_rows
+        raise AssertionError(unit)

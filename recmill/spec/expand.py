@@ -58,9 +58,11 @@ def _columns_of(column: Any, path: str, problems: Problems) -> Iterator[Any]:
 
 
 def _features_of(entry: Any, path: str, problems: Problems) -> Sequence[Any]:
-    columns = _names_in(entry.get("columns")) if isinstance(entry, dict) else None
+    if not isinstance(entry, dict):
+        return [entry]
+    columns = _names_in(entry.get("columns"))
     if not columns:
-        return [entry]  # no columns, or none that can be told: the reader says what is wrong
+        return [{"name": "?", **entry}]  # the name is not what is wrong; what is, the reader says
     name = entry.get("name")
     if _combines(entry.get("steps")):
         if name is None:

@@ -241,7 +241,7 @@ class Pad(Step):
 
     main: ClassVar[str | None] = "length"
     length: Positive
-    value: float = 0
+    value: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,6 @@ CASES = [
     Case("pack", {"x": "text", "y": "text"}, ["pack", "vocabulary"]),
     Case("expression", {"x": "float", "y": "int"}, [{"expression": "x / (abs(y) + 1.0)"}, "standardise"],
          strategies={"y": st.one_of(st.none(), small_ints)}),
-    Case("expression", {"x": "text", "y": "bool"}, [{"expression": {"sql": "lower(x)", "type": "text"}}, {"hash": 9}]),
+    Case("expression", {"x": "text", "y": "bool"}, [{"expression": {"sql": "lower(x) || y", "type": "text"}}, {"hash": 9}]),
     _one("function", "text", [{"function": {"path": "feature_cases:number_of_characters", "type": "int"}}, "log"]),
 ]  # fmt: skip

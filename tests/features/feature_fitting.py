@@ -48,7 +48,9 @@ def recipe_of(
     """A recipe over columns of these types. A "list of <type>" column is declared as a history."""
     lists = [name.removesuffix("_history") for name, kind in types.items() if kind.startswith("list of ")]
     columns = [{"name": name.removesuffix("_history"), "type": kind.removeprefix("list of ")} for name, kind in types.items()]
-    history = {"history": {"columns": lists, "by": columns[0]["name"], "order": columns[0]["name"]}}
+    if lists:
+        columns.append({"name": "who", "type": "int"})
+    history = {"history": {"columns": lists, "by": "who", "order": "who"}}
     return recipe_from_dict(
         {
             "name": "test",
