@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from recmill.spec.recipe import Recipe
 
 SHAPES = ("criteo", "recsys2021", "movielens", "shop")
+_FLAGS_OF_SHAPES = {"days": ("criteo",), "format": ("recsys2021",), "compress": ("criteo", "recsys2021")}
+_NUM_SIDE_BY_SIDE = 8
+
+
+class UsageError(RecmillError):
+    """Flags that do not go together."""
+
+    exit_code = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return int(parsed.command(parsed) or 0)
+        code = int(parsed.command(parsed) or 0)
+        sys.stdout.flush()  # so that a reader who is gone is noticed here
+        return code
     except RecmillError as error:
         print(f"recmill: {error}", file=sys.stderr)
         return error.exit_code
@@ -39,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output is gone (`| head`): say nothing more, as other tools do.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        print(f"recmill: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        return 1
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -81,7 +94,7 @@ def _add_recipe(parser: Any) -> None:
         action="append",
         default=[],
         dest="overrides",
-        help="override a value of the recipe",
+        help="override a value of the recipe; without VALUE, its default holds",
     )
 
 
@@ -123,9 +136,7 @@ recmill run movielens --data ml-1m --into runs/ml  your own files
     _add_recipe(parser)
     parser.add_argument("--data", metavar="DIR", help="the log's directory or URL (default: generate one)")
     parser.add_argument("--into", metavar="DIR", help="where stages land (default: runs/<recipe>)")
-    parser.add_argument(
-        "--rows", type=_positive, default=100_000, metavar="N", help="rows to generate (default: 100000)"
-    )
+    parser.add_argument("--rows", type=_positive, metavar="N", help="rows to generate (default: 100000)")
     _add_prepare_options(parser)
 
 
@@ -134,8 +145,12 @@ def _run(parsed: argparse.Namespace) -> None:
 
     from recmill.logs.generate import Generated
     from recmill.progress import Progress
-    from recmill.run import run
+    from recmill.run import DEFAULT_ROWS, run
 
+    if parsed.data and parsed.rows:
+        raise UsageError(
+            "--rows is for generated logs; with --data, the log is read as it is. Remove one of them."
+        )
     recipe = _load(parsed)
     into = Path(parsed.into or f"runs/{recipe.name}")
     say = _silent if parsed.json else print
@@ -146,7 +161,15 @@ def _run(parsed: argparse.Namespace) -> None:
         else:
             _say_prepared(result, say)
 
-    ran = run(recipe, parsed.data, into, parsed.rows, _options(parsed), Progress(parsed.quiet), report)
+    ran = run(
+        recipe,
+        parsed.data,
+        into,
+        parsed.rows or DEFAULT_ROWS,
+        _options(parsed),
+        Progress(parsed.quiet),
+        report,
+    )
     table = ran.prepared.table
     if parsed.json:
         print(json.dumps({"data": str(ran.data), "table": str(table.path), "digest": table.digest}))
@@ -175,7 +198,7 @@ recmill generate recsys2021 --rows 100000 --format parquet --into data/twitter
     parser.add_argument("shape", choices=SHAPES, help="what the log looks like")
     parser.add_argument("--rows", type=_positive, required=True, metavar="N", help="number of events")
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="equal seeds give equal files (default: 0)"
+        "--seed", type=_seed, default=0, metavar="S", help="equal seeds give equal files (default: 0)"
     )
     parser.add_argument("--into", required=True, metavar="DIR", help="where to write")
     parser.add_argument("--days", metavar="LIST", help="criteo: write these day files, such as 0-3,23")
@@ -191,6 +214,9 @@ def _generate(parsed: argparse.Namespace) -> None:
     from recmill.logs.generate import generate
     from recmill.progress import Progress
 
+    for flag, shapes in _FLAGS_OF_SHAPES.items():
+        if getattr(parsed, flag) and parsed.shape not in shapes:
+            raise UsageError(f"--{flag} is for {' and '.join(shapes)}; {parsed.shape} has no such option.")
     options: dict[str, Any] = {"format": parsed.format} if parsed.format else {}
     days = _days(parsed.days) if parsed.days else None
     with Progress(parsed.quiet).stage("generate", parsed.rows) as stage:
@@ -219,8 +245,24 @@ def _generate(parsed: argparse.Namespace) -> None:
         )
         return
     _say_generated(made, parsed.into, print)
-    recipes = [name for name, generates in _recipes_by_shape().items() if generates == made.shape]
-    print(f"next   recmill prepare {recipes[0]} --data {parsed.into} --into runs/{recipes[0]}/table")
+    if recipe := _recipe_for(made):
+        overrides = " --set log.format=parquet --set log.separator=" if parsed.format == "parquet" else ""
+        print(f"next   recmill prepare {recipe} --data {parsed.into} --into runs/{recipe}/table{overrides}")
+
+
+def _recipe_for(made: Any) -> str | None:
+    """The first shipped recipe whose patterns all find a file in what was generated."""
+    from fnmatch import fnmatch
+
+    from recmill.spec.load import load_recipe, shipped_recipes
+
+    names = [file.name.removesuffix(".gz") for file in made.files]
+    for recipe in map(load_recipe, shipped_recipes()):
+        held_out = recipe.split.held_out_files if recipe.split else ()
+        patterns = (*recipe.log.files, *held_out)
+        if recipe.generate == made.shape and all(any(fnmatch(n, p) for n in names) for p in patterns):
+            return recipe.name
+    return None
 
 
 def _say_generated(made: Any, into: str, say: Callable[[str], None]) -> None:
@@ -237,9 +279,9 @@ def _metric(name: str) -> str:
 def _days(text: str) -> list[int]:
     days: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part, re.ASCII)
         if not match:
-            raise RecmillError(f'--days must look like 0-3,23; got "{text}".')
+            raise UsageError(f'--days must look like 0-3,23; got "{text}".')
         first, last = int(match[1]), int(match[2] or match[1])
         days += range(first, last + 1)
     return days
@@ -264,20 +306,16 @@ recmill recipes quickstart > mine.toml
 
 def _recipes(parsed: argparse.Namespace) -> None:
     from recmill.spec.load import load_recipe, shipped_recipes
+    from recmill.spec.names import nearest
 
     shipped = shipped_recipes()
     if parsed.name is None:
         for name in shipped:
             print(f"{name:<20} {load_recipe(name).description}")
         return
-    load_recipe(parsed.name)  # a wrong name gets the loader's error
+    if parsed.name not in shipped:
+        raise UsageError(f'There is no shipped recipe "{parsed.name}"{nearest(parsed.name, shipped)}')
     print(shipped[parsed.name].read_text(encoding="utf-8"), end="")
-
-
-def _recipes_by_shape() -> dict[str, str | None]:
-    from recmill.spec.load import load_recipe, shipped_recipes
-
-    return {name: load_recipe(name).generate for name in shipped_recipes()}
 
 
 def _add_check(commands: Any) -> None:
@@ -301,24 +339,19 @@ recmill check mine.toml --set split.held_out=0.2
 
 def _check(parsed: argparse.Namespace) -> int:
     recipe = _load(parsed)
-    features = len(recipe.features)
     reports = _check_files(recipe, parsed.data) if parsed.data else {}
     good = all(report.problem is None and not report.bad and report.num_good for report in reports.values())
     if parsed.json:
+        files = {name: _files_json(report) for name, report in reports.items()}
         print(
             json.dumps(
-                {
-                    "recipe": recipe.name,
-                    "features": features,
-                    "good": good,
-                    "files": {n: _files_json(r) for n, r in reports.items()},
-                }
+                {"recipe": recipe.name, "features": len(recipe.features), "good": good, "files": files}
             )
         )
         return 0 if good else 1
+    sizes = {"column": recipe.log.columns, "feature": recipe.features, "label": recipe.labels}
     print(
-        f"recipe {recipe.name} is right: {len(recipe.log.columns)} columns, {features} features, "
-        f"{len(recipe.labels)} labels"
+        f"recipe {recipe.name} is right: {', '.join(_counted(len(many), one) for one, many in sizes.items())}"
     )
     for name, report in reports.items():
         _say_files(name, report)
@@ -405,48 +438,58 @@ def _prepare(parsed: argparse.Namespace) -> None:
     from recmill.prepare import prepare
     from recmill.progress import Progress
 
-    recipe = _load(parsed)
     if parsed.sample:
-        return _sample(recipe, parsed)
+        return _sample(parsed)
     if parsed.into is None:
-        raise RecmillError(
-            "--into DIR is missing: where should the Table land? (Or use --sample N to look without writing.)"
+        raise UsageError(
+            "--into DIR is missing: where should the Table land? (Or look without writing: --sample N)"
         )
+    recipe = _load(parsed)
     prepared = prepare(recipe, parsed.data, Path(parsed.into), _options(parsed), Progress(parsed.quiet))
     if parsed.json:
-        print(json.dumps(_prepared_json(prepared)))
+        explained = {"features": _explained_json(prepared.table.plan)} if parsed.explain else {}
+        print(json.dumps({**_prepared_json(prepared), **explained}))
         return
     _say_prepared(prepared, print)
     if parsed.explain:
         _say_explained(prepared.table.plan)
-    return
 
 
-def _sample(recipe: Recipe, parsed: argparse.Namespace) -> None:
+def _sample(parsed: argparse.Namespace) -> None:
     import tempfile
     from pathlib import Path
 
-    import polars as pl
-
     from recmill.prepare import preview
 
-    with tempfile.TemporaryDirectory() as work:
-        plan, rows = preview(recipe, parsed.data, parsed.sample, Path(work))
-    if parsed.json:
-        print(rows.write_json())
-        return
-    with pl.Config(tbl_cols=-1, tbl_rows=min(parsed.sample, 50), tbl_width_chars=160):
-        print(
-            rows.transpose(
-                include_header=True,
-                header_name="column",
-                column_names=[f"row {n}" for n in range(rows.height)],
+    for flag in ("into", "binary", "partitions"):
+        if getattr(parsed, flag):
+            raise UsageError(
+                f"--{flag} has no meaning with --sample, which writes nothing. Remove one of them."
             )
-            if rows.height <= 8
-            else rows
-        )
+    with tempfile.TemporaryDirectory() as work:
+        plan, rows = preview(_load(parsed), parsed.data, parsed.sample, Path(work))
+    rows = rows.select([name for name in rows.columns if not name.startswith("__")])
+    if parsed.json:
+        explained = {"features": _explained_json(plan)} if parsed.explain else {}
+        print(json.dumps({"rows": rows.to_dicts(), **explained}))
+        return
+    for first in range(0, rows.height, _NUM_SIDE_BY_SIDE):
+        _say_rows(rows.slice(first, _NUM_SIDE_BY_SIDE), first)
     if parsed.explain:
         _say_explained(plan)
+
+
+def _say_rows(rows: Any, first: int) -> None:
+    """One line for each column, rows side by side."""
+    width = max(12, min(40, 110 // max(1, rows.height)))
+    print(f"{'row':<28} " + " ".join(f"{first + number:<{width}}" for number in range(rows.height)).rstrip())
+    for column in rows.iter_columns():
+        cells = [_cut(_short(value), width) for value in column.to_list()]
+        print(f"{column.name:<28} " + " ".join(f"{cell:<{width}}" for cell in cells).rstrip())
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def _say_prepared(prepared: Prepared, say: Callable[[str], None]) -> None:
@@ -501,6 +544,14 @@ def _say_explained(plan: Any) -> None:
         size = f"{entry.size:,}" if entry.size is not None else ""
         shown.add_row(entry.name, entry.kind, entry.of, size, *shares, top, learned)
     Console(width=None if sys.stdout.isatty() else 200).print(shown)
+
+
+def _explained_json(plan: Any) -> list[dict[str, Any]]:
+    from dataclasses import asdict
+
+    from recmill.prepare.explain import explain
+
+    return [asdict(entry) for entry in explain(plan)]
 
 
 def _short(value: Any) -> str:
@@ -596,18 +647,28 @@ def _silent(line: str) -> None:
     """Say nothing."""
 
 
-def _positive(text: str) -> int:
-    if not text.replace("_", "").isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text}")
+def _counted(number: int, one: str) -> str:
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"\d{1,19}", text, re.ASCII) or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2**63 - 1, got {text}")
     return int(text)
+
+
+def _positive(text: str) -> int:
+    if not re.fullmatch(r"[0-9][0-9_]{0,18}", text) or text.endswith("_") or int(text.replace("_", "")) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text}")
+    return int(text.replace("_", ""))
 
 
 _UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 
 
 def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B?)", text.strip().upper())
-    if not match:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?B?)", text.strip().upper(), re.ASCII)
+    if not match or not float(match[1]):
         raise argparse.ArgumentTypeError(f"must be a size such as 500MB or 2GB, got {text}")
     unit = match[2] if match[2].endswith("B") or not match[2] else match[2] + "B"
     return int(float(match[1]) * _UNITS[unit])

@@ -21,7 +21,7 @@ LAYERS = (
     ("models", "engines", "logs"),
     ("embeddings", "index", "store", "metrics"),
     ("table", "batches", "features"),
-    ("artifact", "kernels", "progress"),
+    ("ahead", "artifact", "kernels", "progress"),
     ("spec",),
     ("errors",),
 )

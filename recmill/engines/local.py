@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import polars as pl
 
+from recmill.ahead import read_ahead
 from recmill.artifact import write_whole
 from recmill.engines.base import Format, MapFunction, Order, Shard, Source
 from recmill.engines.shards import ShardWriter
@@ -88,8 +89,8 @@ class Frame:
     max_offset: int
     grouped_by: tuple[str, ...] = ()  # each part is one batch, with all rows of every group it holds
 
-    def batches(self, part: Part) -> Iterator[pl.DataFrame]:
-        for batch in part.read():
+    def batches(self, part: Part, ahead: bool) -> Iterator[pl.DataFrame]:
+        for batch in read_ahead(part.read()) if ahead else part.read():
             for function in self.maps:
                 batch = function(batch)
             yield batch
@@ -272,7 +273,8 @@ class LocalEngine:
     def _watched(self, frame: Frame, part: Part, stage: Any) -> Iterator[pl.DataFrame]:
         """The part's batches, reported as they go by; a batch's share of the part's bytes is estimated."""
         reported = 0
-        for batch in frame.batches(part):
+        # A few parts that cannot be cut, such as gzip files, leave cores idle: these read and decompress.
+        for batch in frame.batches(part, ahead=len(frame.parts) < self.workers):
             step = min(part.num_bytes - reported, int(batch.estimated_size()))
             reported += step
             stage.advance(step, batch.height)

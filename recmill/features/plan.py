@@ -377,8 +377,9 @@ def _evaluate_alone(rows: pl.DataFrame, chain: Chain, expression: pl.Expr) -> No
 
 
 def _finished_values(values: pl.Expr, dtype: pl.DataType) -> pl.Expr:
-    # Adding 0.0 makes 0.0 of -0.0: which of the two a clip at 0 gives depends on the rows around it.
-    return values.cast(dtype).fill_null(0) + pl.lit(0, dtype=dtype)
+    # Not just what is missing becomes 0, but -0.0 too: which of the two zeros Polars gives depends on other rows.
+    found = values.cast(dtype)
+    return pl.when(found != 0).then(found).otherwise(pl.lit(0, dtype=dtype))
 
 
 def _finished(chains: Sequence[Chain], columns: Sequence[pl.Series]) -> list[pl.Series]:

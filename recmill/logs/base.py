@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -94,6 +94,18 @@ class Source(ABC):
     @abstractmethod
     def count_rows(self, unit: Unit) -> int:
         """Rows in the unit, good and bad."""
+
+    def row_offsets(self, unit: Unit, numbers: Sequence[int]) -> list[int]:
+        """Where the unit's rows of these numbers (from 0, good and bad, increasing) begin."""
+        found: list[int] = []
+        first, start = 0, first_position(unit.file_index)
+        for batch in self.read(unit):
+            wanted = [number - first for number in numbers[len(found) :] if number - first < batch.num_rows]
+            if wanted:
+                places = sorted([*(batch.frame[POSITION] - start), *(row.offset for row in batch.bad)])
+                found += [int(places[number]) for number in wanted]
+            first += batch.num_rows
+        return found
 
     @abstractmethod
     def text_bytes(self, unit: Unit) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from recmill import _native
 from recmill.errors import LogError
-from recmill.logs.base import POSITION, BadRow, LogBatch, LogFile, Unit, first_position
+from recmill.logs.base import POSITION, BadRow, LogBatch, LogFile, Source, Unit, first_position
 from recmill.logs.columns import allowed_values, explain_missing
 from recmill.logs.text import TextSource, Window
 from recmill.spec.recipe import Column, Log, SideTable
@@ -64,6 +64,9 @@ class DelimitedSource(TextSource):
         if self._quote:
             return sum(batch.num_rows for batch in self.read(unit))
         return super().count_rows(unit)
+
+    def row_offsets(self, unit: Unit, numbers: Sequence[int]) -> list[int]:
+        return Source.row_offsets(self, unit, numbers) if self._quote else super().row_offsets(unit, numbers)
 
     def read_preamble(self, window: Window) -> Layout:
         num_columns = len(self.columns)

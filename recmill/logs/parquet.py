@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,9 @@ class ParquetSource(Source):
                 units.append(Unit(index, start, edge))
                 start = edge
         return [*units, Unit(index, start, edges[-1])] if start < edges[-1] or not units else units
+
+    def row_offsets(self, unit: Unit, numbers: Sequence[int]) -> list[int]:
+        return [unit.start + number for number in numbers]
 
     def text_bytes(self, unit: Unit) -> int:
         with _opened(self.files[unit.file_index]) as parquet:

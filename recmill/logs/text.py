@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, Self
@@ -176,6 +177,23 @@ class TextSource(Source):
                     break
                 window.fill(stop)
         return 1 + newlines
+
+    def row_offsets(self, unit: Unit, numbers: Sequence[int]) -> list[int]:
+        """Row n begins after the n-th newline of the unit, so nothing needs to be parsed."""
+        found: list[int] = []
+        with Window(self.files[unit.file_index], 1 << 20) as window:
+            self.seek_unit(window, unit)
+            newlines = 0
+            while len(found) < len(numbers) and window.has_more():
+                ends = np.flatnonzero(window.view == ord("\n"))
+                for number in numbers[len(found) :]:
+                    if number > newlines + len(ends):
+                        break
+                    within = 0 if number == newlines else int(ends[number - newlines - 1]) + 1
+                    found.append(window.offset + within)
+                newlines += len(ends)
+                window.skip(len(window))
+        return found
 
     def seek_unit(self, window: Window, unit: Unit) -> Any:
         """Move to the first row that starts in the unit. Returns what `read_preamble` found."""

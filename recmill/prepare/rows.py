@@ -11,7 +11,7 @@ import polars as pl
 
 from recmill.engines.base import Engine
 from recmill.errors import FeatureError, LogError, ResourceError
-from recmill.features.base import to_lists
+from recmill.features.base import Keyed, to_lists
 from recmill.features.numeric import dtype_of
 from recmill.kernels import Array, CountOptions, Extracted, hash_positions
 from recmill.logs.base import open_source
@@ -157,8 +157,11 @@ def _windows(values: pl.Series, start: Array, stop: Array) -> pl.Series:
 
 def add_lag(lag: r.Lag, frame: pl.DataFrame) -> pl.DataFrame:
     ordered = frame.sort(lag.by, lag.order, POSITION, nulls_last=False)
+    somebody = pl.col(lag.by).is_not_null()  # nobody's rows have no past
     return ordered.with_columns(
-        (pl.col(name) - pl.col(name).shift(lag.shift).over(lag.by)).alias(f"{name}_lag{lag.shift}")
+        pl.when(somebody)
+        .then(pl.col(name) - pl.col(name).shift(lag.shift).over(lag.by))
+        .alias(f"{name}_lag{lag.shift}")
         for name in lag.columns
     )
 
@@ -172,21 +175,20 @@ class Catalogue:
     def __init__(self, items: pl.DataFrame, item: str) -> None:
         self.items = items
         self.item = item
-        self.cumulative = np.cumsum(items["__count"].to_numpy())
-
-    def draw(self, random: Array, by: str) -> Array:
-        """Row numbers of items; equal random numbers give equal items."""
-        if by == "uniform":
-            return (random % np.uint64(self.items.height)).astype(np.int64)
-        ticket = (random % np.uint64(self.cumulative[-1])).astype(np.int64)
-        return np.searchsorted(self.cumulative, ticket, side="right")
+        self.known = Keyed(items.select(pl.col(item).alias("value")))
+        counts = items["__count"].to_numpy().astype(np.int64)
+        self.ends = {"uniform": np.arange(1, items.height + 1), "popularity": np.cumsum(counts)}
 
     def draw_others(self, random: Array, by: str, avoid: pl.Series) -> Array:
-        """As `draw`, but never the item to avoid: the next one in the catalogue takes its place."""
-        rows = self.draw(random, by)
-        drawn = self.items[self.item].gather(pl.Series(rows, dtype=pl.UInt32))
-        same = (drawn == avoid).fill_null(False).to_numpy()
-        return np.where(same, (rows + 1) % self.items.height, rows)
+        """Row numbers of items: each as likely as its weight says among all but the one to avoid."""
+        ends = self.ends[by]
+        weights = np.diff(ends, prepend=0)
+        row = self.known.ids(avoid).to_numpy() - 1  # -1 for an item that cannot be drawn
+        avoided = np.where(row < 0, 0, weights[row])
+        ticket = (random % (ends[-1] - avoided).astype(np.uint64)).astype(np.int64)
+        # Tickets of the avoided item are left out: those behind them move up.
+        ticket += np.where(ticket >= ends[row] - avoided, avoided, 0)
+        return np.searchsorted(ends, ticket, side="right")
 
 
 class _ItemCounts:

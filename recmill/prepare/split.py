@@ -100,7 +100,8 @@ def tail_cuts(source: WatchedSource, split: Holdout) -> tuple[int, int]:
     held_out = round(counts.total * (split.held_out or 0.0))
     eval_from = counts.total - held_out
     test_from = eval_from + held_out // 2 if split.halve else counts.total
-    return counts.place_of(eval_from), counts.place_of(test_from)
+    eval_place, test_place = counts.places_of(eval_from, test_from)
+    return eval_place, test_place
 
 
 def held_out_files(source: WatchedSource, split: Holdout) -> frozenset[int]:
@@ -131,7 +132,7 @@ def file_cut(source: WatchedSource, split: Holdout) -> int:
         return _NEVER
     held_out = held_out_files(source, split)
     counts = _Counted(source.source, [unit for unit in source.units() if unit.file_index in held_out])
-    return counts.place_of(counts.total // 2)
+    return counts.places_of(counts.total // 2)[0]
 
 
 @dataclass(frozen=True)
@@ -174,19 +175,14 @@ class _Counted:
             self.rows = list(pool.map(source.count_rows, units))
         self.total = sum(self.rows)
 
-    def place_of(self, number: int) -> int:
-        """Position of row `number` (from 0), good or bad; beyond the end, a place that no row reaches."""
+    def places_of(self, *numbers: int) -> tuple[int, ...]:
+        """Positions of these rows (from 0, good and bad, increasing); past the end, a place that no row reaches."""
+        places: list[int] = []
+        first = 0
         for unit, rows in zip(self.units, self.rows, strict=True):
-            if number < rows:
-                return self._place_in(unit, number)
-            number -= rows
-        return _NEVER
-
-    def _place_in(self, unit: Unit, number: int) -> int:
-        start = first_position(unit.file_index)
-        for batch in self.source.read(unit):
-            if number < batch.num_rows:
-                places = batch.frame[POSITION].to_list() + [start + row.offset for row in batch.bad]
-                return int(sorted(places)[number])
-            number -= batch.num_rows
-        raise AssertionError(unit)
+            wanted = [number - first for number in numbers[len(places) :] if number - first < rows]
+            if wanted:
+                start = first_position(unit.file_index)
+                places += [start + offset for offset in self.source.row_offsets(unit, wanted)]
+            first += rows
+        return (*places, *[_NEVER] * (len(numbers) - len(places)))

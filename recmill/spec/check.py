@@ -97,13 +97,23 @@ def _check_column(path: str, column: r.Column) -> Iterator[str]:
         yield f'{path}.name is "{column.name}"; names that begin with __ are reserved'
     if column.allowed is not None and not column.allowed:
         yield f"{path}.allowed is empty; no row would be good"
-    types: dict[str, tuple[type, ...]] = {
-        "text": (str,), "bool": (bool,), "int": (int,), "hex": (int,), "float": (int, float),
-    }  # fmt: skip
     for value in column.allowed or ():
-        if type(value) not in types[column.type]:
+        if type(value) not in _ALLOWED[column.type] or (column.type == "hex" and not _is_hex(value)):
             shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
             yield f"{path}.allowed has {shown}, but the column's type is {column.type}"
+
+
+_ALLOWED: dict[str, tuple[type, ...]] = {
+    "text": (str,),
+    "bool": (bool,),
+    "int": (int,),
+    "hex": (int, str),
+    "float": (int, float),
+}
+
+
+def _is_hex(value: object) -> bool:
+    return isinstance(value, int) or bool(re.fullmatch(r"[0-9a-fA-F]{1,16}", str(value)))
 
 
 def _check_text_format(path: str, spec: r.Files) -> Iterator[str]:

@@ -68,13 +68,15 @@ def _by_entry(
 
 def _ends_as(entry: Entry, kinds: Mapping[str, str]) -> str | None:
     """The kind after the last step; None when a step does not fit."""
+    if not entry.columns:
+        return None
     current = [kinds.get(column, "") for column in entry.columns]
     try:
         for step in entry.steps:
             current = [after(step, current)]
     except Unfit:
         return None
-    return current[0] if current and current[0] else None
+    return current[0] or None
 
 
 def _check_steps(path: str, entry: Entry, kinds: Mapping[str, str]) -> Iterator[str]:

@@ -91,6 +91,11 @@ def _check_training(path: str, training: r.Training) -> Iterator[str]:
         )
     if schedule.decay != "polynomial" and schedule.power != default_of(r.Schedule, "power"):
         yield f'{path}.schedule.power has no meaning for decay = "{schedule.decay}"; remove it'
+    if training.patience is not None and training.patience >= training.evaluations:
+        yield (
+            f"{path}.patience is {training.patience}, but evaluations is {training.evaluations}; "
+            "there is nothing to wait for"
+        )
     if training.target is not None and not _TARGET.fullmatch(training.target.strip()):
         yield f'{path}.target must look like "auc >= 0.80", got "{training.target}"'
 

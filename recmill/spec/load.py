@@ -47,7 +47,7 @@ def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(reference, [f"no such recipe file or shipped recipe{hint}"])
     problems = [problem for override in overrides if (problem := _override(tree, override))]
     if problems:
-        raise RecipeError(source, problems)
+        raise RecipeError(source, list(dict.fromkeys(problems)))
     return recipe_from_dict(tree, source)
 
 
@@ -153,7 +153,10 @@ def _import(location: str) -> types.ModuleType:
 
 
 def _override(tree: dict[str, Any], override: str) -> str | None:
-    """Set `split.held_out=0.2` or `features[0].dim=8` in the tree; returns the problem, if there is one."""
+    """Set `split.held_out=0.2` or `features[0].dim=8` in the tree; returns the problem, if there is one.
+
+    A key without a value, `split.seed=`, is taken out, so that its default holds.
+    """
     key, equals, text = override.partition("=")
     keys = _KEY.findall(key)
     if not equals or not keys:
@@ -162,10 +165,12 @@ def _override(tree: dict[str, Any], override: str) -> str | None:
     for number, name in enumerate(keys):
         last = number == len(keys) - 1
         if isinstance(place, dict):
-            if last:
+            if not last:
+                place = place.setdefault(name, {})
+            elif text.strip():
                 place[name] = _value_of(text)
             else:
-                place = place.setdefault(name, {})
+                place.pop(name, None)
         elif isinstance(place, list) and re.fullmatch(r"\d{1,9}", name) and int(name) < len(place):
             if last:
                 place[int(name)] = _value_of(text)

@@ -36,6 +36,9 @@ class MemorySource:
     def first_position(self, unit: int) -> int:
         return int(self.batches[unit][0][POSITION].min() or 0)  # type: ignore[arg-type]
 
+    def max_offset(self) -> int:
+        return 1 << 20
+
     def read(self, unit: int) -> Iterator[pl.DataFrame]:
         yield from self.batches[unit]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_reading import columns_of, cut_lines, parse_fields, read_all, split_quoted
@@ -136,3 +137,17 @@ def test_json_rows_do_not_depend_on_cutting(
     found = read_all(write_and_open(scratch, text, format="jsonl"), parts, chunk_bytes)
     assert found.rows == alone
     assert found.num_rows == len(cut_lines(text))
+
+
+@pytest.mark.parametrize("text", ["1\n2\n3\n4\n5\n6", "1\r\nx\r\n3\r\n\r\n5\r\n6\r\n", "1\n\n\n4\n5\n" * 40])
+@pytest.mark.parametrize(("suffix", "quote"), [("", ""), (".gz", ""), ("", '"')])
+def test_row_offsets_are_where_the_rows_begin(tmp_path, text, suffix, quote):
+    content = text.encode()
+    (tmp_path / f"a.tsv{suffix}").write_bytes(gzip.compress(content) if suffix else content)
+    source = open_source(Log(files=("a.tsv",), columns=columns_of(a="int"), quote=quote), str(tmp_path))
+    starts = [0, *(at + 1 for at, byte in enumerate(content[:-1]) if byte == ord("\n"))]
+    for parts in (1, 3):
+        found = []
+        for unit in source.units(parts=parts):
+            found += source.row_offsets(unit, range(source.count_rows(unit)))
+        assert found == starts

@@ -12,7 +12,7 @@ from recmill.errors import RecipeError
 from recmill.spec import recipe as r
 from recmill.spec import steps as s
 from recmill.spec.load import load_recipe, recipe_from_dict, recipe_to_dict, shipped_recipes
-from recmill.spec.names import expand_names
+from recmill.spec.names import expand_names, names_in_sql
 
 ALL = sorted(shipped_recipes())
 
@@ -45,6 +45,11 @@ def test_a_recipe_survives_the_way_through_json(name: str) -> None:
 )
 def test_ranges_and_commas_stand_for_many_names(names: str | list[str], expanded: list[str]) -> None:
     assert expand_names(names) == expanded
+
+
+def test_names_in_sql_are_neither_texts_nor_functions_nor_keywords() -> None:
+    sql = 'CASE WHEN "odd ""name""" > 1e5 AND lower (titre_é) = ' + "'it''s end' THEN x1 ELSE abs(n) END"
+    assert names_in_sql(sql) == {'odd "name"', "titre_é", "x1", "n"}
 
 
 def test_one_entry_covers_many_columns() -> None:
@@ -150,6 +155,11 @@ def test_overrides_change_values_before_they_are_checked() -> None:
 def test_an_override_makes_sections_that_are_not_there() -> None:
     recipe = load_recipe("criteo-dlrm", ["table.order=shuffle", "table.seed=7"])
     assert recipe.table == r.TableLayout("shuffle", 7)
+
+
+def test_an_override_without_value_takes_the_key_out() -> None:
+    recipe = load_recipe("recsys2021", ["log.format=parquet", "log.separator="])
+    assert (recipe.log.format, recipe.log.separator) == ("parquet", "\t")
 
 
 def test_every_wrong_override_is_reported() -> None:
