@@ -56,7 +56,9 @@ class Vocabulary(Transform[steps.Vocabulary]):
             assert counts.firsts is not None
             frame = frame.with_columns(counts.firsts.alias("first")).sort("first", "value").drop("first")
         kept = self._kept(frame) if self.step.extend else frame.clear()
-        new = frame.filter(pl.col("count") >= self.step.min_count).join(kept, on="value", how="anti", maintain_order="left")
+        new = frame.filter(pl.col("count") >= self.step.min_count).join(
+            kept, on="value", how="anti", maintain_order="left"
+        )
         if self.step.max_size is not None:
             new = new.head(max(0, self.step.max_size - kept.height))
         frame = pl.concat([kept, new])
@@ -101,7 +103,9 @@ def read_vocabulary(path: str, name: str) -> Keyed:
         file = plan / "tables" / table_file(name)
         if file.is_file():
             return Keyed(pl.read_parquet(file))
-    raise FeatureError(f'No vocabulary "{name}" in {path}. Give the directory of a Table whose recipe has that vocabulary.')
+    raise FeatureError(
+        f'No vocabulary "{name}" in {path}. Give the directory of a Table whose recipe has that vocabulary.'
+    )
 
 
 def most_frequent(series: pl.Series, keyed: Keyed) -> pl.Series:
@@ -110,7 +114,12 @@ def most_frequent(series: pl.Series, keyed: Keyed) -> pl.Series:
     elements = series.filter(series.list.len() > 0).explode()
     ids = keyed.ids(elements)
     counts = pl.concat([pl.Series([-1], dtype=pl.Int64), keyed.frame["count"].cast(pl.Int64)])
-    rows = pl.int_range(len(series), eager=True).filter(lengths > 0).repeat_by(lengths.filter(lengths > 0)).explode()
+    rows = (
+        pl.int_range(len(series), eager=True)
+        .filter(lengths > 0)
+        .repeat_by(lengths.filter(lengths > 0))
+        .explode()
+    )
     best = (
         pl.DataFrame({"row": rows.cast(pl.Int64), "id": ids, "count": counts.gather(ids.cast(pl.UInt32))})
         .sort("row", "count", "id", descending=[False, True, False])
@@ -138,7 +147,9 @@ class Hash(Transform[steps.Hash]):
         return over_elements(series, self._hash)
 
     def _hash(self, series: pl.Series) -> pl.Series:
-        ids = (hash64(as_category(series), self.step.seed) % np.uint64(self.step.buckets)).astype(np.int32) + 1
+        ids = (hash64(as_category(series), self.step.seed) % np.uint64(self.step.buckets)).astype(
+            np.int32
+        ) + 1
         return pl.Series(series.name, _zero_where_missing(ids, series))
 
     def size(self) -> int:
@@ -166,7 +177,9 @@ def _zero_where_missing(ids: Array, series: pl.Series) -> Array:
 
 class Cross(Transform[steps.Cross]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
-        return pl.concat_str([column.cast(pl.String).fill_null("") for column in columns], separator=self.step.separator)
+        return pl.concat_str(
+            [column.cast(pl.String).fill_null("") for column in columns], separator=self.step.separator
+        )
 
 
 class Count(Transform[steps.Count]):
@@ -185,7 +198,7 @@ class Count(Transform[steps.Count]):
 
 class Frequency(Count):
     def apply_one(self, series: pl.Series) -> pl.Series:
-        return super().apply_one(series) / max(1, self.state["rows"])
+        return super().apply_one(series) / max(1, int(self.state["rows"]))
 
 
 def sum_by_fold(folds: int, frame: pl.DataFrame) -> pl.DataFrame:
@@ -221,7 +234,9 @@ class Target(Transform[steps.Target]):
         self.state = {"mean": mean, "means_without_fold": means}
         codes = [self._codes(known, seen, prior) for seen, prior in zip(others, means, strict=True)]
         return Keyed(
-            known.select("value", pl.sum_horizontal(f"count_{fold}" for fold in folds).alias("count")).with_columns(
+            known.select(
+                "value", pl.sum_horizontal(f"count_{fold}" for fold in folds).alias("count")
+            ).with_columns(
                 self._codes(known, folds, mean).alias("code"),
                 *(code.alias(f"code_{fold}") for fold, code in enumerate(codes)),
             )
@@ -295,7 +310,8 @@ class OneHot(Transform[steps.OneHot]):
         if len(ids) and (ids.min() < 0 or ids.max() >= self.step.size):
             found = int(ids.min() if ids.min() < 0 else ids.max())
             raise FeatureError(
-                f'Feature "{self.name}": one_hot has size {self.step.size}, but an id is {found}. Raise size, or clip before it.'
+                f'Feature "{self.name}": one_hot has size {self.step.size}, but an id is {found}. '
+                "Raise size, or clip before it."
             )
         rows = np.zeros((len(ids), self.step.size), dtype=np.float32)
         rows[np.arange(len(ids)), ids] = 1.0

@@ -56,7 +56,11 @@ class Mask(Transform[steps.Mask]):
         length = self.step.length
         real = series.list.len().fill_null(0).clip(0, length).to_numpy()
         flags = (pl.int_range(length, eager=True).to_numpy()[None, :] < real[:, None]).astype("int64")
-        return to_lists(series.name, pl.Series(flags.reshape(-1)), pl.repeat(length, len(series), dtype=pl.Int64, eager=True))
+        return to_lists(
+            series.name,
+            pl.Series(flags.reshape(-1)),
+            pl.repeat(length, len(series), dtype=pl.Int64, eager=True),
+        )
 
 
 class Pack(Transform[steps.Pack]):
@@ -73,17 +77,21 @@ class Expression(Transform[steps.Expression]):
 
     def check(self, kinds: Mapping[str, str]) -> None:
         """Try the expression on a few rows: it must be SQL, fit the columns and treat rows one by one."""
-        probe = pl.DataFrame({name: pl.Series(_PROBES[kind], dtype=dtype_of(kind)) for name, kind in kinds.items()})
+        probe = pl.DataFrame(
+            {name: pl.Series(_PROBES[kind], dtype=dtype_of(kind)) for name, kind in kinds.items()}
+        )
         try:
             expression = self.express([])
             together = probe.select(expression).to_series()
             alone = pl.concat([probe[row].select(expression).to_series() for row in range(probe.height)])
         except pl.exceptions.PolarsError as error:
-            raise FeatureError(f'Feature "{self.name}": expression "{self.step.sql}" fails: {error}') from None
+            raise FeatureError(
+                f'Feature "{self.name}": expression "{self.step.sql}" fails: {error}'
+            ) from None
         if not together.equals(alone):
             raise FeatureError(
-                f'Feature "{self.name}": "{self.step.sql}" looks at several rows at once; an expression must treat rows '
-                "one by one. Use aggregate, count or target for statistics."
+                f'Feature "{self.name}": "{self.step.sql}" looks at several rows at once; '
+                "an expression must treat rows one by one. Use aggregate, count or target for statistics."
             )
 
 
@@ -103,7 +111,9 @@ class Function(Transform[steps.Function]):
     def apply(self, columns: Sequence[pl.Series], frame: pl.DataFrame) -> pl.Series:
         result = import_function(self.step.path)(*columns)
         if not isinstance(result, pl.Series):
-            raise FeatureError(f'Feature "{self.name}": {self.step.path} must return a Polars series, got {type(result).__name__}.')
+            raise FeatureError(
+                f'Feature "{self.name}": {self.step.path} must return a Polars series, got {type(result).__name__}.'
+            )
         return _checked(result, len(columns[0]), self.name, self.step.type)
 
 
@@ -112,12 +122,16 @@ def import_function(path: str) -> Callable[..., Any]:
     try:
         return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
     except (ImportError, AttributeError) as error:
-        raise FeatureError(f"Function {path} cannot be imported: {error}. Is its package installed here?") from None
+        raise FeatureError(
+            f"Function {path} cannot be imported: {error}. Is its package installed here?"
+        ) from None
 
 
 def _checked(result: pl.Series, rows: int, name: str, kind: str) -> pl.Series:
     if len(result) != rows:
-        raise FeatureError(f'Feature "{name}" got {len(result)} values for {rows} rows; it must give one for each row.')
+        raise FeatureError(
+            f'Feature "{name}" got {len(result)} values for {rows} rows; it must give one for each row.'
+        )
     try:
         return result.cast(dtype_of(kind))
     except pl.exceptions.PolarsError as error:

@@ -71,8 +71,12 @@ class Fill(Transform[steps.Fill]):
 
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         value = self.state.get("value", self.step.value)
-        column = columns[0].cast(pl.Float64) if isinstance(value, float) and self.kind != "text" else columns[0]
-        return column.fill_null(bool(value) if self.kind == "bool" and not isinstance(value, float) else value)
+        column = (
+            columns[0].cast(pl.Float64) if isinstance(value, float) and self.kind != "text" else columns[0]
+        )
+        return column.fill_null(
+            bool(value) if self.kind == "bool" and not isinstance(value, float) else value
+        )
 
 
 class Clip(Transform[steps.Clip]):
@@ -80,20 +84,26 @@ class Clip(Transform[steps.Clip]):
         low, high = self.step.min, self.step.max
         if self.kind.endswith("float"):
             return each(columns, self.takes_lists, lambda x: x.clip(low, high))
-        # A bound that no int64 reaches is none.
-        least = math.ceil(low) if low is not None and low > -(2**63) else None
-        most = math.floor(high) if high is not None and high < 2**63 else None
+        least = None if low is None else math.ceil(low)
+        most = None if high is None else math.floor(high)
         return each(columns, self.takes_lists, lambda x: x.cast(pl.Int64).clip(least, most))
 
 
 class Log(Transform[steps.Log]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         return each(
-            columns, self.takes_lists, lambda x: (x.cast(pl.Float64) + self.step.add).clip(self.step.at_least).log()
+            columns,
+            self.takes_lists,
+            lambda x: (x.cast(pl.Float64) + self.step.add).clip(self.step.at_least).log(),
         )
 
 
-_DTYPES: dict[str, type[pl.DataType]] = {"int": pl.Int64, "float": pl.Float64, "text": pl.String, "bool": pl.Boolean}
+_DTYPES: dict[str, type[pl.DataType]] = {
+    "int": pl.Int64,
+    "float": pl.Float64,
+    "text": pl.String,
+    "bool": pl.Boolean,
+}
 
 
 def dtype_of(kind: str) -> pl.DataType:
@@ -129,7 +139,8 @@ class Standardise(Transform[steps.Standardise]):
         self.state = {"mean": moments.mean, "std": moments.std}
 
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
-        return (columns[0].cast(pl.Float64) - self.state["mean"]) / (self.state["std"] or 1.0)
+        mean, std = float(self.state["mean"]), float(self.state["std"])
+        return (columns[0].cast(pl.Float64) - mean) / (std or 1.0)
 
 
 class MinMax(Transform[steps.MinMax]):
@@ -141,7 +152,7 @@ class MinMax(Transform[steps.MinMax]):
         self.state = {"min": moments.min if found else 0.0, "max": moments.max if found else 0.0}
 
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
-        low, high = self.state["min"], self.state["max"]
+        low, high = float(self.state["min"]), float(self.state["max"])
         share = (columns[0].cast(pl.Float64).clip(low, high) - low) / ((high - low) or 1.0)
         return share * (self.step.max - self.step.min) + self.step.min
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from recmill.features import category, lists, numeric
 from recmill.features.base import Keyed, Need, NeedsCounts, NeedsGroups, NeedsMoments, Transform, as_category
 from recmill.kernels import CountOptions, Extracted, Measured
 from recmill.spec import steps
-from recmill.spec.check import kinds_along, kinds_of_columns
+from recmill.spec.kinds import kinds_along, kinds_of_columns
 from recmill.spec.load import recipe_from_dict, recipe_to_dict
 from recmill.spec.recipe import COPY, POSITION, SPLIT, Feature, Label, Recipe
 
@@ -151,7 +151,11 @@ class Chain:
 
     def _size(self) -> int | None:
         sizes = [transform.size() for transform in self.transforms]
-        return next((size for size in reversed(sizes) if size is not None), None) if "id" in self.kinds[-1] else None
+        return (
+            next((size for size in reversed(sizes) if size is not None), None)
+            if "id" in self.kinds[-1]
+            else None
+        )
 
 
 class Plan:
@@ -181,19 +185,27 @@ class Plan:
                 groups[transform.name] = need
         stuck = [chain.feature.name for chain in self.features if not chain.is_ready]
         if stuck and not (moments or counts or groups):
-            raise FeatureError(f"Features {', '.join(stuck)} wait for each other's vocabularies; give them names of their own.")
+            raise FeatureError(
+                f"Features {', '.join(stuck)} wait for each other's vocabularies; give them names of their own."
+            )
         return Pending(tuple(moments), counts, groups)
 
     def _waiting(self) -> list[tuple[Chain, Transform[Any], Need]]:
-        """Steps that can learn now, and what. A shared vocabulary waits until all columns that count into it are there."""
-        stopped = [(chain, *found) for chain in self.features if (found := chain.advance(self.tables)) is not None]
+        """Steps that can learn now, and what. A shared vocabulary waits for all columns that count into it."""
+        stopped = [
+            (chain, *found) for chain in self.features if (found := chain.advance(self.tables)) is not None
+        ]
         later = {
             transform.vocabulary()
             for chain in self.features
             for transform in chain.transforms[chain.num_ready + 1 :]
             if isinstance(transform, category.Vocabulary)
         }
-        return [waiting for waiting in stopped if not (isinstance(waiting[2], NeedsCounts) and waiting[2].name in later)]
+        return [
+            waiting
+            for waiting in stopped
+            if not (isinstance(waiting[2], NeedsCounts) and waiting[2].name in later)
+        ]
 
     def extract(self, frame: pl.DataFrame) -> Extracted:
         """The values that the pending pass is about, for one batch of training rows."""
@@ -241,8 +253,10 @@ class Plan:
 
     # applying
 
-    def apply(self, frame: pl.DataFrame, labels: bool = True, only: Iterable[str] | None = None) -> pl.DataFrame:
-        """Features of raw rows; with `labels`, all that a Table holds of them. Columns that prepare added come along."""
+    def apply(
+        self, frame: pl.DataFrame, labels: bool = True, only: Iterable[str] | None = None
+    ) -> pl.DataFrame:
+        """Features of raw rows; with `labels`, all that a Table holds of them. What prepare added comes along."""
         wanted = None if only is None else set(only)
         chains = [chain for chain in self.features if wanted is None or chain.feature.name in wanted]
         columns = _finished(chains, run_chains(frame, [(chain, len(chain.transforms)) for chain in chains]))
@@ -272,7 +286,9 @@ class Plan:
         """Write `plan.json` and one Parquet file for each vocabulary or code table."""
         (into / "tables").mkdir(parents=True, exist_ok=True)
         for name, keyed in self.tables.items():
-            keyed.frame.write_parquet(into / "tables" / table_file(name), compression="zstd", compression_level=1)
+            keyed.frame.write_parquet(
+                into / "tables" / table_file(name), compression="zstd", compression_level=1
+            )
         (into / "plan.json").write_text(json.dumps(self._to_json(), indent=1) + "\n", encoding="utf-8")
 
     def _to_json(self) -> dict[str, Any]:
@@ -281,7 +297,12 @@ class Plan:
             "num_rows": self.num_rows,
             "digest": self.digest(),
             "tables": {
-                name: {"file": table_file(name), "rows": len(keyed), "facts": keyed.facts, "digest": keyed.digest()}
+                name: {
+                    "file": table_file(name),
+                    "rows": len(keyed),
+                    "facts": keyed.facts,
+                    "digest": keyed.digest(),
+                }
                 for name, keyed in sorted(self.tables.items())
             },
             "states": {t.name: t.state for chain in self.features for t in chain.transforms if t.state},
@@ -298,10 +319,14 @@ class Plan:
             for name, entry in saved["tables"].items():
                 keyed = Keyed(pl.read_parquet(path / "tables" / entry["file"]), entry["facts"])
                 if keyed.digest() != entry["digest"]:
-                    raise ArtifactError(f'Plan {path} is damaged: table "{name}" does not have the digest of its record.')
+                    raise ArtifactError(
+                        f'Plan {path} is damaged: table "{name}" does not have the digest of its record.'
+                    )
                 plan.tables[name] = keyed
         except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
-            raise ArtifactError(f"Plan {path} cannot be read: {error}. Run `recmill prepare` again.") from None
+            raise ArtifactError(
+                f"Plan {path} cannot be read: {error}. Run `recmill prepare` again."
+            ) from None
         plan.num_rows = saved["num_rows"]
         for chain in plan.features:
             for transform in chain.transforms:
@@ -329,7 +354,9 @@ def run_chains(frame: pl.DataFrame, jobs: Sequence[tuple[Chain, int]]) -> list[p
                 expressions[job] = expression
         if not expressions:
             return [
-                results[job].alias(chain.feature.name) if job in results else frame[chain.feature.columns[0]].alias(chain.feature.name)
+                results[job].alias(chain.feature.name)
+                if job in results
+                else frame[chain.feature.columns[0]].alias(chain.feature.name)
                 for job, (chain, _) in enumerate(jobs)
             ]
         results.update(_evaluate(frame, jobs, expressions, results))
@@ -356,7 +383,10 @@ def _advance_job(
 
 
 def _evaluate(
-    frame: pl.DataFrame, jobs: Sequence[tuple[Chain, int]], expressions: Mapping[int, pl.Expr], results: Mapping[int, pl.Series]
+    frame: pl.DataFrame,
+    jobs: Sequence[tuple[Chain, int]],
+    expressions: Mapping[int, pl.Expr],
+    results: Mapping[int, pl.Series],
 ) -> dict[int, pl.Series]:
     rows = frame.with_columns([results[job].alias(f"__{job}") for job in expressions if job in results])
     try:
@@ -393,7 +423,9 @@ def _finished(chains: Sequence[Chain], columns: Sequence[pl.Series]) -> list[pl.
     for name, is_finite in frame.select(number.is_finite().all() for number in floats).to_dict().items():
         if not is_finite.all():
             found = frame[name].explode().filter(~frame[name].explode().is_finite())[0]
-            raise FeatureError(f'Feature "{name}" gives {found}; numbers must be finite. Add clip before its last step.')
+            raise FeatureError(
+                f'Feature "{name}" gives {found}; numbers must be finite. Add clip before its last step.'
+            )
     return frame.get_columns()
 
 
@@ -402,7 +434,9 @@ def table_file(name: str) -> str:
     return quote(name, safe="") + ".parquet"
 
 
-def _with_places(series: pl.Series, positions: pl.Series, options: CountOptions) -> tuple[pl.Series, pl.Series]:
+def _with_places(
+    series: pl.Series, positions: pl.Series, options: CountOptions
+) -> tuple[pl.Series, pl.Series]:
     """Elements of lists, or values, with the place of the row each comes from."""
     if not isinstance(series.dtype, pl.List):
         return series, positions

@@ -16,7 +16,7 @@ from recmill.features.numeric import dtype_of
 from recmill.kernels import Array, CountOptions, Extracted, hash_positions
 from recmill.logs.base import open_source
 from recmill.spec import recipe as r
-from recmill.spec.check import kinds_of_columns, owners_of_columns
+from recmill.spec.kinds import kinds_of_columns, owners_of_columns
 from recmill.spec.recipe import COPY, POSITION, SPLIT
 
 _SIDE_TABLE_SHARE = 4  # a side table may take this part of the memory bound
@@ -188,7 +188,7 @@ class Catalogue:
         ticket = (random % (ends[-1] - avoided).astype(np.uint64)).astype(np.int64)
         # Tickets of the avoided item are left out: those behind them move up.
         ticket += np.where(ticket >= ends[row] - avoided, avoided, 0)
-        return np.searchsorted(ends, ticket, side="right")
+        return np.asarray(np.searchsorted(ends, ticket, side="right"))
 
 
 class _ItemCounts:

@@ -12,17 +12,8 @@ from recmill.spec import recipe as r
 from recmill.spec.check_features import check_features, check_labels, check_names, check_references
 from recmill.spec.check_models import check_models, check_ranking, check_retrieval
 from recmill.spec.convert import Paths, default_of, paths_of
-from recmill.spec.kinds import (
-    added_kinds,
-    describe,
-    kind_of,
-    kinds_along,
-    kinds_of_columns,
-    owners_of_columns,
-)
+from recmill.spec.kinds import added_kinds, describe, kind_of, kinds_of_columns
 from recmill.spec.names import names_in_sql, nearest, repeated
-
-__all__ = ["kinds_along", "kinds_of_columns", "owners_of_columns", "problems_in"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _KEYS = ("int", "text", "bool")

@@ -85,11 +85,16 @@ def _check_steps(path: str, entry: Entry, kinds: Mapping[str, str]) -> Iterator[
     if problems:
         return
     current = [kinds[column] for column in entry.columns]
+    vocabularies: set[str | None] = set()
     for number, step in enumerate(entry.steps):
         where = f"{path}.steps[{number}].{step.step_name()}"
         if isinstance(step, s.COMBINING) and number:
             yield f"{where} takes the feature's columns, so it must be the first step"
             return
+        if isinstance(step, s.Vocabulary | s.Lookup):
+            if step.named in vocabularies:
+                yield f"{where} takes ids of the same vocabulary; give each its own name with named"
+            vocabularies.add(step.named)
         yield from _check_parameters(where, step, current[0])
         if isinstance(step, s.Expression):
             yield from _check_expression(where, step.sql, entry.columns, kinds)
@@ -123,6 +128,10 @@ def _check_parameters(path: str, step: s.Step, kind: str) -> Iterator[str]:
         yield f"{path}.edges must be increasing numbers, got {list(step.edges)}"
     if isinstance(step, s.Clip) and step.min is None and step.max is None:
         yield f"{path} needs min, max or both"
+    if isinstance(step, s.Clip) and element_of(kind) != "float":
+        for name, bound in (("min", step.min), ("max", step.max)):
+            if bound is not None and not -(2.0**63) <= bound < 2.0**63:
+                yield f"{path}.{name} is {bound}, beyond the 64 bits of {describe(element_of(kind))}"
     if isinstance(step, s.Clip | s.MinMax):
         yield from _check_range(path, step.min, step.max)
     if isinstance(step, s.Map) and not step.ids:

@@ -52,10 +52,15 @@ class Case:
     strategies: Mapping[str, st.SearchStrategy[Any]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return "-".join(part for part in (self.step, *self.types.values(), self.note) if part).replace(" ", "_")
+        return "-".join(part for part in (self.step, *self.types.values(), self.note) if part).replace(
+            " ", "_"
+        )
 
     def features(self) -> list[Mapping[str, Any]]:
-        return [{"name": "f", "columns": list(self.reads or self.types), "steps": list(self.steps)}, *self.more]
+        return [
+            {"name": "f", "columns": list(self.reads or self.types), "steps": list(self.steps)},
+            *self.more,
+        ]
 
     def rows(self, min_size: int) -> st.SearchStrategy[dict[str, list[Any]]]:
         """Columns of raw values."""
@@ -90,7 +95,7 @@ CASES = [
     _one("fill", "text", [{"fill": "none"}, "vocabulary"]),
     _one("fill", "int", [{"fill": {"statistic": "mean"}}], "mean"),
     _one("fill", "float", [{"fill": {"statistic": "median"}}, "standardise"], "median"),
-    _one("clip", "int", [{"clip": {"min": -2.5, "max": 1e30}}]),
+    _one("clip", "int", [{"clip": {"min": -2.5, "max": 1e9}}]),
     _one("clip", "float", [{"clip": {"max": 0.25}}]),
     _one("clip", "list of int", [{"clip": {"min": 0}}]),
     _one("log", "int", ["log"]),
@@ -146,7 +151,11 @@ CASES = [
         reads=["x"],
         more=[
             {"name": "g", "columns": "y", "steps": [_SHARED]},
-            {"name": "late", "columns": ["x", "y"], "steps": [{"cross": "|"}, "count", {"cast": "text"}, _SHARED]},
+            {
+                "name": "late",
+                "columns": ["x", "y"],
+                "steps": [{"cross": "|"}, "count", {"cast": "text"}, _SHARED],
+            },
         ],
         missing_is_zero=True,
     ),
@@ -169,17 +178,49 @@ CASES = [
     _one("count", "int", ["count"]),
     _one("frequency", "text", ["frequency"]),
     _one("frequency", "bool", ["frequency", "min_max"]),
-    Case("target", {"x": "text", "clicked": "int"}, [{"target": "click"}], reads=["x"], labels=_CLICK,
-         strategies={"clicked": st.integers(0, 1)}),
-    Case("target", {"x": "int", "clicked": "float"}, [{"target": {"label": "click", "folds": 2, "smooth": 0}}], "smooth_0",
-         reads=["x"], labels=_CLICK),
-    Case("aggregate", {"x": "text", "y": "float"}, [{"aggregate": {"column": "y"}}], reads=["x"],
-         strategies={"x": st.sampled_from([None, "a", "b"])},
-         more=[{"name": name, "columns": "x", "steps": [{"aggregate": {"column": "y", "statistic": name}}]} for name in STATISTICS]),
-    Case("aggregate", {"x": "int", "y": "text"}, [{"aggregate": {"column": "y", "statistic": "distinct"}}], "text", reads=["x"]),
+    Case(
+        "target",
+        {"x": "text", "clicked": "int"},
+        [{"target": "click"}],
+        reads=["x"],
+        labels=_CLICK,
+        strategies={"clicked": st.integers(0, 1)},
+    ),
+    Case(
+        "target",
+        {"x": "int", "clicked": "float"},
+        [{"target": {"label": "click", "folds": 2, "smooth": 0}}],
+        "smooth_0",
+        reads=["x"],
+        labels=_CLICK,
+    ),
+    Case(
+        "aggregate",
+        {"x": "text", "y": "float"},
+        [{"aggregate": {"column": "y"}}],
+        reads=["x"],
+        strategies={"x": st.sampled_from([None, "a", "b"])},
+        more=[
+            {"name": name, "columns": "x", "steps": [{"aggregate": {"column": "y", "statistic": name}}]}
+            for name in STATISTICS
+        ],
+    ),
+    Case(
+        "aggregate",
+        {"x": "int", "y": "text"},
+        [{"aggregate": {"column": "y", "statistic": "distinct"}}],
+        "text",
+        reads=["x"],
+    ),
     _one("split", "text", [{"split": "|"}, "vocabulary"], ids=True, values=tokens),
     _one("first", "list of int", [{"first": 2}, {"hash": 9}], ids=True),
-    _one("concat", "text", [{"split": "|"}, {"first": 2}, {"concat": "_"}, {"map": {"a": 1, "a_b": 2}}], ids=True, values=tokens),
+    _one(
+        "concat",
+        "text",
+        [{"split": "|"}, {"first": 2}, {"concat": "_"}, {"map": {"a": 1, "a_b": 2}}],
+        ids=True,
+        values=tokens,
+    ),
     _one("length", "list of text", ["length", "standardise"]),
     _one("pad", "list of int", ["vocabulary", {"pad": 3}], ids=True),
     _one("pad", "list of float", [{"pad": {"length": 2, "value": -1}}]),
@@ -189,8 +230,20 @@ CASES = [
     _one("one_hot", "text", ["vocabulary", {"clip": {"max": 2}}, {"one_hot": 3}]),
     Case("pack", {"x": "int", "y": "float", "z": "bool"}, ["pack"]),
     Case("pack", {"x": "text", "y": "text"}, ["pack", "vocabulary"]),
-    Case("expression", {"x": "float", "y": "int"}, [{"expression": "x / (abs(y) + 1.0)"}, "standardise"],
-         strategies={"y": st.one_of(st.none(), small_ints)}),
-    Case("expression", {"x": "text", "y": "bool"}, [{"expression": {"sql": "lower(x) || y", "type": "text"}}, {"hash": 9}]),
-    _one("function", "text", [{"function": {"path": "feature_cases:number_of_characters", "type": "int"}}, "log"]),
-]  # fmt: skip
+    Case(
+        "expression",
+        {"x": "float", "y": "int"},
+        [{"expression": "x / (abs(y) + 1.0)"}, "standardise"],
+        strategies={"y": st.one_of(st.none(), small_ints)},
+    ),
+    Case(
+        "expression",
+        {"x": "text", "y": "bool"},
+        [{"expression": {"sql": "lower(x) || y", "type": "text"}}, {"hash": 9}],
+    ),
+    _one(
+        "function",
+        "text",
+        [{"function": {"path": "feature_cases:number_of_characters", "type": "int"}}, "log"],
+    ),
+]

@@ -13,7 +13,7 @@ from recmill.engines.local import LocalEngine
 from recmill.features.numeric import dtype_of
 from recmill.features.plan import Plan
 from recmill.prepare import fit
-from recmill.spec.check import kinds_of_columns
+from recmill.spec.kinds import kinds_of_columns
 from recmill.spec.load import recipe_from_dict
 from recmill.spec.recipe import POSITION, SPLIT, Recipe
 
@@ -50,7 +50,10 @@ def recipe_of(
 ) -> Recipe:
     """A recipe over columns of these types. A "list of <type>" column is declared as a history."""
     lists = [name.removesuffix("_history") for name, kind in types.items() if kind.startswith("list of ")]
-    columns = [{"name": name.removesuffix("_history"), "type": kind.removeprefix("list of ")} for name, kind in types.items()]
+    columns = [
+        {"name": name.removesuffix("_history"), "type": kind.removeprefix("list of ")}
+        for name, kind in types.items()
+    ]
     if lists:
         columns.append({"name": "who", "type": "int"})
     history = {"history": {"columns": lists, "by": "who", "order": "who"}}
@@ -65,7 +68,9 @@ def recipe_of(
     )
 
 
-def rows_of(recipe: Recipe, columns: Rows, splits: Sequence[int] | None = None, first: int = 0) -> pl.DataFrame:
+def rows_of(
+    recipe: Recipe, columns: Rows, splits: Sequence[int] | None = None, first: int = 0
+) -> pl.DataFrame:
     """Raw rows with the types that the recipe gives them, and their places in the log."""
     kinds = kinds_of_columns(recipe)
     series = [pl.Series(name, values, dtype=dtype_of(kinds[name])) for name, values in columns.items()]
@@ -74,7 +79,9 @@ def rows_of(recipe: Recipe, columns: Rows, splits: Sequence[int] | None = None, 
     return pl.DataFrame([*series, places, pl.Series(SPLIT, splits or [0] * height, dtype=pl.Int8)])
 
 
-def fit_units(recipe: Recipe, units: Sequence[Sequence[pl.DataFrame]], workers: int = 1, unit_bytes: int = 1 << 10) -> Plan:
+def fit_units(
+    recipe: Recipe, units: Sequence[Sequence[pl.DataFrame]], workers: int = 1, unit_bytes: int = 1 << 10
+) -> Plan:
     with tempfile.TemporaryDirectory() as work:
         engine = LocalEngine(Path(work), workers, memory=256 << 20)
         return fit(engine, engine.read(MemorySource(units, unit_bytes)), recipe)

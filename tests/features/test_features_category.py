@@ -49,7 +49,12 @@ def test_max_size_keeps_the_most_frequent_values() -> None:
 
 
 def test_first_seen_order_follows_the_log() -> None:
-    assert transformed("text", [{"vocabulary": {"order": "first_seen"}}], ["z", "a", "a", "m"]) == [1, 2, 2, 3]
+    assert transformed("text", [{"vocabulary": {"order": "first_seen"}}], ["z", "a", "a", "m"]) == [
+        1,
+        2,
+        2,
+        3,
+    ]
 
 
 def test_values_of_held_out_rows_have_no_id() -> None:
@@ -81,8 +86,16 @@ def test_a_shared_vocabulary_waits_for_columns_that_need_a_pass_of_their_own() -
 
 def test_vocabularies_that_wait_for_each_other_are_an_error() -> None:
     features = [
-        {"name": "f", "columns": ["x"], "steps": [{"vocabulary": {"named": "a"}}, {"vocabulary": {"named": "b"}}]},
-        {"name": "g", "columns": ["x"], "steps": [{"vocabulary": {"named": "b"}}, {"vocabulary": {"named": "a"}}]},
+        {
+            "name": "f",
+            "columns": ["x"],
+            "steps": [{"vocabulary": {"named": "a"}}, {"vocabulary": {"named": "b"}}],
+        },
+        {
+            "name": "g",
+            "columns": ["x"],
+            "steps": [{"vocabulary": {"named": "b"}}, {"vocabulary": {"named": "a"}}],
+        },
     ]
     recipe = recipe_of({"x": "int"}, features)
     with pytest.raises(FeatureError, match="Features f, g wait for each other"):
@@ -90,7 +103,12 @@ def test_vocabularies_that_wait_for_each_other_are_an_error() -> None:
 
 
 def test_a_list_has_the_ids_of_its_elements() -> None:
-    assert transformed("list of text", ["vocabulary"], [["a", "b"], ["a", None], [], None]) == [[1, 2], [1, 0], [], []]
+    assert transformed("list of text", ["vocabulary"], [["a", "b"], ["a", None], [], None]) == [
+        [1, 2],
+        [1, 0],
+        [],
+        [],
+    ]
 
 
 def test_most_frequent_keeps_the_token_that_was_counted_most() -> None:
@@ -143,7 +161,10 @@ def test_extend_with_values_of_another_type_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_hash_is_xxh64() -> None:
-    assert [hex(value) for value in hash64(pl.Series(["", "abc"]), 0)] == ["0xef46db3751d8e999", "0x44bc2cf5ad770999"]
+    assert [hex(value) for value in hash64(pl.Series(["", "abc"]), 0)] == [
+        "0xef46db3751d8e999",
+        "0x44bc2cf5ad770999",
+    ]
 
 
 def test_hash_is_1_plus_the_remainder_and_missing_is_0() -> None:
@@ -190,7 +211,9 @@ def test_frequency_is_a_share_of_all_training_rows() -> None:
     assert outputs(plan, {"x": ["a", "b", "c"]}) == [0.5, 0.25, 0.0]
 
 
-def target_plan(columns: dict[str, list[Any]], splits: list[int] | None = None, **options: Any) -> tuple[Plan, pl.DataFrame]:
+def target_plan(
+    columns: dict[str, list[Any]], splits: list[int] | None = None, **options: Any
+) -> tuple[Plan, pl.DataFrame]:
     recipe = recipe_of(
         {"x": "text", "y": "float"},
         [{"name": "f", "columns": ["x"], "steps": [{"target": {"label": "click", **options}}]}],
@@ -219,7 +242,9 @@ def test_target_codes_by_hand() -> None:
 
 
 def test_held_out_rows_see_all_training_rows() -> None:
-    plan, rows = target_plan({"x": ["a"] * 5, "y": [1.0, 0.0, 1.0, 0.0, 1.0]}, splits=[0, 0, 0, 0, 1], smooth=0)
+    plan, rows = target_plan(
+        {"x": ["a"] * 5, "y": [1.0, 0.0, 1.0, 0.0, 1.0]}, splits=[0, 0, 0, 0, 1], smooth=0
+    )
     assert plan.apply(rows)["f"].to_list()[-1] == 0.5
 
 
@@ -244,8 +269,16 @@ def test_without_smoothing_a_value_of_one_fold_has_the_mean_of_the_others() -> N
 
 
 STATISTICS = {
-    "mean": 3.0, "sum": 9.0, "min": 1.0, "max": 6.0, "count": 3.0, "std": (14 / 3) ** 0.5, "first": 6.0, "last": 2.0, "distinct": 3.0,
-}  # fmt: skip
+    "mean": 3.0,
+    "sum": 9.0,
+    "min": 1.0,
+    "max": 6.0,
+    "count": 3.0,
+    "std": (14 / 3) ** 0.5,
+    "first": 6.0,
+    "last": 2.0,
+    "distinct": 3.0,
+}
 
 
 @pytest.mark.parametrize("statistic", STATISTICS)
@@ -267,13 +300,19 @@ def test_first_and_last_follow_the_log_whatever_the_order_of_the_pieces() -> Non
 
 def test_aggregate_of_a_column_without_values_is_missing() -> None:
     step = {"aggregate": {"column": "y"}}
-    recipe = recipe_of({"x": "text", "y": "int"}, [{"name": "f", "columns": ["x"], "steps": [step, {"fill": -1}]}])
+    recipe = recipe_of(
+        {"x": "text", "y": "int"}, [{"name": "f", "columns": ["x"], "steps": [step, {"fill": -1}]}]
+    )
     rows = rows_of(recipe, {"x": ["a", None], "y": [None, None]})
     assert fit_units(recipe, [[rows]]).apply(rows)["f"].to_list() == [-1.0, -1.0]
 
 
 def test_one_hot_of_an_id() -> None:
-    assert transformed("int", [{"one_hot": 3}], [0, 2, None]) == [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+    assert transformed("int", [{"one_hot": 3}], [0, 2, None]) == [
+        [1.0, 0.0, 0.0],
+        [0.0, 0.0, 1.0],
+        [1.0, 0.0, 0.0],
+    ]
 
 
 @pytest.mark.parametrize("value", [-1, 3])

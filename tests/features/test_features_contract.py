@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Sequence
 from functools import cache
@@ -42,12 +43,12 @@ def pieces(draw: st.DrawFn, rows: pl.DataFrame) -> list[list[pl.DataFrame]]:
     """The rows cut into batches, these shuffled and dealt to units."""
     batches = draw(st.permutations(cut(rows, draw(st.lists(st.integers(0, rows.height), max_size=4)))))
     bounds = sorted({0, len(batches), *draw(st.lists(st.integers(0, len(batches)), max_size=3))})
-    return [batches[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [batches[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
 def cut(rows: pl.DataFrame, at: Sequence[int]) -> list[pl.DataFrame]:
     bounds = sorted([0, rows.height, *at])
-    return [rows[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [rows[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
 def exactly(frame: pl.DataFrame) -> list[Any]:
@@ -72,7 +73,9 @@ def test_fitting_in_pieces_equals_fitting_the_whole(case: Case, data: st.DataObj
     recipe = recipe_for(case)
     rows = data.draw(training(case))
     whole = fit_units(recipe, [[rows]])
-    in_pieces = fit_units(recipe, data.draw(pieces(rows)), workers=3, unit_bytes=data.draw(st.sampled_from([64, 50 << 20])))
+    in_pieces = fit_units(
+        recipe, data.draw(pieces(rows)), workers=3, unit_bytes=data.draw(st.sampled_from([64, 50 << 20]))
+    )
     assert learned(in_pieces) == learned(whole)
     assert exactly(in_pieces.apply(rows)) == exactly(whole.apply(rows))
 

@@ -10,11 +10,22 @@ from recmill.errors import FeatureError
 
 
 def test_split_of_empty_text_is_an_empty_list() -> None:
-    assert transformed("text", [{"split": "|"}, "length"], ["a|b", "a", "", "||", None]) == [2.0, 1.0, 0.0, 0.0, 0.0]
+    assert transformed("text", [{"split": "|"}, "length"], ["a|b", "a", "", "||", None]) == [
+        2.0,
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
 
 
 def test_first_keeps_the_beginning_of_a_list() -> None:
-    assert transformed("list of int", [{"first": 2}], [[3, 1, 2], [4], [], None]) == [[3.0, 1.0], [4.0], [], []]
+    assert transformed("list of int", [{"first": 2}], [[3, 1, 2], [4], [], None]) == [
+        [3.0, 1.0],
+        [4.0],
+        [],
+        [],
+    ]
 
 
 def test_concat_joins_tokens_into_one_text() -> None:
@@ -27,7 +38,12 @@ def test_length_of_a_missing_list_is_0() -> None:
 
 
 def test_pad_keeps_the_last_elements_and_fills_on_the_right() -> None:
-    assert transformed("list of int", [{"pad": 2}], [[1, 2, 3], [4], [], None]) == [[2.0, 3.0], [4.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    assert transformed("list of int", [{"pad": 2}], [[1, 2, 3], [4], [], None]) == [
+        [2.0, 3.0],
+        [4.0, 0.0],
+        [0.0, 0.0],
+        [0.0, 0.0],
+    ]
 
 
 def test_pad_fills_with_another_value() -> None:
@@ -35,7 +51,11 @@ def test_pad_fills_with_another_value() -> None:
 
 
 def test_mask_marks_the_real_elements_of_what_pad_makes() -> None:
-    assert transformed("list of int", [{"mask": 2}], [[1, 2, 3], [4], None]) == [[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
+    assert transformed("list of int", [{"mask": 2}], [[1, 2, 3], [4], None]) == [
+        [1.0, 1.0],
+        [1.0, 0.0],
+        [0.0, 0.0],
+    ]
 
 
 def test_pack_makes_a_list_and_its_missing_elements_0() -> None:

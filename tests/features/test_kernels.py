@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import Counter as PlainCounter
@@ -52,7 +53,7 @@ def test_drained_counters_add_up_in_any_order(column: pl.Series, cuts: list[int]
     bounds = sorted([0, len(column), *(min(cut, len(column)) for cut in cuts)])
     places = pl.Series(range(len(column)), dtype=pl.Int64)
     parts = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         counter = counter_for(column, track_first=True)
         counter.add(column[start:stop], places[start:stop])
         parts.append(counter.drain())

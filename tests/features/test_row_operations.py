@@ -11,6 +11,7 @@ import pytest
 from recmill.errors import FeatureError
 from recmill.prepare import rows
 from recmill.spec import recipe as r
+from recmill.spec.load import recipe_from_dict
 from recmill.spec.recipe import COPY, POSITION
 
 
@@ -24,16 +25,29 @@ def test_filter_keeps_the_rows_for_which_sql_is_true() -> None:
     assert kept["x"].to_list() == [1, 2]
 
 
-def test_a_filter_that_fails_names_its_sql() -> None:
-    with pytest.raises(FeatureError, match='filter "nothing > 1" failed'):
-        rows.keep_where("nothing > 1", frame_of(x=[1]))
+def test_a_condition_that_fails_is_named_before_any_row_is_read() -> None:
+    columns = [{"name": "x", "type": "int"}]
+    recipe = recipe_from_dict(
+        {
+            "name": "test",
+            "log": {"files": ["log.tsv"], "columns": columns},
+            "rows": [{"filter": "x +"}],
+            "features": [{"columns": "x"}],
+        }
+    )
+    with pytest.raises(FeatureError, match=r'The condition "x \+" in \[\[rows\]\] fails'):
+        rows.check_conditions(recipe)
 
 
 def test_a_sample_keeps_the_same_rows_in_any_cutting() -> None:
     frame, sample = frame_of(x=list(range(4000))), r.Sample(0.25, seed=3)
     kept = rows.keep_share(sample, frame)
     assert 900 < kept.height < 1100
-    assert pl.concat([rows.keep_share(sample, frame[2000:]), rows.keep_share(sample, frame[:2000])]).sort("x").equals(kept)
+    assert (
+        pl.concat([rows.keep_share(sample, frame[2000:]), rows.keep_share(sample, frame[:2000])])
+        .sort("x")
+        .equals(kept)
+    )
 
 
 def test_a_join_gives_missing_values_where_nothing_matches() -> None:
@@ -122,7 +136,8 @@ def test_rows_without_group_have_no_lag() -> None:
 # drawing items
 
 CATALOGUE = rows.Catalogue(
-    pl.DataFrame({"item": ["a", "b", "c", "d"], "__count": [60, 30, 9, 1], "brand": ["A", "B", "C", None]}), "item"
+    pl.DataFrame({"item": ["a", "b", "c", "d"], "__count": [60, 30, 9, 1], "brand": ["A", "B", "C", None]}),
+    "item",
 )
 
 
@@ -169,5 +184,8 @@ def test_history_negatives_are_other_items_for_each_element() -> None:
     assert [len(items) for items in found] == [4, 0, 0, 2]
     assert "a" not in found[0][:2]
     assert "b" not in found[0][2:]
-    cut = [rows.add_history_negatives(operation, CATALOGUE, frame[row])["items_negatives"].to_list()[0] for row in range(4)]
+    cut = [
+        rows.add_history_negatives(operation, CATALOGUE, frame[row])["items_negatives"].to_list()[0]
+        for row in range(4)
+    ]
     assert cut == found

@@ -256,6 +256,8 @@ def test_a_split_cannot_read_what_is_drawn_after_it() -> None:
         ({"columns": "n1", "steps": [{"log": {"at_least": 0}}]}, "features[0].steps[0].log.at_least must be a number above 0, got 0"),
         ({"columns": "n1", "steps": [{"fill": {}}]}, "features[0].steps[0].fill needs exactly one of value and statistic"),
         ({"columns": "n1", "steps": ["clip"]}, "features[0].steps[0].clip needs min, max or both"),
+        ({"columns": "time", "steps": [{"clip": {"max": 1e300}}]}, "features[0].steps[0].clip.max is 1e+300, beyond the 64 bits of whole numbers"),
+        ({"columns": "user", "steps": ["vocabulary", "vocabulary"]}, "features[0].steps[1].vocabulary takes ids of the same vocabulary; give each its own name with named"),
         ({"columns": "n1", "steps": [{"buckets": [2, 1]}]}, "features[0].steps[0].buckets.edges must be increasing numbers, got [2.0, 1.0]"),
         ({"columns": "n1", "steps": [{"quantiles": 1}]}, "features[0].steps[0].quantiles.buckets must be a whole number from 2, got 1"),
         ({"columns": "n1", "steps": ["log", "pack"]}, "features[0].steps[1].pack takes the feature's columns, so it must be the first step"),
