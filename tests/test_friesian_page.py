@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
         "import polars as pl\n"
@@ -151,7 +152,9 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
         "def embed(texts): return pl.Series([[float(len(text)), 1.0] for text in texts])\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    return Shop(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    yield Shop(tmp_path)
+    sys.modules.pop("mine", None)
 
 
 Check = Callable[[Shop, str], None]

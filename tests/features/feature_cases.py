@@ -102,7 +102,7 @@ CASES = [
     _one("log", "float", [{"log": {"add": 3, "at_least": 0.5}}]),
     _one("log", "list of float", ["log"]),
     _one("cast", "text", [{"cast": "int"}]),
-    _one("cast", "text", [{"cast": "float"}], "float"),
+    _one("cast", "text", [{"cast": "float"}, {"clip": {"min": -9, "max": 1e9}}], "float"),
     _one("cast", "text", [{"cast": "bool"}], "bool"),
     _one("cast", "float", [{"cast": "int"}, {"hash": 5}], ids=True),
     _one("cast", "int", [{"cast": "text"}, "vocabulary"], ids=True),

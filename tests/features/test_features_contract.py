@@ -21,7 +21,7 @@ from recmill.spec.recipe import POSITION, SPLIT, Recipe
 from recmill.spec.steps import STEPS
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
-some_examples = settings(max_examples=15, deadline=None)
+some_examples = settings(max_examples=12, deadline=None)
 
 
 @cache

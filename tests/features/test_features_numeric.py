@@ -107,6 +107,11 @@ def test_min_max_clips_what_is_outside_the_training_range() -> None:
     assert outputs(plan, {"x": [5, 10, 15, 25]}) == [0.0, 0.0, 0.5, 1.0]
 
 
+def test_a_negative_zero_is_0_alone_and_among_others() -> None:
+    plan = fitted({"x": "float"}, ["min_max"], {"x": [-0.0]})
+    assert repr(outputs(plan, {"x": [-0.0]})) == repr(outputs(plan, {"x": [-0.0, None]})[:1]) == "[0.0]"
+
+
 def test_min_max_scales_to_another_range() -> None:
     plan = fitted({"x": "int"}, [{"min_max": {"min": -1, "max": 3}}], {"x": [0, 4]})
     assert outputs(plan, {"x": [0, 1, 4]}) == [-1.0, 0.0, 3.0]
@@ -121,6 +126,7 @@ def test_quantiles_hold_about_as_many_rows_each() -> None:
     ids = outputs(plan, {"x": list(range(100))})
     assert [ids.count(number) for number in (1, 2, 3, 4)] == [25, 25, 25, 25]
     assert outputs(plan, {"x": [-5, 500, None]}) == [1, 4, 0]
+    assert transformed("int", [{"quantiles": 100}], list(range(100))) == list(range(1, 101))
 
 
 def test_a_value_that_fills_several_quantiles_has_one_bucket() -> None:
