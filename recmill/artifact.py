@@ -14,23 +14,27 @@ MANIFEST = "manifest.json"
 _MAKERS = {"table": "recmill prepare"}
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that, whatever happens, it is either whole or not there."""
+def write_whole(path: Path, text: str, durable: bool = False) -> None:
+    """Write a file so that it is either whole or not there; `durable` survives a power cut too."""
     aside = path.with_name(path.name + ".partial")
-    with open(aside, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    aside.write_text(text, encoding="utf-8")
+    if durable:
+        sync(aside)
     os.replace(aside, path)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file is on the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def publish(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:
     """Make a finished directory an artifact: all of it is on the disk before the manifest says so."""
     for file in path.rglob("*"):
         if file.is_file():
-            with open(file, "rb") as handle:
-                os.fsync(handle.fileno())
-    write_whole(path / MANIFEST, json.dumps({"kind": kind, "format": 1, **manifest}, indent=1) + "\n")
+            sync(file)
+    write_whole(path / MANIFEST, json.dumps({"kind": kind, "format": 1, **manifest}, indent=1) + "\n", durable=True)
 
 
 def is_published(path: Path) -> bool:

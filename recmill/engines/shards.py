@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recmill.engines.base import Format, Shard
@@ -40,11 +41,14 @@ class ShardWriter:
             shard.abandon()
 
     def add(self, batch: pl.DataFrame) -> None:
-        splits = batch[SPLIT]
+        splits = batch[SPLIT].to_numpy()
         rows = batch.drop([name for name in (POSITION, SPLIT, COPY) if name in batch.columns])
-        for index in splits.unique().sort():
-            chosen = rows if splits.n_unique() == 1 else rows.filter(splits == index)
-            self._shard(SPLITS[index]).add(chosen)
+        for index, split in enumerate(SPLITS):
+            chosen = splits == index
+            if chosen.all():
+                self._shard(split).add(rows)
+            elif chosen.any():
+                self._shard(split).add(rows.filter(chosen))
 
     def _shard(self, split: str) -> _OpenShard:
         if split in self.open and self.open[split].digest.rows >= ROWS_PER_SHARD:
@@ -78,7 +82,7 @@ class _OpenShard(ABC):
         self.held: list[pl.DataFrame] = []
         self.num_held = 0
         self.digest = RowDigest()
-        self.sink = open(self.aside, "wb", buffering=0)  # noqa: SIM115, closed by finish or abandon
+        self.sink = pa.OSFile(str(self.aside), "wb")  # written without the GIL
 
     @abstractmethod
     def write(self, rows: pl.DataFrame) -> None: ...
@@ -128,10 +132,7 @@ class _Int32Shard(_OpenShard):
     """Rows as plain little-endian int32, column after column within a row."""
 
     def write(self, rows: pl.DataFrame) -> None:
-        content = np.ascontiguousarray(rows.cast(pl.Int32).to_numpy(), dtype="<i4").tobytes()
-        written = 0
-        while written < len(content):  # an unbuffered write may stop short
-            written += self.sink.write(content[written:])
+        self.sink.write(np.ascontiguousarray(rows.cast(pl.Int32).to_numpy(), dtype="<i4").tobytes())
 
     def end(self) -> None:
         """Rows are all there is."""

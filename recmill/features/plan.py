@@ -85,6 +85,25 @@ class Pending:
         return bool(self.moments or self.counts or self.groups)
 
 
+class Finish(Transform[steps.Step]):
+    """The column as Tables and models hold it: float32, int32 ids, int64 keys; what is still missing is 0."""
+
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        dtype = {"id": pl.Int32(), "key": pl.Int64()}.get(self.kind.removeprefix("list of "), pl.Float32())
+        if not self.takes_lists:
+            return _finished_values(columns[0], dtype)
+        lists = columns[0].list.eval(_finished_values(pl.element(), dtype)).cast(pl.List(dtype))
+        return lists.fill_null(pl.lit([], dtype=pl.List(dtype)))
+
+
+def _finished_values(values: pl.Expr, dtype: pl.DataType) -> pl.Expr:
+    found = values.cast(dtype)
+    if dtype.is_integer():
+        return found.fill_null(0)
+    # Not just what is missing becomes 0, but -0.0 too: which of the two zeros Polars gives depends on other rows.
+    return pl.when(found != 0).then(found).otherwise(pl.lit(0, dtype=dtype))
+
+
 class Chain:
     """One feature or label at work: its steps in order."""
 
@@ -95,6 +114,7 @@ class Chain:
             TRANSFORMS[type(step)](step, f"{feature.name}/{number}", self.kinds[number])
             for number, step in enumerate(feature.steps)
         ]
+        self.all_steps = [*self.transforms, Finish(steps.Step(), f"{feature.name}/finish", self.kinds[-1])]
         self.num_ready = 0
         for transform in self.transforms:
             if isinstance(transform, lists.Expression):
@@ -124,15 +144,6 @@ class Chain:
         if transform.keyed is None and name in tables:
             transform.keyed = tables[name]
         return bool(transform.state) or transform.keyed is not None
-
-    def finish(self, column: pl.Expr) -> pl.Expr:
-        """The column as Tables and models hold it: float32, int32 ids, int64 keys; what is still missing is 0."""
-        kind = self.kinds[-1]
-        dtype = {"id": pl.Int32(), "key": pl.Int64()}.get(kind.removeprefix("list of "), pl.Float32())
-        if not kind.startswith("list of "):
-            return _finished_values(column, dtype)
-        lists = column.list.eval(_finished_values(pl.element(), dtype)).cast(pl.List(dtype))
-        return lists.fill_null(pl.lit([], dtype=pl.List(dtype)))
 
     def info(self) -> ColumnInfo:
         kind = self.kinds[-1]
@@ -259,10 +270,11 @@ class Plan:
         """Features of raw rows; with `labels`, all that a Table holds of them. What prepare added comes along."""
         wanted = None if only is None else set(only)
         chains = [chain for chain in self.features if wanted is None or chain.feature.name in wanted]
-        columns = _finished(chains, run_chains(frame, [(chain, len(chain.transforms)) for chain in chains]))
+        columns = run_chains(frame, [(chain, len(chain.all_steps)) for chain in chains])
         if labels:
             columns += self._labels(self.labels, frame)
             columns += [frame[name].alias(f"raw_{name}") for name in self.recipe.table.keep]
+        _check_finite(columns)
         columns += [frame[name] for name in (POSITION, SPLIT, COPY) if name in frame.columns]
         return pl.DataFrame(columns)
 
@@ -275,7 +287,7 @@ class Plan:
                     f'Label "{chain.feature.name}" is missing in {column.null_count():,} of {len(column):,} rows. '
                     "Set `required = true` on its column to set such rows aside, or add fill to its steps."
                 )
-        return _finished(chains, columns)
+        return run_chains(frame, [(chain, len(chain.all_steps)) for chain in chains])
 
     def columns(self) -> list[ColumnInfo]:
         return [chain.info() for chain in (*self.features, *self.labels)]
@@ -368,7 +380,7 @@ def _advance_job(
     """Run the steps that have no expression; then the expression of all that follow and have one."""
     expression: pl.Expr | None = None
     while done < num_steps:
-        transform = chain.transforms[done]
+        transform = chain.all_steps[done]
         names = [f"__{job}"] if job in results else list(chain.feature.columns)
         inputs = [expression] if expression is not None else [pl.col(name) for name in names]
         following = transform.express(inputs)
@@ -406,27 +418,20 @@ def _evaluate_alone(rows: pl.DataFrame, chain: Chain, expression: pl.Expr) -> No
         raise FeatureError(f'Feature "{chain.feature.name}" failed: {error}') from None
 
 
-def _finished_values(values: pl.Expr, dtype: pl.DataType) -> pl.Expr:
-    # Not just what is missing becomes 0, but -0.0 too: which of the two zeros Polars gives depends on other rows.
-    found = values.cast(dtype)
-    return pl.when(found != 0).then(found).otherwise(pl.lit(0, dtype=dtype))
-
-
-def _finished(chains: Sequence[Chain], columns: Sequence[pl.Series]) -> list[pl.Series]:
-    """Columns as Tables and models hold them; a number that is not finite is an error."""
-    frame = pl.DataFrame(list(columns)).select([chain.finish(pl.col(chain.feature.name)) for chain in chains])
-    floats = [
-        (pl.col(name).explode() if dtype == pl.List else pl.col(name)).alias(name)
-        for name, dtype in frame.schema.items()
-        if dtype in (pl.Float32, pl.List(pl.Float32))
-    ]
-    for name, is_finite in frame.select(number.is_finite().all() for number in floats).to_dict().items():
+def _check_finite(columns: Sequence[pl.Series]) -> None:
+    """A number that is not finite would poison a model, so it is an error here."""
+    floats = {
+        column.name: column.explode() if isinstance(column.dtype, pl.List) else column
+        for column in columns
+        if column.dtype in (pl.Float32, pl.List(pl.Float32))
+    }
+    checks = [pl.lit(column).is_finite().all().alias(name) for name, column in floats.items()]
+    for name, is_finite in pl.select(checks).to_dict().items():
         if not is_finite.all():
-            found = frame[name].explode().filter(~frame[name].explode().is_finite())[0]
+            found = floats[name].filter(~floats[name].is_finite())[0]
             raise FeatureError(
                 f'Feature "{name}" gives {found}; numbers must be finite. Add clip before its last step.'
             )
-    return frame.get_columns()
 
 
 def table_file(name: str) -> str:

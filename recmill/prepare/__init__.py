@@ -138,7 +138,8 @@ def fit(engine: Engine, frame: Any, recipe: Recipe, check: Callable[[], object] 
 
 
 def training_rows(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.filter(pl.col(SPLIT) == 0)
+    training = frame[SPLIT].to_numpy() == 0
+    return frame if training.all() else frame.filter(training)
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ def _units(source: Source, options: Options, work: Path) -> list[Unit]:
     else:
         # Several pieces for each worker, so that none waits long for the last one.
         total = sum(file.size for file in source.files)
-        fair = total // (4 * (options.workers or available_cores()))
+        fair = total // (8 * (options.workers or available_cores()))
         units = source.units(target_bytes=max(_MIN_UNIT_BYTES, min(_UNIT_BYTES, options.memory // 8, fair)))
     write_whole(saved, json.dumps([astuple(unit) for unit in units]))
     return units
