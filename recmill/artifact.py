@@ -34,7 +34,9 @@ def publish(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:
     for file in path.rglob("*"):
         if file.is_file():
             sync(file)
-    write_whole(path / MANIFEST, json.dumps({"kind": kind, "format": 1, **manifest}, indent=1) + "\n", durable=True)
+    write_whole(
+        path / MANIFEST, json.dumps({"kind": kind, "format": 1, **manifest}, indent=1) + "\n", durable=True
+    )
 
 
 def is_published(path: Path) -> bool:

@@ -19,6 +19,13 @@ from recmill.spec.recipe import COPY, POSITION, SPLIT, SPLITS
 
 ROWS_PER_GROUP = 1 << 16
 ROWS_PER_SHARD = 1 << 22
+# Plain pages: a dictionary costs more than it saves for ids, and nobody looks for ranges of them.
+PARQUET: dict[str, Any] = {
+    "compression": "lz4",
+    "use_dictionary": False,
+    "write_statistics": False,
+    "write_batch_size": ROWS_PER_GROUP,
+}
 
 
 class ShardWriter:
@@ -121,7 +128,7 @@ class _ParquetShard(_OpenShard):
     def write(self, rows: pl.DataFrame) -> None:
         table = rows.to_arrow()
         if self.writer is None:
-            self.writer = pq.ParquetWriter(self.sink, table.schema, compression="lz4", use_dictionary=False)
+            self.writer = pq.ParquetWriter(self.sink, table.schema, **PARQUET)
         self.writer.write_table(table, row_group_size=table.num_rows)
 
     def end(self) -> None:

@@ -7,6 +7,7 @@ like any other, to a million rows or to one: each row's result depends on that r
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -58,6 +59,7 @@ class Keyed:
         self.frame = frame
         self.facts = dict(facts or {})
         self._lookup: Lookup | None = None
+        self._building = threading.Lock()
 
     def __len__(self) -> int:
         return self.frame.height
@@ -65,15 +67,13 @@ class Keyed:
     @property
     def lookup(self) -> Lookup:
         """Built on first use and kept: a table is looked up many times."""
-        if self._lookup is None:
-            self._lookup = Lookup(self.frame["value"])
-        return self._lookup
+        with self._building:
+            if self._lookup is None:
+                self._lookup = Lookup(self.frame["value"])
+            return self._lookup
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"frame": self.frame, "facts": self.facts, "_lookup": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+    def __reduce__(self) -> tuple[type[Keyed], tuple[pl.DataFrame, dict[str, int]]]:
+        return Keyed, (self.frame, self.facts)
 
     def digest(self) -> str:
         """Digest of the values, what is known about them, and their ids."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -128,15 +128,21 @@ def first_position(file_index: int) -> int:
 
 def open_source(spec: Log | SideTable, data: str) -> Source:
     """Find the files of a log under a data directory or URL."""
-    # The readers build on this module, so they are imported late.
-    from recmill.logs.delimited import DelimitedSource
+    # The readers build on this module, so they are imported late; and only the one that is needed.
     from recmill.logs.files import find_files
-    from recmill.logs.jsonl import JsonLinesSource
-    from recmill.logs.parquet import ParquetSource
 
-    readers: dict[str, Callable[[Log | SideTable, tuple[LogFile, ...]], Source]]
-    readers = {"delimited": DelimitedSource, "jsonl": JsonLinesSource, "parquet": ParquetSource}
-    return readers[spec.format](spec, find_files(spec.files, data))
+    files = find_files(spec.files, data)
+    if spec.format == "parquet":
+        from recmill.logs.parquet import ParquetSource
+
+        return ParquetSource(spec, files)
+    if spec.format == "jsonl":
+        from recmill.logs.jsonl import JsonLinesSource
+
+        return JsonLinesSource(spec, files)
+    from recmill.logs.delimited import DelimitedSource
+
+    return DelimitedSource(spec, files)
 
 
 def describe_files(spec: Log | SideTable, data: str) -> FilesReport:

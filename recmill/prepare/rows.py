@@ -132,7 +132,8 @@ def add_history(history: r.History, frame: pl.DataFrame) -> pl.DataFrame:
     columns = [_windows(kept[name], start, stop).alias(f"{name}_history") for name in history.columns]
     result = ordered.with_columns(*columns).filter(pl.Series(stop - first >= history.min_length))
     if history.last is not None:
-        result = result.group_by(history.by, maintain_order=True).tail(history.last)
+        from_end = pl.int_range(pl.len(), 0, -1).over(history.by)
+        result = result.filter((from_end <= history.last) | pl.col(history.by).is_null())
     return result
 
 

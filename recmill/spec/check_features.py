@@ -9,7 +9,17 @@ from itertools import groupby
 from recmill.spec import recipe as r
 from recmill.spec import steps as s
 from recmill.spec.convert import Paths, paths_of
-from recmill.spec.kinds import MODEL_READY, RAW, Unfit, after, describe, element_of, is_list, kinds_of_columns
+from recmill.spec.kinds import (
+    MODEL_READY,
+    RAW,
+    Unfit,
+    after,
+    describe,
+    element_of,
+    is_list,
+    kinds_along,
+    kinds_of_columns,
+)
 from recmill.spec.names import names_in_sql, nearest, repeated
 
 Entry = r.Feature | r.Label
@@ -132,12 +142,16 @@ def _check_parameters(path: str, step: s.Step, kind: str) -> Iterator[str]:
         for name, bound in (("min", step.min), ("max", step.max)):
             if bound is not None and not -(2.0**63) <= bound < 2.0**63:
                 yield f"{path}.{name} is {bound}, beyond the 64 bits of {describe(element_of(kind))}"
+    if isinstance(step, s.Clip) and kind.endswith("id") and ((step.min or 0) > 0 or (step.max or 0) < 0):
+        yield f"{path} takes ids out of their range: min must be 0 or less, and max 0 or more"
     if isinstance(step, s.Clip | s.MinMax):
         yield from _check_range(path, step.min, step.max)
     if isinstance(step, s.Map) and not step.ids:
         yield f"{path}.ids is empty; name at least one value"
     if isinstance(step, s.Pad) and element_of(kind) != "float" and not step.value.is_integer():
         yield f"{path}.value is {step.value}, but the list holds {describe(element_of(kind))}"
+    elif isinstance(step, s.Pad) and element_of(kind) in ("id", "key") and step.value:
+        yield f"{path}.value is {step.value:g}, but ids are filled with 0, which is nobody's id"
     if isinstance(step, s.Function) and not _is_path(step.path):
         yield f'{path}.path must look like package.module:function, got "{step.path}"'
     if isinstance(step, s.Split | s.Cross) and not step.separator:
@@ -217,13 +231,44 @@ def _check_aggregate(path: str, step: s.Aggregate, kinds: Mapping[str, str]) -> 
 
 
 def _check_shared_vocabularies(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    """Features that share a vocabulary agree on its parameters and on what it holds."""
     first: dict[str, tuple[str, s.Vocabulary]] = {}
-    where = paths_of(paths, "features", recipe.features)
-    for path, feature in zip(where, recipe.features, strict=True):
-        for number, step in enumerate(feature.steps):
-            if not isinstance(step, s.Vocabulary) or not step.named:
-                continue
-            owner, other = first.setdefault(step.named, (path, step))
+    held: dict[str, tuple[r.Feature, str, str]] = {}
+    own = {
+        feature.name
+        for feature in recipe.features
+        if any(_has_own_vocabulary(step) for step in feature.steps)
+    }
+    for place, feature, kind, step in _vocabulary_steps(recipe, paths):
+        name = step.named or feature.name
+        if step.named in own:
+            yield f'{place}.named is "{name}", which is the vocabulary of feature "{name}"; take another name'
+        if isinstance(step, s.Vocabulary) and step.named:
+            owner, other = first.setdefault(name, (place.partition(".steps")[0], step))
             if dataclasses.replace(step, keep=other.keep) != other:
-                place = f"{path}.steps[{number}].vocabulary"
-                yield f'{place} has other parameters than "{step.named}" in {owner}; make them the same'
+                yield f'{place} has other parameters than "{name}" in {owner}; make them the same'
+        holds = "text" if element_of(kind) == "text" else "whole numbers"
+        other_feature, other_place, other_holds = held.setdefault(name, (feature, place, holds))
+        if holds != other_holds and feature is not other_feature:
+            yield f'{place} gets {holds}, but "{name}" in {other_place} holds {other_holds}; cast one of them'
+
+
+def _has_own_vocabulary(step: s.Step) -> bool:
+    return isinstance(step, s.Vocabulary) and not step.named
+
+
+def _vocabulary_steps(
+    recipe: r.Recipe, paths: Paths
+) -> Iterator[tuple[str, r.Feature, str, s.Vocabulary | s.Lookup]]:
+    """Steps that use a vocabulary, with their key path and the kind that reaches them; fitting ones first."""
+    kinds = kinds_of_columns(recipe)
+    found: list[tuple[str, r.Feature, str, s.Vocabulary | s.Lookup]] = []
+    for path, feature in zip(paths_of(paths, "features", recipe.features), recipe.features, strict=True):
+        try:
+            along = kinds_along(feature, kinds)
+        except (Unfit, LookupError):
+            continue  # said elsewhere
+        for number, step in enumerate(feature.steps):
+            if isinstance(step, s.Vocabulary | s.Lookup):
+                found.append((f"{path}.steps[{number}].{step.step_name()}", feature, along[number], step))
+    yield from sorted(found, key=lambda entry: isinstance(entry[3], s.Lookup))

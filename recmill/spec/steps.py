@@ -104,7 +104,10 @@ class Quantiles(Step):
 
 @dataclass(frozen=True)
 class DatePart(Step):
-    """A part of a UTC time stamp (seconds since 1970 unless `unit` says otherwise), as a number from 0."""
+    """A part of a UTC time stamp, as calendars count it; weekday is 0 (Monday) to 6.
+
+    Time stamps are seconds since 1970 unless `unit` says otherwise.
+    """
 
     main: ClassVar[str | None] = "part"
     part: Literal["hour", "weekday", "day", "month", "year", "minute", "week", "day_of_year"]

@@ -406,3 +406,40 @@ def test_a_generator_must_exist() -> None:
     assert problems(generate="shopp") == [
         'generate must be one of criteo, recsys2021, movielens, shop, got "shopp"; did you mean "shop"?'
     ]
+
+
+def test_features_that_share_a_vocabulary_hold_one_kind_of_value() -> None:
+    shared = {"vocabulary": {"named": "thing"}}
+    assert problems(
+        features=[
+            {"columns": "user", "steps": [shared]},
+            {"columns": "time", "steps": [shared]},
+            {"columns": "click", "steps": [{"lookup": "thing"}]},
+        ]
+    ) == [
+        'features[1].steps[0].vocabulary gets whole numbers, but "thing" in features[0].steps[0].vocabulary holds text; cast one of them',
+        'features[2].steps[0].lookup gets whole numbers, but "thing" in features[0].steps[0].vocabulary holds text; cast one of them',
+    ]
+
+
+def test_a_vocabulary_is_not_named_like_a_feature_that_has_its_own() -> None:
+    assert problems(
+        features=[
+            {"columns": "user", "steps": ["vocabulary"]},
+            {"columns": "item", "steps": [{"vocabulary": {"named": "user"}}]},
+        ]
+    ) == [
+        'features[1].steps[0].vocabulary.named is "user", which is the vocabulary of feature "user"; take another name'
+    ]
+
+
+def test_ids_are_neither_clipped_out_of_range_nor_filled_with_others() -> None:
+    assert problems(
+        features=[
+            {"columns": "words", "steps": [{"split": " "}, {"hash": 9}, {"pad": {"length": 3, "value": -1}}]},
+            {"columns": "user", "steps": ["vocabulary", {"clip": {"min": 2, "max": 5}}]},
+        ]
+    ) == [
+        "features[0].steps[2].pad.value is -1, but ids are filled with 0, which is nobody's id",
+        "features[1].steps[1].clip takes ids out of their range: min must be 0 or less, and max 0 or more",
+    ]
