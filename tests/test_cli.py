@@ -14,7 +14,8 @@ from typing import Any, get_args
 
 import pytest
 
-from recmill.cli import SHAPES, build_parser, main
+from recmill.cli import build_parser, main
+from recmill.cli.generate import SHAPES
 from recmill.logs.generate import SHAPES as GENERATED_SHAPES
 from recmill.spec.load import shipped_recipes
 from recmill.spec.recipe import Shape

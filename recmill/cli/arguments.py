@@ -1,0 +1,136 @@
+"""What commands share: their arguments, and how they show sizes and counts."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from recmill.errors import RecmillError
+
+if TYPE_CHECKING:
+    from recmill.prepare import Options
+    from recmill.spec.recipe import Recipe
+
+
+class UsageError(RecmillError):
+    """Flags that do not go together."""
+
+    exit_code = 2
+
+
+def add_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int | None], help: str, examples: str
+) -> Any:
+    parser = commands.add_parser(
+        name,
+        help=help,
+        description=help[0].upper() + help[1:] + ".",
+        epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(command=run)
+    return parser
+
+
+def add_recipe(parser: Any) -> None:
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a shipped recipe's name, a TOML file, or file.py:function"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="override a value of the recipe; without VALUE, its default holds",
+    )
+
+
+def add_prepare_options(parser: Any) -> None:
+    parser.add_argument(
+        "--engine", choices=["local"], default="local", help="where to run (default: this machine)"
+    )
+    parser.add_argument(
+        "--memory", type=size, default="2GB", metavar="SIZE", help="memory bound, such as 1GB (default: 2GB)"
+    )
+    parser.add_argument(
+        "--workers", type=positive, metavar="N", help="threads (default: the cores this process may use)"
+    )
+    parser.add_argument(
+        "--max-bad",
+        type=share,
+        default="0.1%",
+        metavar="SHARE",
+        help="share of bad rows that is an error (default: 0.1%%)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def load(parsed: argparse.Namespace) -> Recipe:
+    from recmill.spec.load import load_recipe
+
+    return load_recipe(parsed.recipe, parsed.overrides)
+
+
+def prepare_options(parsed: argparse.Namespace) -> Options:
+    from recmill.prepare import Options
+
+    return Options(
+        workers=parsed.workers,
+        memory=parsed.memory,
+        max_bad=parsed.max_bad,
+        partitions=getattr(parsed, "partitions", None),
+        binary=getattr(parsed, "binary", False),
+    )
+
+
+def silent(line: str) -> None:
+    """Say nothing."""
+
+
+def counted(number: int, one: str) -> str:
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"
+
+
+def seed(text: str) -> int:
+    if not re.fullmatch(r"\d{1,19}", text, re.ASCII) or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2**63 - 1, got {text}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    if not re.fullmatch(r"[0-9][0-9_]{0,18}", text) or text.endswith("_") or int(text.replace("_", "")) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text}")
+    return int(text.replace("_", ""))
+
+
+_UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+
+
+def size(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?B?)", text.strip().upper(), re.ASCII)
+    if not match or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"must be a size such as 500MB or 2GB, got {text}")
+    unit = match[2] if match[2].endswith("B") or not match[2] else match[2] + "B"
+    return int(float(match[1]) * _UNITS[unit])
+
+
+def share(text: str) -> float:
+    try:
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"must be a share such as 0.001 or 0.1%, got {text}")
+    return share
+
+
+def show_bytes(number: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if number < 1024:
+            return f"{number:,.0f} {unit}" if unit == "B" else f"{number:,.1f} {unit}"
+        number /= 1024
+    return f"{number:,.1f} TB"

@@ -1,0 +1,121 @@
+"""`recmill generate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from recmill.cli.arguments import UsageError, add_command, positive, seed, show_bytes
+
+SHAPES = ("criteo", "recsys2021", "movielens", "shop")
+_FLAGS_OF_SHAPES = {"days": ("criteo",), "format": ("recsys2021",), "compress": ("criteo", "recsys2021")}
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "generate",
+        _generate,
+        "write a synthetic log with a planted truth, so that AUC and recall mean something",
+        """
+recmill generate shop --rows 100000 --seed 7 --into data/shop
+recmill generate criteo --rows 1000000 --into data/criteo            one train.txt, as on Kaggle
+recmill generate criteo --rows 500000 --days 0-3,23 --into data/1tb  day_0 .. day_3 and day_23
+recmill generate recsys2021 --rows 100000 --format parquet --into data/twitter
+""",
+    )
+    parser.add_argument("shape", choices=SHAPES, help="what the log looks like")
+    parser.add_argument("--rows", type=positive, required=True, metavar="N", help="number of events")
+    parser.add_argument(
+        "--seed", type=seed, default=0, metavar="S", help="equal seeds give equal files (default: 0)"
+    )
+    parser.add_argument("--into", required=True, metavar="DIR", help="where to write")
+    parser.add_argument("--days", metavar="LIST", help="criteo: write these day files, such as 0-3,23")
+    parser.add_argument("--format", choices=["csv", "parquet"], help="recsys2021: file format")
+    parser.add_argument("--compress", action="store_true", help="criteo, recsys2021: gzip the files")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _generate(parsed: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from recmill.logs.generate import generate
+    from recmill.progress import Progress
+
+    for flag, shapes in _FLAGS_OF_SHAPES.items():
+        if getattr(parsed, flag) and parsed.shape not in shapes:
+            raise UsageError(f"--{flag} is for {' and '.join(shapes)}; {parsed.shape} has no such option.")
+    options: dict[str, Any] = {"format": parsed.format} if parsed.format else {}
+    days = _days(parsed.days) if parsed.days else None
+    with Progress(parsed.quiet).stage("generate", parsed.rows) as stage:
+        made = generate(
+            parsed.shape,
+            parsed.rows,
+            parsed.seed,
+            Path(parsed.into),
+            progress=lambda rows: stage.advance(rows - stage.done, rows - stage.rows),
+            days=days,
+            compress=parsed.compress,
+            **options,
+        )
+    if parsed.json:
+        files = [str(file) for file in made.files]
+        print(
+            json.dumps(
+                {
+                    "shape": made.shape,
+                    "rows": made.rows,
+                    "files": files,
+                    "bytes": made.num_bytes,
+                    "best": made.best,
+                }
+            )
+        )
+        return
+    say_generated(made, parsed.into, print)
+    if recipe := _recipe_for(made):
+        overrides = " --set log.format=parquet --set log.separator=" if parsed.format == "parquet" else ""
+        print(f"next   recmill prepare {recipe} --data {parsed.into} --into runs/{recipe}/table{overrides}")
+
+
+def _recipe_for(made: Any) -> str | None:
+    """The first shipped recipe whose patterns all find a file in what was generated."""
+    from fnmatch import fnmatch
+
+    from recmill.spec.load import load_recipe, shipped_recipes
+
+    names = [file.name.removesuffix(".gz") for file in made.files]
+    for recipe in map(load_recipe, shipped_recipes()):
+        held_out = recipe.split.held_out_files if recipe.split else ()
+        patterns = (*recipe.log.files, *held_out)
+        if recipe.generate == made.shape and all(any(fnmatch(n, p) for n in names) for p in patterns):
+            return recipe.name
+    return None
+
+
+def say_generated(made: Any, into: str, say: Callable[[str], None]) -> None:
+    files = ", ".join(file.name for file in made.files[:4]) + (", ..." if len(made.files) > 4 else "")
+    say(f"wrote  {into}   {files}   {made.rows:,} rows   {show_bytes(made.num_bytes)}")
+    say("best   " + "   ".join(f"{_metric(name)} {value:.4f}" for name, value in made.best.items()))
+    for line in textwrap.wrap(made.note, 100):
+        say(f"       {line}")
+
+
+def _metric(name: str) -> str:
+    return name.replace("auc", "AUC", 1)
+
+
+def _days(text: str) -> list[int]:
+    days: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part, re.ASCII)
+        if not match:
+            raise UsageError(f'--days must look like 0-3,23; got "{text}".')
+        first, last = int(match[1]), int(match[2] or match[1])
+        days += range(first, last + 1)
+    return days

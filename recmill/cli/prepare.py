@@ -1,0 +1,183 @@
+"""`recmill prepare`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from recmill.cli.arguments import (
+    UsageError,
+    add_command,
+    add_prepare_options,
+    add_recipe,
+    load,
+    positive,
+    prepare_options,
+)
+
+if TYPE_CHECKING:
+    from recmill.prepare import Prepared
+
+_NUM_SIDE_BY_SIDE = 8
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "prepare",
+        _prepare,
+        "turn a raw log into a Table: fit the features on the training rows and apply them to all",
+        """
+recmill prepare criteo-dlrm --data /data/criteo --into runs/criteo/table
+recmill prepare criteo-dlrm --data /data/criteo --into runs/criteo/table --memory 1GB --explain
+recmill prepare mine.toml --data logs --sample 5     show the first rows, write nothing
+""",
+    )
+    add_recipe(parser)
+    parser.add_argument("--data", required=True, metavar="DIR", help="the log's directory or URL")
+    parser.add_argument("--into", metavar="DIR", help="where the Table lands; needed unless --sample")
+    parser.add_argument("--explain", action="store_true", help="show what was fitted for each feature")
+    parser.add_argument(
+        "--sample",
+        type=positive,
+        metavar="N",
+        help="fit and apply to the first N rows, print them, write nothing",
+    )
+    parser.add_argument(
+        "--binary", action="store_true", help="Criteo: also write <split>.bin, 40 int32 a row"
+    )
+    parser.add_argument(
+        "--partitions", type=positive, metavar="N", help="cut the log into about N pieces (default: by size)"
+    )
+    add_prepare_options(parser)
+
+
+def _prepare(parsed: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from recmill.prepare import prepare
+    from recmill.progress import Progress
+
+    if parsed.sample:
+        return _sample(parsed)
+    if parsed.into is None:
+        raise UsageError(
+            "--into DIR is missing: where should the Table land? (Or look without writing: --sample N)"
+        )
+    recipe = load(parsed)
+    prepared = prepare(
+        recipe, parsed.data, Path(parsed.into), prepare_options(parsed), Progress(parsed.quiet)
+    )
+    if parsed.json:
+        explained = {"features": _explained_json(prepared.table.plan)} if parsed.explain else {}
+        print(json.dumps({**_prepared_json(prepared), **explained}))
+        return
+    say_prepared(prepared, print)
+    if parsed.explain:
+        _say_explained(prepared.table.plan)
+
+
+def _sample(parsed: argparse.Namespace) -> None:
+    import tempfile
+    from pathlib import Path
+
+    from recmill.prepare import preview
+
+    for flag in ("into", "binary", "partitions"):
+        if getattr(parsed, flag):
+            raise UsageError(
+                f"--{flag} has no meaning with --sample, which writes nothing. Remove one of them."
+            )
+    with tempfile.TemporaryDirectory() as work:
+        plan, rows = preview(load(parsed), parsed.data, parsed.sample, Path(work))
+    rows = rows.select([name for name in rows.columns if not name.startswith("__")])
+    if parsed.json:
+        explained = {"features": _explained_json(plan)} if parsed.explain else {}
+        print(json.dumps({"rows": rows.to_dicts(), **explained}))
+        return
+    for first in range(0, rows.height, _NUM_SIDE_BY_SIDE):
+        _say_rows(rows.slice(first, _NUM_SIDE_BY_SIDE), first)
+    if parsed.explain:
+        _say_explained(plan)
+
+
+def _say_rows(rows: Any, first: int) -> None:
+    """One line for each column, rows side by side."""
+    width = max(12, min(40, 110 // max(1, rows.height)))
+    print(f"{'row':<28} " + " ".join(f"{first + number:<{width}}" for number in range(rows.height)).rstrip())
+    for column in rows.iter_columns():
+        cells = [_cut(_short(value), width) for value in column.to_list()]
+        print(f"{column.name:<28} " + " ".join(f"{cell:<{width}}" for cell in cells).rstrip())
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def say_prepared(prepared: Prepared, say: Callable[[str], None]) -> None:
+    table = prepared.table
+    if prepared.was_there:
+        say(f"found  {table.path}   nothing to do")
+    else:
+        seconds = prepared.seconds_fit + prepared.seconds_write
+        rate = prepared.tally.rows / max(1e-9, seconds)
+        say(
+            f"read   {prepared.tally.rows:,} rows in {seconds:.1f} s   {rate:,.0f} rows/s   "
+            f"(fit {prepared.seconds_fit:.1f} s)"
+        )
+    if prepared.tally.bad:
+        say(f"bad    {prepared.tally.bad:,} rows set aside in {table.path / 'rejected'}")
+        for line in prepared.tally.describe():
+            say(f"       {line}")
+    rows = "   ".join(f"{split} {table.num_rows(split):,}" for split in ("train", "eval", "test"))
+    say(f"wrote  {table.path}   {len(table.manifest['shards'])} shards   {rows}")
+    say(f"digest {table.digest}")
+
+
+def _prepared_json(prepared: Prepared) -> dict[str, Any]:
+    table = prepared.table
+    return {
+        "table": str(table.path),
+        "digest": table.digest,
+        "rows_read": prepared.tally.rows,
+        "rows_rejected": dict(prepared.tally.reasons),
+        "rows": {split: table.num_rows(split) for split in ("train", "eval", "test")},
+        "shards": len(table.manifest["shards"]),
+        "seconds": {"fit": prepared.seconds_fit, "write": prepared.seconds_write},
+    }
+
+
+def _say_explained(plan: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from recmill.prepare.explain import explain
+
+    shown = Table(
+        "feature", "kind", "of", "size", "known", "unknown", "missing", "most frequent", "learned", box=None
+    )
+    for entry in explain(plan):
+        shares = [
+            f"{share:.1%}" if share is not None else ""
+            for share in (entry.coverage, entry.unknown, entry.missing)
+        ]
+        top = ", ".join(f"{value} ({count:,})" for value, count in entry.top)
+        learned = ", ".join(f"{key} {_short(value)}" for key, value in entry.learned.items())
+        size = f"{entry.size:,}" if entry.size is not None else ""
+        shown.add_row(entry.name, entry.kind, entry.of, size, *shares, top, learned)
+    Console(width=None if sys.stdout.isatty() else 200).print(shown)
+
+
+def _explained_json(plan: Any) -> list[dict[str, Any]]:
+    from dataclasses import asdict
+
+    from recmill.prepare.explain import explain
+
+    return [asdict(entry) for entry in explain(plan)]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:40]
