@@ -26,7 +26,6 @@ format: .venv/installed-dev
 	$(BIN)/ruff format .
 
 bench: .venv/installed-dev
-	$(BIN)/pip install --quiet --constraint constraints.txt "pandas"
 	$(BIN)/recmill bench prepare
 
 clean:
