@@ -123,11 +123,9 @@ def say_prepared(prepared: Prepared, say: Callable[[str], None]) -> None:
         say(f"found  {table.path}   nothing to do")
     else:
         seconds = prepared.seconds_fit + prepared.seconds_write
-        rate = prepared.tally.rows / max(1e-9, seconds)
-        say(
-            f"read   {prepared.tally.rows:,} rows in {seconds:.1f} s   {rate:,.0f} rows/s   "
-            f"(fit {prepared.seconds_fit:.1f} s)"
-        )
+        rate = f"{prepared.tally.rows / max(1e-9, seconds):,.0f} rows/s   (fit {prepared.seconds_fit:.1f} s)"
+        how = "went on with unfinished work" if prepared.went_on else rate
+        say(f"read   {prepared.tally.rows:,} rows in {seconds:.1f} s   {how}")
     if prepared.tally.bad:
         say(f"bad    {prepared.tally.bad:,} rows set aside in {table.path / 'rejected'}")
         for line in prepared.tally.describe():

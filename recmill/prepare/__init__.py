@@ -62,6 +62,7 @@ class Prepared:
     seconds_fit: float
     seconds_write: float
     was_there: bool = False
+    went_on: bool = False  # with work that an earlier run had begun
 
 
 def prepare(
@@ -75,6 +76,7 @@ def prepare(
     if is_published(into):
         return _already_there(into, job)
     work = _open_work(into, job)
+    went_on = (work / "plan").exists()
     units = _units(source, options, work)
     started = time.monotonic()
     with _full_disk_is_an_error(into):
@@ -95,7 +97,7 @@ def prepare(
             concatenate(pieces, work / "binary", into / "binary")
         seconds = {"fit": round(seconds_fit, 3), "write": round(time.monotonic() - started - seconds_fit, 3)}
         _publish(into, plan, shards, tally, job, seconds)
-    return Prepared(Table.open(into), tally, seconds["fit"], seconds["write"])
+    return Prepared(Table.open(into), tally, seconds["fit"], seconds["write"], went_on=went_on)
 
 
 def preview(recipe: Recipe, data: str, num_rows: int, work: Path) -> tuple[Plan, pl.DataFrame]:

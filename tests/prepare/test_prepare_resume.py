@@ -66,7 +66,9 @@ def test_killed_and_run_again_it_finishes_without_redoing_shards(tmp_path, crite
     with pytest.raises(ArtifactError, match="incomplete"):
         Table.open(into)
 
-    subprocess.run([*command, "--workers", "2", "--memory", "300MB"], check=True, stdout=subprocess.DEVNULL)
+    again = [*command, "--workers", "2", "--memory", "300MB"]
+    said = subprocess.run(again, check=True, capture_output=True, text=True).stdout
+    assert "went on with unfinished work" in said
     assert {shard: (shard.stat().st_mtime_ns, shard.stat().st_ino) for shard in shards} == before
     recipe = load_recipe("criteo-dlrm", [f"table.order={order}"])
     untouched = prepare(recipe, str(criteo), tmp_path / "untouched", Options(partitions=24, workers=1))
