@@ -14,7 +14,8 @@ import polars as pl
 
 from recmill.artifact import read_manifest
 from recmill.errors import ArtifactError
-from recmill.features.plan import ColumnInfo, Plan
+from recmill.features.chain import ColumnInfo
+from recmill.features.plan import Plan
 from recmill.kernels import RowDigest
 from recmill.spec.load import recipe_from_dict
 from recmill.spec.recipe import SPLITS, Recipe

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 import numpy as np
 import polars as pl
@@ -167,3 +168,8 @@ def to_lists(name: str, elements: pl.Series, lengths: pl.Series) -> pl.Series:
     """Cut a column of elements into lists of the given lengths."""
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths.to_numpy(), dtype=np.int64)])
     return pl.Series(name, pa.LargeListArray.from_arrays(pa.array(offsets), elements.rechunk().to_arrow()))
+
+
+def table_file(name: str) -> str:
+    """File of a vocabulary or code table, whatever characters its name has."""
+    return quote(name, safe="") + ".parquet"

@@ -19,6 +19,7 @@ from recmill.features.base import (
     as_category,
     each,
     over_elements,
+    table_file,
     to_lists,
 )
 from recmill.kernels import Array, CountOptions, Counts, hash64, hash_positions, mask_of
@@ -97,8 +98,6 @@ def facts_of(counts: Counts, frame: pl.DataFrame) -> dict[str, int]:
 
 def read_vocabulary(path: str, name: str) -> Keyed:
     """A vocabulary of an earlier Table or Plan."""
-    from recmill.features.plan import table_file
-
     for plan in (Path(path) / "plan", Path(path)):
         file = plan / "tables" / table_file(name)
         if file.is_file():

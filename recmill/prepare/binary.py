@@ -11,7 +11,8 @@ import polars as pl
 
 from recmill.engines.base import Shard
 from recmill.errors import FeatureError
-from recmill.features.plan import Chain, Plan, run_chains
+from recmill.features.chain import Chain, run_chains
+from recmill.features.plan import Plan
 from recmill.spec.recipe import COPY, POSITION, SPLIT
 
 NUM_COUNTS, NUM_IDS = 13, 26

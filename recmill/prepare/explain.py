@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recmill.features.base import Keyed
-from recmill.features.plan import Chain, Plan
+from recmill.features.chain import Chain
+from recmill.features.plan import Plan
 
 NUM_TOP = 3
 

@@ -1,0 +1,230 @@
+"""One feature at work: its steps in order, and running many features at once.
+
+Steps that are Polars expressions run together, in one call for all features: called one by one they would cost
+more than the work itself, for the server's single rows most of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from recmill.errors import FeatureError
+from recmill.features import category, lists, numeric
+from recmill.features.base import Keyed, Need, Transform
+from recmill.spec import steps
+from recmill.spec.kinds import kinds_along
+from recmill.spec.recipe import Feature, Label
+
+TRANSFORMS: dict[type[steps.Step], type[Transform[Any]]] = {
+    steps.Fill: numeric.Fill,
+    steps.Clip: numeric.Clip,
+    steps.Log: numeric.Log,
+    steps.Cast: numeric.Cast,
+    steps.Add: numeric.Add,
+    steps.Standardise: numeric.Standardise,
+    steps.MinMax: numeric.MinMax,
+    steps.Buckets: numeric.Buckets,
+    steps.Quantiles: numeric.Quantiles,
+    steps.DatePart: numeric.DatePart,
+    steps.Map: category.Map,
+    steps.Vocabulary: category.Vocabulary,
+    steps.Lookup: category.Lookup,
+    steps.Hash: category.Hash,
+    steps.Key: category.Key,
+    steps.Cross: category.Cross,
+    steps.Count: category.Count,
+    steps.Frequency: category.Frequency,
+    steps.Target: category.Target,
+    steps.Aggregate: category.Aggregate,
+    steps.OneHot: category.OneHot,
+    steps.Split: lists.Split,
+    steps.First: lists.First,
+    steps.Concat: lists.Concat,
+    steps.Length: lists.Length,
+    steps.Pad: lists.Pad,
+    steps.Mask: lists.Mask,
+    steps.Pack: lists.Pack,
+    steps.Expression: lists.Expression,
+    steps.Function: lists.Function,
+}
+
+
+@dataclass(frozen=True)
+class ColumnInfo:
+    """What models need to know about a column of a Table."""
+
+    name: str
+    kind: str  # number, id, key, numbers, ids or keys; the last three are lists
+    role: str  # feature or label
+    of: str = "context"
+    size: int | None = None
+    dim: int | None = None
+    vocabulary: str | None = None
+
+
+class Finish(Transform[steps.Step]):
+    """The column as Tables and models hold it: float32, int32 ids, int64 keys; what is still missing is 0."""
+
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        dtype = {"id": pl.Int32(), "key": pl.Int64()}.get(self.kind.removeprefix("list of "), pl.Float32())
+        if not self.takes_lists:
+            return _finished_values(columns[0], dtype)
+        lists = columns[0].list.eval(_finished_values(pl.element(), dtype)).cast(pl.List(dtype))
+        return lists.fill_null(pl.lit([], dtype=pl.List(dtype)))
+
+
+def _finished_values(values: pl.Expr, dtype: pl.DataType) -> pl.Expr:
+    found = values.cast(dtype)
+    if dtype.is_integer():
+        return found.fill_null(0)
+    # Not just what is missing becomes 0, but -0.0 too: which of the two zeros Polars gives depends on other rows.
+    return pl.when(found != 0).then(found).otherwise(pl.lit(0, dtype=dtype))
+
+
+class Chain:
+    """One feature or label at work: its steps in order."""
+
+    def __init__(self, feature: Feature | Label, kinds: Mapping[str, str]) -> None:
+        self.feature = feature
+        self.kinds = kinds_along(feature, kinds)
+        self.transforms = [
+            TRANSFORMS[type(step)](step, f"{feature.name}/{number}", self.kinds[number])
+            for number, step in enumerate(feature.steps)
+        ]
+        self.all_steps = [*self.transforms, Finish(steps.Step(), f"{feature.name}/finish", self.kinds[-1])]
+        self.num_ready = 0
+        for transform in self.transforms:
+            if isinstance(transform, lists.Expression):
+                transform.check({name: kinds[name] for name in feature.columns})
+
+    def advance(self, tables: Mapping[str, Keyed]) -> tuple[Transform[Any], Need] | None:
+        """Pass over all steps that can apply by now; the first that must learn something, and what."""
+        while self.num_ready < len(self.transforms):
+            transform = self.transforms[self.num_ready]
+            need = transform.need()
+            if need is not None and not self.is_fitted(transform, tables):
+                return transform, need
+            if isinstance(transform, category.Lookup):
+                if transform.step.named not in tables:
+                    return None
+                transform.keyed = tables[transform.step.named]
+            self.num_ready += 1
+        return None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.num_ready == len(self.transforms)
+
+    @staticmethod
+    def is_fitted(transform: Transform[Any], tables: Mapping[str, Keyed]) -> bool:
+        name = transform.vocabulary() or transform.name
+        if transform.keyed is None and name in tables:
+            transform.keyed = tables[name]
+        return bool(transform.state) or transform.keyed is not None
+
+    def info(self) -> ColumnInfo:
+        kind = self.kinds[-1]
+        element = kind.removeprefix("list of ")
+        name = element if element in ("id", "key") else "number"
+        last = self.transforms[-1] if self.transforms else None
+        return ColumnInfo(
+            name=self.feature.name,
+            kind=name if kind == element else f"{name}s",
+            role="feature" if isinstance(self.feature, Feature) else "label",
+            of=getattr(self.feature, "of", "context"),
+            size=self._size(),
+            dim=getattr(self.feature, "dim", None),
+            vocabulary=last.vocabulary() if last else None,
+        )
+
+    def _size(self) -> int | None:
+        sizes = [transform.size() for transform in self.transforms]
+        return (
+            next((size for size in reversed(sizes) if size is not None), None)
+            if "id" in self.kinds[-1]
+            else None
+        )
+
+
+def run_chains(frame: pl.DataFrame, jobs: Sequence[tuple[Chain, int]]) -> list[pl.Series]:
+    """Take each chain through its first steps. Steps of all chains that are expressions run together, in one call."""
+    results: dict[int, pl.Series] = {}
+    done = [0] * len(jobs)
+    while True:
+        expressions: dict[int, pl.Expr] = {}
+        for job, (chain, num_steps) in enumerate(jobs):
+            done[job], expression = _advance_job(frame, chain, num_steps, done[job], job, results)
+            if expression is not None:
+                expressions[job] = expression
+        if not expressions:
+            return [
+                results[job].alias(chain.feature.name)
+                if job in results
+                else frame[chain.feature.columns[0]].alias(chain.feature.name)
+                for job, (chain, _) in enumerate(jobs)
+            ]
+        results.update(_evaluate(frame, jobs, expressions, results))
+
+
+def _advance_job(
+    frame: pl.DataFrame, chain: Chain, num_steps: int, done: int, job: int, results: dict[int, pl.Series]
+) -> tuple[int, pl.Expr | None]:
+    """Run the steps that have no expression; then the expression of all that follow and have one."""
+    expression: pl.Expr | None = None
+    while done < num_steps:
+        transform = chain.all_steps[done]
+        names = [f"__{job}"] if job in results else list(chain.feature.columns)
+        inputs = [expression] if expression is not None else [pl.col(name) for name in names]
+        following = transform.express(inputs)
+        if following is None and expression is not None:
+            break
+        if following is None:
+            columns = [results[job]] if job in results else [frame[name] for name in names]
+            results[job] = transform.apply(columns, frame)
+        expression = following
+        done += 1
+    return done, expression
+
+
+def _evaluate(
+    frame: pl.DataFrame,
+    jobs: Sequence[tuple[Chain, int]],
+    expressions: Mapping[int, pl.Expr],
+    results: Mapping[int, pl.Series],
+) -> dict[int, pl.Series]:
+    rows = frame.with_columns([results[job].alias(f"__{job}") for job in expressions if job in results])
+    try:
+        found = rows.select([expression.alias(str(job)) for job, expression in expressions.items()])
+    except pl.exceptions.PolarsError:
+        for job, expression in expressions.items():
+            _evaluate_alone(rows, jobs[job][0], expression)
+        raise
+    return {job: found[str(job)] for job in expressions}
+
+
+def _evaluate_alone(rows: pl.DataFrame, chain: Chain, expression: pl.Expr) -> None:
+    """Name the feature whose expression fails."""
+    try:
+        rows.select(expression)
+    except pl.exceptions.PolarsError as error:
+        raise FeatureError(f'Feature "{chain.feature.name}" failed: {error}') from None
+
+
+def check_finite(columns: Sequence[pl.Series]) -> None:
+    """A number that is not finite would poison a model, so it is an error here."""
+    floats = {
+        column.name: column.explode() if isinstance(column.dtype, pl.List) else column
+        for column in columns
+        if column.dtype in (pl.Float32, pl.List(pl.Float32))
+    }
+    checks = [pl.lit(column).is_finite().all().alias(name) for name, column in floats.items()]
+    for name, is_finite in pl.select(checks).to_dict().items():
+        if not is_finite.all():
+            found = floats[name].filter(~floats[name].is_finite())[0]
+            raise FeatureError(
+                f'Feature "{name}" gives {found}; numbers must be finite. Add clip before its last step.'
+            )
