@@ -70,11 +70,18 @@ class Finish(Transform[steps.Step]):
     """The column as Tables and models hold it: float32, int32 ids, int64 keys; what is still missing is 0."""
 
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
-        dtype = {"id": pl.Int32(), "key": pl.Int64()}.get(self.kind.removeprefix("list of "), pl.Float32())
         if not self.takes_lists:
-            return _finished_values(columns[0], dtype)
-        lists = columns[0].list.eval(_finished_values(pl.element(), dtype)).cast(pl.List(dtype))
-        return lists.fill_null(pl.lit([], dtype=pl.List(dtype)))
+            return _finished_values(columns[0], self.dtype)
+        lists = columns[0].list.eval(_finished_values(pl.element(), self.dtype)).cast(pl.List(self.dtype))
+        return lists.fill_null(pl.lit([], dtype=pl.List(self.dtype)))
+
+    @property
+    def dtype(self) -> pl.DataType:
+        return {"id": pl.Int32(), "key": pl.Int64()}.get(self.kind.removeprefix("list of "), pl.Float32())
+
+    def changes_nothing(self, column: pl.Series) -> bool:
+        """Ids come out of lookups as they should be, which spares the call."""
+        return self.dtype.is_integer() and column.dtype == self.dtype and not column.null_count()
 
 
 def _finished_values(values: pl.Expr, dtype: pl.DataType) -> pl.Expr:
@@ -95,8 +102,10 @@ class Chain:
             TRANSFORMS[type(step)](step, f"{feature.name}/{number}", self.kinds[number])
             for number, step in enumerate(feature.steps)
         ]
-        self.all_steps = [*self.transforms, Finish(steps.Step(), f"{feature.name}/finish", self.kinds[-1])]
+        self.finish = Finish(steps.Step(), f"{feature.name}/finish", self.kinds[-1])
+        self.all_steps = [*self.transforms, self.finish]
         self.num_ready = 0
+        self._expressions: dict[tuple[int, int, bool], tuple[int, pl.Expr | None]] = {}
         for transform in self.transforms:
             if isinstance(transform, lists.Expression):
                 transform.check({name: kinds[name] for name in feature.columns})
@@ -126,6 +135,26 @@ class Chain:
             transform.keyed = tables[name]
         return bool(transform.state) or transform.keyed is not None
 
+    def expression(self, start: int, stop: int, from_result: bool) -> tuple[int, pl.Expr | None]:
+        """The steps from `start` on that are expressions, as one, and where they end.
+
+        Kept, because building expressions costs more than running them on one row.
+        """
+        key = (start, stop, from_result)
+        if key not in self._expressions:
+            inputs = (
+                [pl.col(f"__{self.feature.name}")]
+                if from_result
+                else [pl.col(n) for n in self.feature.columns]
+            )
+            expression: pl.Expr | None = None
+            while start < stop and (following := self.all_steps[start].express(inputs)) is not None:
+                expression, inputs = following, [following]
+                start += 1
+            named = expression.alias(self.feature.name) if expression is not None else None
+            self._expressions[key] = start, named
+        return self._expressions[key]
+
     def info(self) -> ColumnInfo:
         kind = self.kinds[-1]
         element = kind.removeprefix("list of ")
@@ -152,58 +181,53 @@ class Chain:
 
 def run_chains(frame: pl.DataFrame, jobs: Sequence[tuple[Chain, int]]) -> list[pl.Series]:
     """Take each chain through its first steps. Steps of all chains that are expressions run together, in one call."""
-    results: dict[int, pl.Series] = {}
+    results: dict[str, pl.Series] = {}
     done = [0] * len(jobs)
     while True:
-        expressions: dict[int, pl.Expr] = {}
+        waiting: list[tuple[Chain, pl.Expr]] = []
         for job, (chain, num_steps) in enumerate(jobs):
-            done[job], expression = _advance_job(frame, chain, num_steps, done[job], job, results)
+            done[job], expression = _advance(frame, chain, done[job], num_steps, results)
             if expression is not None:
-                expressions[job] = expression
-        if not expressions:
-            return [
-                results[job].alias(chain.feature.name)
-                if job in results
-                else frame[chain.feature.columns[0]].alias(chain.feature.name)
-                for job, (chain, _) in enumerate(jobs)
-            ]
-        results.update(_evaluate(frame, jobs, expressions, results))
+                waiting.append((chain, expression))
+        if not waiting:
+            return [_result(frame, chain, results) for chain, _ in jobs]
+        results.update(_evaluate(frame, waiting, results))
 
 
-def _advance_job(
-    frame: pl.DataFrame, chain: Chain, num_steps: int, done: int, job: int, results: dict[int, pl.Series]
+def _result(frame: pl.DataFrame, chain: Chain, results: Mapping[str, pl.Series]) -> pl.Series:
+    name = chain.feature.name
+    return (results[name] if name in results else frame[chain.feature.columns[0]]).alias(name)
+
+
+def _advance(
+    frame: pl.DataFrame, chain: Chain, done: int, num_steps: int, results: dict[str, pl.Series]
 ) -> tuple[int, pl.Expr | None]:
     """Run the steps that have no expression; then the expression of all that follow and have one."""
-    expression: pl.Expr | None = None
+    name = chain.feature.name
     while done < num_steps:
-        transform = chain.all_steps[done]
-        names = [f"__{job}"] if job in results else list(chain.feature.columns)
-        inputs = [expression] if expression is not None else [pl.col(name) for name in names]
-        following = transform.express(inputs)
-        if following is None and expression is not None:
-            break
-        if following is None:
-            columns = [results[job]] if job in results else [frame[name] for name in names]
-            results[job] = transform.apply(columns, frame)
-        expression = following
+        if done == len(chain.transforms) and name in results and chain.finish.changes_nothing(results[name]):
+            return num_steps, None
+        stop, expression = chain.expression(done, num_steps, name in results)
+        if expression is not None:
+            return stop, expression
+        columns = [results[name]] if name in results else [frame[column] for column in chain.feature.columns]
+        results[name] = chain.all_steps[done].apply(columns, frame)
         done += 1
-    return done, expression
+    return done, None
 
 
 def _evaluate(
-    frame: pl.DataFrame,
-    jobs: Sequence[tuple[Chain, int]],
-    expressions: Mapping[int, pl.Expr],
-    results: Mapping[int, pl.Series],
-) -> dict[int, pl.Series]:
-    rows = frame.with_columns([results[job].alias(f"__{job}") for job in expressions if job in results])
+    frame: pl.DataFrame, waiting: Sequence[tuple[Chain, pl.Expr]], results: Mapping[str, pl.Series]
+) -> dict[str, pl.Series]:
+    names = [chain.feature.name for chain, _ in waiting]
+    rows = frame.with_columns([results[name].alias(f"__{name}") for name in names if name in results])
     try:
-        found = rows.select([expression.alias(str(job)) for job, expression in expressions.items()])
+        found = rows.select([expression for _, expression in waiting])
     except pl.exceptions.PolarsError:
-        for job, expression in expressions.items():
-            _evaluate_alone(rows, jobs[job][0], expression)
+        for chain, expression in waiting:
+            _evaluate_alone(rows, chain, expression)
         raise
-    return {job: found[str(job)] for job in expressions}
+    return {name: found[name] for name in names}
 
 
 def _evaluate_alone(rows: pl.DataFrame, chain: Chain, expression: pl.Expr) -> None:
