@@ -191,7 +191,7 @@ class RankingSums:
     squares: dict[str, float] = field(default_factory=dict)
 
     def add(self, ranked: Array, relevant_offsets: Array, relevant_items: Array) -> None:
-        """Count users: `ranked[u]` are item ids, best first, padded with -1; relevant ones are in Arrow's list layout."""
+        """Count users: `ranked[u]` are item ids, best first, padded with -1; relevant ones are in list layout."""
         lengths = np.diff(relevant_offsets)
         counted = lengths > 0
         hits = _hits(ranked, lengths, relevant_items)[counted]
