@@ -1,0 +1,154 @@
+"""Models: shapes, hand-computed interactions, no leak between rows, and that they can learn a planted rule."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from recmill.models.dlrm import DLRM
+from recmill.models.layers import CrossNetwork, DotInteraction
+from recmill.models.two_tower import TwoTower, in_batch_softmax, pairwise_bce
+from recmill.models.wide_deep import WideDeep
+from recmill.spec.recipe import Ranking, Retrieval
+
+
+def ranking(**keys) -> Ranking:
+    return Ranking(
+        **{"model": "dlrm", "label": "click", "embedding_dim": 4, "bottom": (8, 4), "top": (8,), **keys}
+    )
+
+
+def ranker(kind: str):
+    torch.manual_seed(0)
+    if kind == "wide_deep":
+        model = WideDeep(ranking(model="wide_deep", hidden=(16, 8), dropout=0.5), 3, 5)
+        return model, lambda numbers, pooled: model(numbers, pooled, pooled[:, :2, 0])
+    model = DLRM(ranking(interaction=kind, cross_layers=2, cross_rank=3), 3, 5)
+    return model, model
+
+
+KINDS = ["dot", "cat", "cross", "wide_deep"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_scores_the_same_alone_and_in_a_batch(kind):
+    model, score = ranker(kind)
+    model.eval()
+    numbers, pooled = torch.randn(9, 3), torch.randn(9, 5, 4)
+    together = score(numbers, pooled)
+    assert together.shape == (9,)
+    alone = torch.cat([score(numbers[row : row + 1], pooled[row : row + 1]) for row in range(9)])
+    torch.testing.assert_close(alone, together, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_and_input_gets_a_gradient(kind):
+    model, score = ranker(kind)
+    numbers, pooled = torch.randn(32, 3, requires_grad=True), torch.randn(32, 5, 4, requires_grad=True)
+    score(numbers, pooled).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+    assert numbers.grad.abs().sum() > 0
+    assert (pooled.grad.abs().sum(dim=(0, 2)) > 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_planted_product_of_two_features_is_learned(kind):
+    model, score = ranker(kind)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    torch.manual_seed(1)
+    for _ in range(200):
+        numbers, pooled = torch.randn(256, 3), torch.randn(256, 5, 4)
+        labels = ((pooled[:, 0] * pooled[:, 1]).sum(1) + numbers[:, 0] > 0).float()
+        loss = functional.binary_cross_entropy_with_logits(score(numbers, pooled), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    numbers, pooled = torch.randn(4000, 3), torch.randn(4000, 5, 4)
+    labels = (pooled[:, 0] * pooled[:, 1]).sum(1) + numbers[:, 0] > 0
+    accuracy = ((score(numbers, pooled) > 0) == labels).float().mean()
+    assert accuracy > {"dot": 0.9, "cross": 0.75, "cat": 0.65, "wide_deep": 0.65}[kind]
+
+
+def test_dot_interaction_is_the_strict_lower_triangle():
+    vectors = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])
+    assert DotInteraction(3)(vectors).tolist() == [[11.0, 17.0, 39.0]]
+
+
+def test_one_cross_layer_is_x0_times_uvx_plus_b_plus_x():
+    network = CrossNetwork(3, 1, 2)
+    inputs = torch.randn(4, 3)
+    expected = (
+        inputs * (inputs @ network.down[0].weight.T @ network.up[0].weight.T + network.up[0].bias) + inputs
+    )
+    torch.testing.assert_close(network(inputs), expected)
+
+
+def test_a_dlrm_may_have_no_numbers():
+    assert DLRM(ranking(bottom=()), 0, 5)(torch.empty(7, 0), torch.randn(7, 5, 4)).shape == (7,)
+
+
+def test_wide_weights_add_to_the_logit():
+    model = WideDeep(ranking(model="wide_deep", hidden=(4,)), 2, 1).eval()
+    numbers, pooled = torch.randn(3, 2), torch.randn(3, 1, 4)
+    difference = model(numbers, pooled, torch.full((3, 2), 0.5)) - model(numbers, pooled, torch.zeros(3, 2))
+    torch.testing.assert_close(difference, torch.ones(3))
+
+
+def towers():
+    torch.manual_seed(0)
+    spec = Retrieval(label="click", user=("u",), item=("i",), embedding_dim=4, hidden=(8, 6))
+    return TwoTower(spec, (1, 2), (0, 3))
+
+
+def test_towers_give_unit_vectors():
+    model = towers()
+    users = model.user(torch.randn(5, 1), torch.randn(5, 2, 4))
+    items = model.item(torch.empty(5, 0), torch.randn(5, 3, 4))
+    assert users.shape == items.shape == (5, 6)
+    torch.testing.assert_close(users.norm(dim=1), torch.ones(5))
+
+
+def test_in_batch_softmax_of_two_rows_by_hand():
+    users = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    items = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
+    loss = in_batch_softmax(users, items, torch.tensor([1, 2]), temperature=0.5)
+    first = -math.log(math.exp(2.0) / (math.exp(2.0) + math.exp(1.2)))
+    second = -math.log(math.exp(1.6) / (math.exp(0.0) + math.exp(1.6)))
+    assert loss.item() == pytest.approx((first + second) / 2)
+
+
+def test_the_same_item_in_another_row_is_no_negative():
+    users = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    items = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    assert in_batch_softmax(users, items, torch.tensor([7, 7]), temperature=0.1).item() == 0.0
+
+
+def test_log_q_takes_off_the_popularity_of_negatives():
+    users, items, keys = torch.eye(2), torch.eye(2), torch.tensor([1, 2])
+    plain = in_batch_softmax(users, items, keys, 1.0)
+    popular_negative = in_batch_softmax(users, items, keys, 1.0, log_q_B=torch.log(torch.tensor([0.1, 0.9])))
+    assert popular_negative.item() != pytest.approx(plain.item())
+    uniform = in_batch_softmax(users, items, keys, 1.0, log_q_B=torch.log(torch.tensor([0.5, 0.5])))
+    assert uniform.item() == pytest.approx(plain.item())
+
+
+def test_rows_without_a_click_ask_nothing():
+    users, items, keys = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
+    weights = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    one = in_batch_softmax(users, items, keys, 0.5, weights_B=weights)
+    users[1] = 100.0
+    assert in_batch_softmax(users, items, keys, 0.5, weights_B=weights).item() == pytest.approx(one.item())
+    assert in_batch_softmax(users, items, keys, 0.5, weights_B=torch.zeros(4)).item() == 0.0
+
+
+def test_pairwise_bce_is_low_when_cosines_agree_with_clicks():
+    users = functional.normalize(torch.randn(6, 4), dim=1)
+    labels = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 0.0])
+    items = users * (2 * labels[:, None] - 1)
+    assert pairwise_bce(users, items, labels, 0.1) < 0.01 < pairwise_bce(users, items, 1 - labels, 0.1)
