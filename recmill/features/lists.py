@@ -86,7 +86,8 @@ class Expression(Transform[steps.Expression]):
             alone = pl.concat([probe[row].select(expression).to_series() for row in range(probe.height)])
         except pl.exceptions.PolarsError as error:
             raise FeatureError(
-                f'Feature "{self.name}": expression "{self.step.sql}" fails: {error}'
+                f'Feature "{self.name}": expression "{self.step.sql}" fails: {error}. '
+                "Columns called like a word of SQL, such as user or when, need double quotes."
             ) from None
         if not together.equals(alone):
             raise FeatureError(

@@ -174,7 +174,10 @@ def _check_expression(path: str, sql: str, columns: Sequence[str], kinds: Mappin
     words = names_in_sql(sql)
     for name in columns:
         if name not in words:
-            yield f'{path}.sql does not mention column "{name}"; remove it from columns, or use it'
+            remedy = "remove it from columns, or use it"
+            if name.lower() in sql.lower():
+                remedy = "write it in double quotes, since it is a word of SQL too"
+            yield f'{path}.sql does not mention column "{name}"; {remedy}'
     for name in kinds:
         if name in words and name not in columns:
             yield f'{path}.sql reads column "{name}"; add it to columns'

@@ -65,7 +65,7 @@ def _features_of(entry: Any, path: str, problems: Problems) -> Sequence[Any]:
         return [{"name": "?", **entry}]  # the name is not what is wrong; what is, the reader says
     name = entry.get("name")
     if _combines(entry.get("steps")):
-        if name is None:
+        if name is None and len(columns) > 1:
             problems.add(
                 f"{path}.name", "is missing: what is made of several columns needs a name of its own"
             )

@@ -443,3 +443,13 @@ def test_ids_are_neither_clipped_out_of_range_nor_filled_with_others() -> None:
         "features[0].steps[2].pad.value is -1, but ids are filled with 0, which is nobody's id",
         "features[1].steps[1].clip takes ids out of their range: min must be 0 or less, and max 0 or more",
     ]
+
+
+def test_a_column_called_like_a_word_of_sql_needs_double_quotes() -> None:
+    columns = [*TREE["log"]["columns"], {"name": "when", "type": "int"}]
+    wrong = {"columns": "when", "steps": [{"expression": "when + 1"}]}
+    assert problems(log=log(columns=columns), features=[wrong]) == [
+        'features[0].steps[0].expression.sql does not mention column "when"; write it in double quotes, since it is a word of SQL too'
+    ]
+    right = {"columns": "when", "steps": [{"expression": '"when" + 1'}]}
+    assert load(log=log(columns=columns), features=[right]).features[0].name == "when"
