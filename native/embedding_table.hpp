@@ -8,12 +8,12 @@
 // threads, because each unique key owns its record.
 #pragma once
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "embedding_memory.hpp"
 #include "embedding_optimizer.hpp"
 
 namespace embedding {
@@ -137,8 +137,7 @@ class Table {
   void abandon_snapshot(uint64_t snapshot);
 
  private:
-  struct Free { void operator()(char* p) const { std::free(p); } };
-  struct Chunk { std::unique_ptr<char, Free> records; uint32_t epoch = 0; };
+  struct Chunk { char* records = nullptr; uint32_t epoch = 0; };
 
   // A snapshot under way. Records are saved here before they first change after its moment.
   struct Moment {
@@ -152,7 +151,7 @@ class Table {
 
   char* record(Slot slot) const {
     if (slot >= FIRST_SHARED) return shared_.get() + (slot - FIRST_SHARED) * stride_;
-    return chunks_[slot / CHUNK_RECORDS].records.get() + (slot % CHUNK_RECORDS) * stride_;
+    return chunks_[slot / CHUNK_RECORDS].records + (slot % CHUNK_RECORDS) * stride_;
   }
   static Header& header(char* record) { return *reinterpret_cast<Header*>(record); }
   static float* row(char* record) { return reinterpret_cast<float*>(record + sizeof(Header)); }
@@ -165,6 +164,7 @@ class Table {
   void prefetch_record(int64_t key, uint64_t hash) const;
   Slot insert(int64_t key, uint64_t hash);
   void ensure_chunk(size_t chunk);
+  char* new_chunk();
   void place(uint64_t hash, Slot slot);
   void grow_index();
   void erase_from_index(Slot slot);
@@ -184,10 +184,12 @@ class Table {
   const size_t stride_;
   std::mutex mutex_;
   std::vector<Chunk> chunks_;
-  std::vector<uint64_t> index_;
+  std::vector<Memory> arenas_;  // what the chunks lie in
+  size_t num_chunks_ = 0, arena_chunks_ = 0, arena_left_ = 0;
+  std::vector<uint64_t, HugeAllocator<uint64_t>> index_;
   std::vector<Slot> free_;
   size_t next_slot_ = 0, used_ = 0;
-  std::unique_ptr<char, Free> shared_;
+  Memory shared_;
   WaitingKeys waiting_;
   std::vector<uint16_t> bloom_;
   uint32_t epoch_ = 1, base_ = 0;

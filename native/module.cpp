@@ -6,6 +6,7 @@ void register_counter(nanobind::module_& m);
 void register_lookup(nanobind::module_& m);
 void register_hashing(nanobind::module_& m);
 void register_exact_sum(nanobind::module_& m);
+void register_embedding(nanobind::module_& m);
 
 NB_MODULE(_native, m) {
   m.doc() = "recmill's native kernels";
@@ -14,4 +15,5 @@ NB_MODULE(_native, m) {
   register_lookup(m);
   register_hashing(m);
   register_exact_sum(m);
+  register_embedding(m);
 }

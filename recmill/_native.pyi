@@ -1,5 +1,6 @@
 """Types of the native kernels; what they promise is in the sources under native/."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,4 +42,62 @@ class TextLookup:
     def __init__(self, offsets: Array, bytes: Array) -> None: ...
     def find(self, offsets: Array, bytes: Array, mask: Array | None) -> Array: ...
 
+class EmbeddingTable:
+    num_states: int
+    def evict_older_than(self, step: int, /) -> int: ...
+    def evict_smaller_than(self, norm: float, /) -> int: ...
+    def evict_to(self, capacity: int, /) -> int: ...
+    def remove(self, keys: Array, /) -> int: ...
+    def mark_saved(self) -> None: ...
+    def load(self, keys: Array, rows: Array, states: Array, counts: Array, steps: Array, /) -> None: ...
+    def load_waiting(
+        self, keys: Array, counts: Array, steps: Array, bloom: Array, rows: Array, states: Array, /
+    ) -> None: ...
+    def statistics(self) -> dict[str, int]: ...
+
+class EmbeddingLookup:
+    unique_keys: Array
+    inverse: Array
+
+class EmbeddingSnapshot:
+    removed: Array
+    waiting: tuple[Array, Array, Array, Array, Array, Array]
+    def __init__(self, table: EmbeddingTable, delta: bool, /) -> None: ...
+    def next_piece(self) -> tuple[Array, Array, Array, Array, Array] | None: ...
+    def close(self) -> None: ...
+
+def embedding_table(
+    name: str,
+    dim: int,
+    num_rows: int,
+    init_scale: float,
+    seed: int,
+    optimizer: str,
+    parameters: dict[str, float],
+    admit_after: int,
+    bloom_counters: int,
+    shared_rows: int,
+) -> EmbeddingTable: ...
+
+EmbeddingSegment = tuple[int, Array, Array | None, Array | None, int, Array | None]
+
+def lookup_tables(
+    tables: Sequence[EmbeddingTable],
+    segments: Sequence[EmbeddingSegment],
+    train: bool,
+    step: int,
+    num_threads: int,
+    /,
+) -> list[EmbeddingLookup]: ...
+def pool_tables(
+    lookups: Sequence[EmbeddingLookup], segments: Sequence[EmbeddingSegment], num_threads: int, /
+) -> None: ...
+def update_tables(
+    lookups: Sequence[EmbeddingLookup],
+    segments: Sequence[EmbeddingSegment],
+    learning_rate: float,
+    step: int,
+    num_threads: int,
+    /,
+) -> None: ...
 def __getattr__(name: str) -> Any: ...

@@ -1,0 +1,723 @@
+// See embedding_table.hpp for the layout and embedding_optimizer.hpp for the formulas.
+#include "embedding_table.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <unordered_map>
+
+#include "embedding_parallel.hpp"
+#include "hashing.hpp"
+
+namespace embedding {
+namespace {
+
+constexpr uint64_t EMPTY = ~0ull;
+constexpr size_t FIRST_ENTRIES = 64, SMALL_CHUNKS = 2, ARENA_CHUNKS = 12, AHEAD = 16, MIN_ROWS_PER_THREAD = 256;
+constexpr uint64_t BLOOM_HASHES = 4;
+constexpr float MAX_SQUARED_NORM = 1e30f;  // beyond it, squares in the optimizer's state would overflow
+constexpr uint64_t SHARED_SEED = 0x5EEDull;
+
+uint64_t hash_of(int64_t key) { return xxh64::of_int(static_cast<uint64_t>(key), 0); }
+bool too_full(size_t used, size_t entries) { return used * 10 >= entries * 7; }
+uint32_t add_saturating(uint32_t left, uint32_t right) {
+  return static_cast<uint32_t>(std::min<uint64_t>(uint64_t{left} + right, std::numeric_limits<uint32_t>::max()));
+}
+uint64_t entry_of(uint64_t hash, Slot slot) { return (hash & 0xFFFFFFFF00000000ull) | slot; }
+size_t round_up(size_t bytes) { return (bytes + 7) / 8 * 8; }
+
+void add_row(float* __restrict out, const float* __restrict row, float weight, size_t dim) {
+  for (size_t i = 0; i < dim; ++i) out[i] += weight * row[i];
+}
+void add_row(float* __restrict out, const float* __restrict row, size_t dim) {
+  for (size_t i = 0; i < dim; ++i) out[i] += row[i];
+}
+void scale_row(float* __restrict out, float factor, size_t dim) {
+  for (size_t i = 0; i < dim; ++i) out[i] *= factor;
+}
+
+struct Bag { size_t begin, end; };
+
+Bag bag_of(const Segment& segment, size_t row) {
+  if (!segment.offsets) return {row, row + 1};
+  return {static_cast<size_t>(segment.offsets[row]), static_cast<size_t>(segment.offsets[row + 1])};
+}
+
+// A weighted mean divides by the sum of the weights; weights that cancel out give zeros.
+float factor_of(const Segment& segment, Bag bag) {
+  if (segment.mode != Mode::mean || bag.begin == bag.end) return 1.0f;
+  if (!segment.weights) return 1.0f / static_cast<float>(bag.end - bag.begin);
+  float total = 0.0f;
+  for (size_t i = bag.begin; i < bag.end; ++i) total += segment.weights[i];
+  return total == 0.0f ? 0.0f : 1.0f / total;
+}
+
+void pool_bag(const Segment& segment, const float* const* rows, const uint32_t* inverse, Bag bag, float* out, size_t dim) {
+  if (bag.end - bag.begin == 1 && !segment.weights) {
+    std::memcpy(out, rows[inverse[bag.begin]], dim * sizeof(float));
+    return;
+  }
+  std::fill(out, out + dim, 0.0f);
+  for (size_t i = bag.begin; i < bag.end; ++i) {
+    if (segment.weights) add_row(out, rows[inverse[i]], segment.weights[i], dim);
+    else add_row(out, rows[inverse[i]], dim);
+  }
+  if (segment.mode == Mode::mean) scale_row(out, factor_of(segment, bag), dim);
+}
+
+// Adds a segment's gradients to the unique keys begin..end, in the order of the occurrences.
+void add_gradients(const Segment& segment, const uint32_t* inverse, size_t begin, size_t end, float* sums, size_t dim) {
+  for (size_t r = 0; r < segment.num_rows; ++r) {
+    const Bag bag = bag_of(segment, r);
+    const float factor = factor_of(segment, bag);
+    const float* grad = segment.data + static_cast<ptrdiff_t>(r * segment.stride);
+    for (size_t i = bag.begin; i < bag.end; ++i) {
+      const size_t unique = inverse[i];
+      if (unique < begin || unique >= end) continue;
+      const float weight = segment.weights ? segment.weights[i] * factor : factor;
+      if (weight == 1.0f) add_row(sums + unique * dim, grad, dim);
+      else add_row(sums + unique * dim, grad, weight, dim);
+    }
+  }
+}
+
+// Unique keys in the order of their first occurrence, through a small table that stays in cache.
+std::vector<uint64_t> find_duplicates(const std::vector<Segment>& segments, Lookup& lookup) {
+  size_t size = 0;
+  for (const Segment& segment : segments) size += segment.num_keys;
+  size_t slots = 16;
+  while (slots < 2 * size) slots *= 2;
+  std::vector<uint32_t> seen(slots, ABSENT);
+  std::vector<uint64_t> hashes;
+  hashes.reserve(size);
+  lookup.keys.reserve(size);
+  lookup.counts.reserve(size);
+  lookup.inverse.reserve(size);
+  for (const Segment& segment : segments) {
+    for (size_t i = 0; i < segment.num_keys; ++i) {
+      const int64_t key = segment.keys[i];
+      const uint64_t hash = hash_of(key);
+      size_t at = (hash >> 20) & (slots - 1);
+      while (seen[at] != ABSENT && lookup.keys[seen[at]] != key) at = (at + 1) & (slots - 1);
+      if (seen[at] == ABSENT) {
+        seen[at] = static_cast<uint32_t>(lookup.keys.size());
+        lookup.keys.push_back(key);
+        lookup.counts.push_back(0);
+        hashes.push_back(hash);
+      }
+      lookup.counts[seen[at]] += 1;
+      lookup.inverse.push_back(seen[at]);
+    }
+  }
+  return hashes;
+}
+
+}  // namespace
+
+// --- keys not yet admitted -------------------------------------------------------------------------------------------
+
+size_t WaitingKeys::find(int64_t key, uint64_t hash) const {
+  size_t at = hash & (entries_.size() - 1);
+  while (entries_[at].count && entries_[at].key != key) at = (at + 1) & (entries_.size() - 1);
+  return at;
+}
+
+uint32_t WaitingKeys::add(int64_t key, uint64_t hash, uint32_t count, uint32_t step) {
+  if (entries_.empty() || too_full(used_ + 1, entries_.size())) rebuild(std::max(FIRST_ENTRIES, entries_.size() * 2));
+  Entry& entry = entries_[find(key, hash)];
+  if (!entry.count) { entry.key = key; ++used_; }
+  entry.count = add_saturating(entry.count, count);
+  entry.step = std::max(entry.step, step);
+  return entry.count;
+}
+
+void WaitingKeys::erase(int64_t key, uint64_t hash) {
+  if (entries_.empty()) return;
+  const size_t mask = entries_.size() - 1;
+  size_t hole = find(key, hash);
+  if (!entries_[hole].count) return;
+  for (size_t next = (hole + 1) & mask; entries_[next].count; next = (next + 1) & mask) {
+    const size_t home = hash_of(entries_[next].key) & mask;
+    if (((next - home) & mask) < ((next - hole) & mask)) continue;
+    entries_[hole] = entries_[next];
+    hole = next;
+  }
+  entries_[hole] = Entry{0, 0, 0};
+  --used_;
+}
+
+void WaitingKeys::erase_older_than(int64_t step) {
+  for (Entry& entry : entries_) {
+    if (entry.count && entry.step < step) { entry.count = 0; --used_; }
+  }
+  if (!entries_.empty()) rebuild(entries_.size());
+}
+
+void WaitingKeys::rebuild(size_t size) {
+  std::vector<Entry> old(size, Entry{0, 0, 0});
+  old.swap(entries_);
+  for (const Entry& entry : old) {
+    if (entry.count) entries_[find(entry.key, hash_of(entry.key))] = entry;
+  }
+}
+
+void WaitingKeys::copy_to(Waiting& waiting) const {
+  for (const Entry& entry : entries_) {
+    if (!entry.count) continue;
+    waiting.keys.push_back(entry.key);
+    waiting.counts.push_back(entry.count);
+    waiting.steps.push_back(entry.step);
+  }
+}
+
+// --- records ---------------------------------------------------------------------------------------------------------
+
+Table::Table(Options given)
+    : options(std::move(given)),
+      num_states(state_size(options.optimizer.kind, options.dim)),
+      stride_(round_up(sizeof(Header) + (options.dim + num_states) * sizeof(float))),
+      bloom_(options.bloom_counters, 0) {
+  if (options.dim == 0) throw std::invalid_argument("Table \"" + options.name + "\": dim must be positive, got 0");
+  if (options.num_rows < 0 || options.num_rows > static_cast<int64_t>(FIRST_SHARED))
+    throw std::invalid_argument("Table \"" + options.name + "\": num_rows must be within 1..4026531840, got " +
+                                std::to_string(options.num_rows));
+  if (options.shared_rows > ABSENT - FIRST_SHARED) throw std::invalid_argument("Table \"" + options.name + "\": too many shared rows");
+  if (bounded()) chunks_.resize((static_cast<size_t>(options.num_rows) + CHUNK_RECORDS - 1) / CHUNK_RECORDS);
+  else index_.assign(FIRST_ENTRIES, EMPTY);
+  if (options.shared_rows == 0) return;
+  shared_ = allocate(options.shared_rows * stride_);
+  std::memset(shared_.get(), 0, options.shared_rows * stride_);
+  for (size_t i = 0; i < options.shared_rows; ++i) {
+    char* at = record(FIRST_SHARED + static_cast<Slot>(i));
+    initial_row(static_cast<int64_t>(i), options.seed ^ SHARED_SEED, row(at));
+    initialise_state(options.optimizer, state(at), options.dim);
+  }
+}
+
+// Uniform in [-scale, scale), from the seed and the key alone: splitmix64 started at the key's hash.
+void Table::initial_row(int64_t key, uint64_t seed, float* out) const {
+  const uint64_t start = xxh64::of_int(static_cast<uint64_t>(key), seed);
+  const float scale = options.init_scale, unit = scale * 0x1p-23f;
+  for (size_t i = 0; i < options.dim; ++i) {
+    uint64_t x = start + (i + 1) * 0x9E3779B97F4A7C15ull;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    x ^= x >> 31;
+    out[i] = static_cast<float>(static_cast<int32_t>(x >> 40)) * unit - scale;
+  }
+}
+
+void Table::check_keys(const int64_t* keys, size_t size) const {
+  if (!bounded()) return;
+  for (size_t i = 0; i < size; ++i) {
+    if (static_cast<uint64_t>(keys[i]) < static_cast<uint64_t>(options.num_rows)) continue;
+    throw std::out_of_range("Table \"" + options.name + "\": key " + std::to_string(keys[i]) + " is outside 0.." +
+                            std::to_string(options.num_rows - 1));
+  }
+}
+
+Slot Table::find(int64_t key, uint64_t hash) const {
+  if (bounded()) {
+    const Slot slot = static_cast<Slot>(key);
+    return chunks_[slot / CHUNK_RECORDS].records && header(record(slot)).epoch ? slot : ABSENT;
+  }
+  const size_t mask = index_.size() - 1;
+  for (size_t at = hash & mask; index_[at] != EMPTY; at = (at + 1) & mask) {
+    const Slot slot = static_cast<Slot>(index_[at]);
+    if (entry_of(hash, slot) == index_[at] && header(record(slot)).key == key) return slot;
+  }
+  return ABSENT;
+}
+
+void Table::prefetch_index(uint64_t hash) const {
+  if (!bounded()) __builtin_prefetch(&index_[hash & (index_.size() - 1)]);
+}
+
+// The first entry with the right tag is nearly always the key's.
+void Table::prefetch_record(int64_t key, uint64_t hash) const {
+  Slot slot = ABSENT;
+  if (bounded()) {
+    if (chunks_[static_cast<size_t>(key) / CHUNK_RECORDS].records) slot = static_cast<Slot>(key);
+  } else {
+    const size_t mask = index_.size() - 1;
+    size_t at = hash & mask;
+    while (index_[at] != EMPTY && entry_of(hash, static_cast<Slot>(index_[at])) != index_[at]) at = (at + 1) & mask;
+    if (index_[at] != EMPTY) slot = static_cast<Slot>(index_[at]);
+  }
+  if (slot == ABSENT) return;
+  const char* at = record(slot);
+  for (size_t byte = 0; byte < stride_ && byte < 256; byte += 64) __builtin_prefetch(at + byte, 1);
+}
+
+void Table::ensure_chunk(size_t chunk) {
+  if (chunk == chunks_.size()) chunks_.emplace_back();
+  if (chunks_[chunk].records) return;
+  chunks_[chunk].records = new_chunk();
+}
+
+// The first chunks stand alone, so that a small table stays small; later ones come by the dozen, in huge pages.
+char* Table::new_chunk() {
+  const size_t bytes = CHUNK_RECORDS * stride_;
+  if (arena_left_ == 0) {
+    const size_t chunks = num_chunks_ < SMALL_CHUNKS ? 1 : std::max(ARENA_CHUNKS, HUGE_PAGE / bytes);
+    arenas_.push_back(allocate(chunks * bytes));
+    arena_left_ = arena_chunks_ = chunks;
+  }
+  char* records = arenas_.back().get() + (arena_chunks_ - arena_left_) * bytes;
+  std::memset(records, 0, bytes);  // zero: no record here
+  --arena_left_;
+  ++num_chunks_;
+  return records;
+}
+
+void Table::place(uint64_t hash, Slot slot) {
+  const size_t mask = index_.size() - 1;
+  size_t at = hash & mask;
+  while (index_[at] != EMPTY) at = (at + 1) & mask;
+  index_[at] = entry_of(hash, slot);
+}
+
+void Table::grow_index() {
+  index_.assign(index_.size() * 2, EMPTY);
+  for (Slot slot = 0; slot < next_slot_; ++slot) {
+    const Header& head = header(record(slot));
+    if (head.epoch) place(hash_of(head.key), slot);
+  }
+}
+
+// A record for a key that has none; its row and state are the caller's to fill.
+Slot Table::insert(int64_t key, uint64_t hash) {
+  Slot slot = static_cast<Slot>(key);
+  if (bounded()) {
+    ensure_chunk(slot / CHUNK_RECORDS);
+  } else {
+    if (too_full(used_ + 1, index_.size())) grow_index();
+    if (free_.empty()) {
+      if (next_slot_ == FIRST_SHARED) throw std::length_error("Table \"" + options.name + "\" is full");
+      ensure_chunk(next_slot_ / CHUNK_RECORDS);
+      slot = static_cast<Slot>(next_slot_++);
+    } else {
+      slot = free_.back();
+      free_.pop_back();
+    }
+    place(hash, slot);
+  }
+  header(record(slot)) = Header{key, 0, 0, epoch_};
+  chunks_[slot / CHUNK_RECORDS].epoch = epoch_;
+  ++used_;
+  return slot;
+}
+
+void Table::erase_from_index(Slot slot) {
+  const size_t mask = index_.size() - 1;
+  size_t hole = hash_of(header(record(slot)).key) & mask;
+  while (static_cast<Slot>(index_[hole]) != slot) hole = (hole + 1) & mask;
+  for (size_t next = (hole + 1) & mask; index_[next] != EMPTY; next = (next + 1) & mask) {
+    const size_t home = hash_of(header(record(static_cast<Slot>(index_[next]))).key) & mask;
+    if (((next - home) & mask) < ((next - hole) & mask)) continue;
+    index_[hole] = index_[next];
+    hole = next;
+  }
+  index_[hole] = EMPTY;
+}
+
+// Called before any change of a record. Its first change in an epoch saves it for a snapshot that has yet to read it.
+void Table::touch(Slot slot) {
+  char* at = record(slot);
+  Header& head = header(at);
+  if (head.epoch == epoch_) return;
+  const size_t chunk = slot / CHUNK_RECORDS;
+  if (moment_ && head.epoch > moment_->since && chunk >= moment_->next_chunk && chunk < moment_->saved.size()) {
+    std::vector<char>& saved = moment_->saved[chunk];
+    saved.insert(saved.end(), at, at + stride_);
+  }
+  head.epoch = epoch_;
+  chunks_[chunk].epoch = epoch_;
+}
+
+void Table::vacate(Slot slot) {
+  touch(slot);
+  tombstones_.push_back(header(record(slot)).key);
+  if (!bounded()) {
+    free_.push_back(slot);
+    erase_from_index(slot);
+  }
+  header(record(slot)).epoch = 0;
+  --used_;
+  ++evicted_;
+  ++generation_;
+}
+
+// --- lookup ----------------------------------------------------------------------------------------------------------
+
+Slot Table::shared_slot(uint64_t hash) const {
+  return options.shared_rows ? FIRST_SHARED + static_cast<Slot>(hash % options.shared_rows) : ABSENT;
+}
+
+// How often the key has been seen, this time included: exact, or a counting Bloom filter's estimate, never too low.
+uint32_t Table::count_waiting(int64_t key, uint64_t hash, uint32_t count, uint32_t step) {
+  if (bloom_.empty()) return waiting_.add(key, hash, count, step);
+  uint16_t* counters[BLOOM_HASHES];
+  uint32_t least = std::numeric_limits<uint32_t>::max();
+  for (uint64_t i = 0; i < BLOOM_HASHES; ++i) {
+    counters[i] = &bloom_[slot_of(xxh64::of_int(static_cast<uint64_t>(key), i + 1), bloom_.size())];
+    least = std::min<uint32_t>(least, *counters[i]);
+  }
+  const uint32_t total = std::min<uint32_t>(add_saturating(least, count), std::numeric_limits<uint16_t>::max());
+  // Only counters below the new estimate rise: still never too low, and closer.
+  for (uint16_t* counter : counters) *counter = std::max(*counter, static_cast<uint16_t>(total));
+  return total;
+}
+
+Slot Table::admit(int64_t key, uint64_t hash, uint32_t count, uint32_t step) {
+  const Slot slot = insert(key, hash);
+  char* at = record(slot);
+  header(at).count = count;
+  header(at).step = step;
+  const Slot shared = admits_all() ? ABSENT : shared_slot(hash);
+  if (shared == ABSENT) {
+    initial_row(key, options.seed, row(at));
+    initialise_state(options.optimizer, state(at), options.dim);
+  } else {
+    std::memcpy(row(at), row(record(shared)), (options.dim + num_states) * sizeof(float));
+  }
+  ++admitted_;
+  return slot;
+}
+
+Slot Table::resolve(int64_t key, uint64_t hash, uint32_t count, bool train, uint32_t step) {
+  const Slot slot = find(key, hash);
+  if (slot != ABSENT) {
+    hits_ += count;
+    if (!train) return slot;
+    touch(slot);
+    Header& head = header(record(slot));
+    head.count = add_saturating(head.count, count);
+    head.step = std::max(head.step, step);
+    return slot;
+  }
+  misses_ += count;
+  if (admits_all()) return train ? admit(key, hash, count, step) : ABSENT;
+  if (!train) return shared_slot(hash);
+  const uint32_t total = count_waiting(key, hash, count, step);
+  if (total < options.admit_after) return shared_slot(hash);
+  if (bloom_.empty()) waiting_.erase(key, hash);
+  return admit(key, hash, total, step);
+}
+
+Lookup Table::lookup(const std::vector<Segment>& segments, bool train, uint32_t step, int threads) {
+  Lookup found;
+  found.train = train;
+  const std::vector<uint64_t> hashes = find_duplicates(segments, found);
+  const size_t size = found.keys.size();
+  found.slots.resize(size);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    found.epoch = epoch_;
+    found.generation = generation_;
+    // Misses overlap: a key's entry is asked for well before its record, and that well before it is used.
+    for (size_t i = 0; i < size + 2 * AHEAD; ++i) {
+      if (i < size) prefetch_index(hashes[i]);
+      const size_t next = i - AHEAD, now = i - 2 * AHEAD;  // wrap around at first, which is beyond size too
+      if (next < size) prefetch_record(found.keys[next], hashes[next]);
+      if (now < size) found.slots[now] = resolve(found.keys[now], hashes[now], found.counts[now], train, step);
+    }
+  }
+  pool(found, segments, threads);
+  return found;
+}
+
+// Slots as they are now: evicted keys have none, and a key that came back has another one.
+const Slot* Table::current_slots(const Lookup& lookup, std::vector<Slot>& scratch) const {
+  if (lookup.generation == generation_) return lookup.slots.data();
+  scratch = lookup.slots;
+  for (size_t i = 0; i < scratch.size(); ++i) {
+    if (scratch[i] < FIRST_SHARED) scratch[i] = find(lookup.keys[i], hash_of(lookup.keys[i]));
+  }
+  return scratch.data();
+}
+
+void Table::pool(const Lookup& lookup, const std::vector<Segment>& segments, int threads) {
+  if (std::none_of(segments.begin(), segments.end(), [](const Segment& s) { return s.data != nullptr; })) return;
+  const size_t dim = options.dim, size = lookup.keys.size();
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Slot> scratch;
+  const Slot* slots = current_slots(lookup, scratch);
+  const size_t num_absent = static_cast<size_t>(std::count(slots, slots + size, ABSENT));
+  std::vector<float> absent(num_absent * dim, 0.0f);
+  std::vector<const float*> rows(size);
+  float* next = absent.data();
+  for (size_t i = 0; i < size; ++i) {
+    if (slots[i] != ABSENT) { rows[i] = row(record(slots[i])); continue; }
+    if (admits_all()) initial_row(lookup.keys[i], options.seed, next);
+    rows[i] = next;
+    next += dim;
+  }
+  const uint32_t* inverse = lookup.inverse.data();
+  for (const Segment& segment : segments) {
+    const auto pool_rows = [&](size_t begin, size_t end) {
+      for (size_t r = begin; r < end; ++r) {
+        const Bag bag = bag_of(segment, r);
+        for (size_t i = bag.begin + AHEAD; i < std::min(bag.end + AHEAD, segment.num_keys); ++i)
+          __builtin_prefetch(rows[inverse[i]]);
+        pool_bag(segment, rows.data(), inverse, bag, segment.data + static_cast<ptrdiff_t>(r * segment.stride), dim);
+      }
+    };
+    if (segment.data) for_ranges(segment.num_rows, threads, MIN_ROWS_PER_THREAD, pool_rows);
+    inverse += segment.num_keys;
+  }
+}
+
+// --- update ----------------------------------------------------------------------------------------------------------
+
+std::vector<float> Table::sum_gradients(const Lookup& lookup, const std::vector<Segment>& segments, int threads) const {
+  if (!lookup.train) throw std::invalid_argument("Table \"" + options.name + "\": only a lookup with train=True can be updated");
+  const size_t dim = options.dim;
+  std::vector<float> sums(lookup.keys.size() * dim, 0.0f);
+  for_ranges(lookup.keys.size(), threads, MIN_ROWS_PER_THREAD, [&](size_t begin, size_t end) {
+    const uint32_t* inverse = lookup.inverse.data();
+    for (const Segment& segment : segments) {
+      add_gradients(segment, inverse, begin, end, sums.data(), dim);
+      inverse += segment.num_keys;
+    }
+  });
+  for (size_t i = 0; i < lookup.keys.size(); ++i) {
+    if (sum_of_squares(&sums[i * dim], dim) <= MAX_SQUARED_NORM) continue;  // false for NaN too
+    throw std::invalid_argument("Table \"" + options.name + "\": the gradient of key " + std::to_string(lookup.keys[i]) +
+                                " is not finite or its norm is beyond 1e15; nothing was updated");
+  }
+  return sums;
+}
+
+void Table::update(const Lookup& lookup, std::vector<float>& sums, float learning_rate, int64_t step, int threads) {
+  const size_t dim = options.dim, size = lookup.keys.size();
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Slot> scratch;
+  const Slot* slots = current_slots(lookup, scratch);
+  if (lookup.epoch != epoch_) {  // otherwise the lookup has touched them all
+    for (size_t i = 0; i < size; ++i) if (slots[i] < FIRST_SHARED) touch(slots[i]);
+  }
+  if (options.shared_rows) {
+    // Keys on one shared row act as one key: their gradients are added up before the optimizer sees them.
+    if (slots != scratch.data()) scratch.assign(slots, slots + size);
+    std::unordered_map<Slot, size_t> first;
+    for (size_t i = 0; i < size; ++i) {
+      if (scratch[i] < FIRST_SHARED || scratch[i] == ABSENT) continue;
+      const auto [at, is_new] = first.emplace(scratch[i], i);
+      if (is_new) continue;
+      add_row(&sums[at->second * dim], &sums[i * dim], dim);
+      scratch[i] = ABSENT;
+    }
+    slots = scratch.data();
+  }
+  for_ranges(size, threads, MIN_ROWS_PER_THREAD, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (i + AHEAD < end && slots[i + AHEAD] != ABSENT) {
+        const char* ahead = record(slots[i + AHEAD]);
+        __builtin_prefetch(ahead, 1);
+        __builtin_prefetch(ahead + 64, 1);
+      }
+      if (slots[i] == ABSENT) continue;
+      char* at = record(slots[i]);
+      apply(options.optimizer, row(at), state(at), &sums[i * dim], dim, learning_rate, step);
+    }
+  });
+}
+
+// --- eviction --------------------------------------------------------------------------------------------------------
+
+template <class Visit>
+void Table::for_each(Visit visit) const {
+  const size_t slots = bounded() ? static_cast<size_t>(options.num_rows) : next_slot_;
+  for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    if (!chunks_[chunk].records) continue;
+    const size_t end = std::min(slots, (chunk + 1) * CHUNK_RECORDS);
+    for (size_t slot = chunk * CHUNK_RECORDS; slot < end; ++slot) {
+      if (header(record(static_cast<Slot>(slot))).epoch) visit(static_cast<Slot>(slot));
+    }
+  }
+}
+
+template <class Doomed>
+size_t Table::evict_if(Doomed doomed) {
+  std::vector<Slot> slots;
+  for_each([&](Slot slot) { if (doomed(record(slot))) slots.push_back(slot); });
+  for (const Slot slot : slots) vacate(slot);
+  return slots.size();
+}
+
+size_t Table::evict_older_than(int64_t step) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  waiting_.erase_older_than(step);
+  return evict_if([&](char* at) { return header(at).step < step; });
+}
+
+size_t Table::evict_smaller_than(double norm) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return evict_if([&](char* at) {
+    double squares = 0.0;
+    for (size_t i = 0; i < options.dim; ++i) squares += static_cast<double>(row(at)[i]) * row(at)[i];
+    return std::sqrt(squares) < norm;
+  });
+}
+
+// Keeps the most frequent keys; ties go to the more recently seen, then to the smaller key.
+size_t Table::evict_to(size_t capacity) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (used_ <= capacity) return 0;
+  struct Rank { uint32_t count, step; int64_t key; Slot slot; };
+  std::vector<Rank> ranks;
+  ranks.reserve(used_);
+  for_each([&](Slot slot) {
+    const Header& head = header(record(slot));
+    ranks.push_back({head.count, head.step, head.key, slot});
+  });
+  const auto cut = ranks.begin() + static_cast<ptrdiff_t>(capacity);
+  std::nth_element(ranks.begin(), cut, ranks.end(), [](const Rank& left, const Rank& right) {
+    if (left.count != right.count) return left.count > right.count;
+    if (left.step != right.step) return left.step > right.step;
+    return left.key < right.key;
+  });
+  for (auto rank = cut; rank != ranks.end(); ++rank) vacate(rank->slot);
+  return ranks.size() - capacity;
+}
+
+size_t Table::remove(const int64_t* keys, size_t size) {
+  check_keys(keys, size);
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t removed = 0;
+  for (size_t i = 0; i < size; ++i) {
+    const Slot slot = find(keys[i], hash_of(keys[i]));
+    if (slot == ABSENT) continue;
+    vacate(slot);
+    ++removed;
+  }
+  return removed;
+}
+
+// --- loading and snapshots -------------------------------------------------------------------------------------------
+
+void Table::load(const int64_t* keys, const float* rows, const float* states, const uint32_t* counts, const uint32_t* steps,
+                 size_t size) {
+  check_keys(keys, size);
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < size; ++i) {
+    const uint64_t hash = hash_of(keys[i]);
+    Slot slot = find(keys[i], hash);
+    if (slot == ABSENT) {
+      slot = insert(keys[i], hash);
+      if (bloom_.empty()) waiting_.erase(keys[i], hash);
+    } else {
+      touch(slot);
+    }
+    char* at = record(slot);
+    header(at).count = counts[i];
+    header(at).step = steps[i];
+    std::memcpy(row(at), rows + i * options.dim, options.dim * sizeof(float));
+    std::memcpy(state(at), states + i * num_states, num_states * sizeof(float));
+  }
+}
+
+void Table::load_waiting(const Waiting& waiting) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (waiting.bloom.size() != bloom_.size() || waiting.shared_rows.size() != options.shared_rows * options.dim ||
+      waiting.shared_states.size() != options.shared_rows * num_states)
+    throw std::invalid_argument("Table \"" + options.name + "\": the saved admission state is of another size");
+  waiting_.clear();
+  for (size_t i = 0; i < waiting.keys.size(); ++i)
+    waiting_.add(waiting.keys[i], hash_of(waiting.keys[i]), waiting.counts[i], waiting.steps[i]);
+  bloom_ = waiting.bloom;
+  for (size_t i = 0; i < options.shared_rows; ++i) {
+    char* at = record(FIRST_SHARED + static_cast<Slot>(i));
+    std::memcpy(row(at), &waiting.shared_rows[i * options.dim], options.dim * sizeof(float));
+    if (num_states) std::memcpy(state(at), &waiting.shared_states[i * num_states], num_states * sizeof(float));
+  }
+}
+
+// What is in the table counts as saved: the next delta holds only what changes from here on.
+void Table::mark_saved() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (moment_) throw std::runtime_error("Table \"" + options.name + "\": a snapshot is being read; finish or close it first");
+  base_ = epoch_++;
+  tombstones_.clear();
+}
+
+Statistics Table::statistics() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return {used_,
+          num_chunks_ * CHUNK_RECORDS * stride_,
+          index_.capacity() * sizeof(uint64_t) + free_.capacity() * sizeof(Slot),
+          waiting_.num_bytes() + bloom_.size() * sizeof(uint16_t) + options.shared_rows * stride_,
+          admitted_, evicted_, hits_, misses_, waiting_.size()};
+}
+
+void Table::append(Piece& piece, char* at) const {
+  const Header& head = header(at);
+  piece.keys.push_back(head.key);
+  piece.counts.push_back(head.count);
+  piece.steps.push_back(head.step);
+  piece.rows.insert(piece.rows.end(), row(at), row(at) + options.dim);
+  piece.states.insert(piece.states.end(), state(at), state(at) + num_states);
+}
+
+uint64_t Table::begin_snapshot(bool delta, std::vector<int64_t>& removed, Waiting& waiting) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (moment_) throw std::runtime_error("Table \"" + options.name + "\": a snapshot is being read; finish or close it first");
+  auto moment = std::make_unique<Moment>();
+  moment->id = ++num_snapshots_;
+  moment->epoch = epoch_;
+  moment->since = delta ? base_ : 0;
+  moment->saved.resize(chunks_.size());
+  moment->base_before = base_;
+  std::sort(tombstones_.begin(), tombstones_.end());
+  tombstones_.erase(std::unique(tombstones_.begin(), tombstones_.end()), tombstones_.end());
+  if (delta) removed = tombstones_;
+  waiting_.copy_to(waiting);
+  waiting.bloom = bloom_;
+  for (size_t i = 0; i < options.shared_rows; ++i) {
+    char* at = record(FIRST_SHARED + static_cast<Slot>(i));
+    waiting.shared_rows.insert(waiting.shared_rows.end(), row(at), row(at) + options.dim);
+    waiting.shared_states.insert(waiting.shared_states.end(), state(at), state(at) + num_states);
+  }
+  moment->tombstones.swap(tombstones_);
+  base_ = epoch_++;
+  moment_ = std::move(moment);
+  return moment_->id;
+}
+
+// The next records of the snapshot's moment, a chunk or more; false when there are none left. Training goes on between chunks.
+bool Table::next_piece(uint64_t snapshot, Piece& piece) {
+  while (piece.keys.size() < CHUNK_RECORDS) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!moment_ || moment_->id != snapshot) break;
+    const size_t chunk = moment_->next_chunk;
+    if (chunk >= moment_->saved.size()) {
+      moment_.reset();
+      break;
+    }
+    std::vector<char> saved = std::move(moment_->saved[chunk]);
+    for (size_t byte = 0; byte < saved.size(); byte += stride_) append(piece, saved.data() + byte);
+    const bool changed = chunks_[chunk].records && chunks_[chunk].epoch > moment_->since;
+    const size_t slots = bounded() ? static_cast<size_t>(options.num_rows) : next_slot_;
+    const size_t end = std::min(slots, (chunk + 1) * CHUNK_RECORDS);
+    for (size_t slot = chunk * CHUNK_RECORDS; changed && slot < end; ++slot) {
+      char* at = record(static_cast<Slot>(slot));
+      const uint32_t epoch = header(at).epoch;
+      if (epoch > moment_->since && epoch <= moment_->epoch) append(piece, at);
+    }
+    ++moment_->next_chunk;
+  }
+  return !piece.keys.empty();
+}
+
+// An unread rest means the snapshot was not saved: the next delta must hold its changes as well.
+void Table::abandon_snapshot(uint64_t snapshot) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!moment_ || moment_->id != snapshot) return;
+  base_ = moment_->base_before;
+  tombstones_.insert(tombstones_.end(), moment_->tombstones.begin(), moment_->tombstones.end());
+  moment_.reset();
+}
+
+}  // namespace embedding

@@ -1,0 +1,311 @@
+"""One embedding table: 64-bit keys to rows that are born on first sight, trained, evicted and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+
+from recmill import _native
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Pooling = Literal["none", "sum", "mean"]
+POOLINGS: Mapping[str, int] = {"none": 0, "sum": 1, "mean": 2}
+
+# Optimizer -> its parameters and their defaults. The formulas are in native/embedding_optimizer.hpp.
+OPTIMIZERS: Mapping[str, Mapping[str, float]] = {
+    "sgd": {"weight_decay": 0.0},
+    "adagrad": {"initial_accumulator": 0.0, "eps": 1e-8, "weight_decay": 0.0},
+    "rowwise_adagrad": {"initial_accumulator": 0.0, "eps": 1e-8, "weight_decay": 0.0},
+    "adam": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
+    "ftrl": {"l1": 0.0, "l2": 0.0, "beta": 1.0, "initial_accumulator": 0.0},
+    "adagrad_decay": {
+        "initial_accumulator": 0.1,
+        "decay_rate": 0.9,
+        "decay_period": 100_000,
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+    },
+}
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """What a table is. Two tables of equal specs answer equally, whatever order their keys came in.
+
+    num_rows bounds the keys to 0..num_rows-1; without it any 64-bit key will do. A key gets a row at its admit_after-th
+    sighting in training; until then it reads zeros, or trains one of shared_rows rows that it will start from.
+    Sightings are counted exactly, or by bloom_counters two-byte counters, which may admit early but never late, and
+    which remember evicted keys: such a key is admitted again at once.
+    """
+
+    name: str
+    dim: int
+    optimizer: str = "rowwise_adagrad"
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    num_rows: int | None = None
+    init_scale: float = 0.01
+    seed: int = 0
+    admit_after: int = 1
+    bloom_counters: int | None = None
+    shared_rows: int = 0
+
+    def __post_init__(self) -> None:
+        for problem in self._problems():
+            raise ValueError(f'Table "{self.name}": {problem}')
+        object.__setattr__(self, "parameters", MappingProxyType(dict(self.parameters)))
+
+    def _problems(self) -> Iterator[str]:
+        if self.dim < 1:
+            yield f"dim must be a positive integer, got {self.dim}"
+        if self.optimizer not in OPTIMIZERS:
+            yield f'no optimizer is called "{self.optimizer}"; there are: {", ".join(OPTIMIZERS)}'
+            return
+        known = OPTIMIZERS[self.optimizer]
+        for name in set(self.parameters) - set(known):
+            yield f'{self.optimizer} has no parameter "{name}"; it has: {", ".join(known)}'
+        if self.parameters.get("decay_period", 1) < 1:
+            yield f"decay_period must be at least 1, got {self.parameters['decay_period']}"
+        if self.num_rows is not None and self.num_rows < 1:
+            yield f"num_rows must be a positive integer, got {self.num_rows}"
+        if not 1 <= self.admit_after < 1 << 16:
+            yield f"admit_after must be within 1..65535, got {self.admit_after}"
+        if self.init_scale < 0 or not np.isfinite(self.init_scale):
+            yield f"init_scale must be a number from 0 on, got {self.init_scale}"
+        if self.bloom_counters is not None and self.bloom_counters < 1:
+            yield f"bloom_counters must be a positive integer, got {self.bloom_counters}"
+        if self.admit_after == 1 and (self.shared_rows or self.bloom_counters):
+            yield "shared_rows and bloom_counters are for keys that wait: they need admit_after > 1"
+
+
+@dataclass(frozen=True)
+class Records:
+    """Everything of some keys, as of one moment. Row i of each array belongs to keys[i]."""
+
+    keys: Array
+    rows: Array
+    states: Array
+    counts: Array
+    steps: Array
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The keys not yet admitted: exact counters or Bloom counters, and the rows that they share."""
+
+    keys: Array
+    counts: Array
+    steps: Array
+    bloom: Array
+    shared_rows: Array
+    shared_states: Array
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """A table in numbers. hits and misses count sightings, by whether the key had a row when it came."""
+
+    keys: int
+    record_bytes: int
+    index_bytes: int
+    admission_bytes: int
+    admitted: int
+    evicted: int
+    hits: int
+    misses: int
+    waiting: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.record_bytes + self.index_bytes + self.admission_bytes
+
+
+class Snapshot:
+    """A table as it was at one moment; iterate once, to the end, while training goes on.
+
+    To restore: remove the keys in `removed`, load every Records, then load `waiting`. A snapshot closed before its end
+    does not count as saved: the next delta covers its changes too.
+    """
+
+    def __init__(self, native: _native.EmbeddingSnapshot) -> None:
+        self._native = native
+        self.removed: Array = native.removed
+        self.waiting = Waiting(*native.waiting)
+
+    def __iter__(self) -> Iterator[Records]:
+        while (piece := self._native.next_piece()) is not None:
+            yield Records(*piece)
+
+    def close(self) -> None:
+        self._native.close()
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A batch of keys, resolved. Stays usable after evictions: keys that are gone read as absent, updates skip them."""
+
+    native: _native.EmbeddingLookup
+    keys: Array
+
+    @property
+    def unique_keys(self) -> Array:
+        """In the order of their first occurrence."""
+        return self.native.unique_keys
+
+    @property
+    def inverse(self) -> Array:
+        """For each key, its place in unique_keys."""
+        return self.native.inverse
+
+
+class EmbeddingTable:
+    """A native table. Calls from several threads are safe and take turns; the GIL is free meanwhile."""
+
+    def __init__(self, spec: TableSpec, num_threads: int = 1) -> None:
+        self.spec = spec
+        self.num_threads = num_threads
+        self.native = _native.embedding_table(
+            name=spec.name,
+            dim=spec.dim,
+            num_rows=spec.num_rows or 0,
+            init_scale=spec.init_scale,
+            seed=spec.seed % (1 << 64),
+            optimizer=spec.optimizer,
+            parameters={**OPTIMIZERS[spec.optimizer], **spec.parameters},
+            admit_after=spec.admit_after,
+            bloom_counters=spec.bloom_counters or 0,
+            shared_rows=spec.shared_rows,
+        )
+
+    @property
+    def num_states(self) -> int:
+        """Floats of optimizer state per key."""
+        return self.native.num_states
+
+    def lookup(self, keys: Array, train: bool, step: int = 0) -> Lookup:
+        """Find the keys; in training also count them, stamp the step and make rows for new ones.
+
+        Without train nothing changes: an absent key reads the row it would be born with.
+        """
+        keys = as_keys(keys)
+        segments = [(0, keys, None, None, 0, None)]
+        return Lookup(_native.lookup_tables([self.native], segments, train, step, self.num_threads)[0], keys)
+
+    def pool(
+        self,
+        lookup: Lookup,
+        offsets: Array | None = None,
+        weights: Array | None = None,
+        pooling: Pooling = "none",
+        out: Array | None = None,
+    ) -> Array:
+        """One row per bag, keys[offsets[i]:offsets[i + 1]], or per key without offsets. An empty bag gives zeros.
+
+        A mean with weights divides by their sum. out may be a view whose rows lie apart.
+        """
+        if out is None:
+            num_rows = len(lookup.keys) if offsets is None else len(offsets) - 1
+            out = np.empty((max(num_rows, 0), self.spec.dim), np.float32)
+        segments = [segment(0, lookup.keys, offsets, weights, pooling, out)]
+        _native.pool_tables([lookup.native], segments, self.num_threads)
+        return out
+
+    def update(
+        self,
+        lookup: Lookup,
+        grads: Array,
+        learning_rate: float,
+        step: int = 0,
+        offsets: Array | None = None,
+        weights: Array | None = None,
+        pooling: Pooling = "none",
+    ) -> None:
+        """Train the rows by the gradient of what pool gave. Equal keys are summed first: one optimizer step per key.
+
+        A gradient that is not finite raises ValueError, which names its key, and nothing changes.
+        """
+        segments = [segment(0, lookup.keys, offsets, weights, pooling, grads)]
+        _native.update_tables([lookup.native], segments, learning_rate, step, self.num_threads)
+
+    def evict_by_age(self, step: int, max_age: int) -> int:
+        """Evict keys, waiting ones included, not seen for more than max_age steps. Returns how many rows went."""
+        return self.native.evict_older_than(step - max_age)
+
+    def evict_by_norm(self, min_norm: float) -> int:
+        """Evict keys whose row has an L2 norm below min_norm."""
+        return self.native.evict_smaller_than(min_norm)
+
+    def evict_by_capacity(self, max_keys: int) -> int:
+        """Keep the most frequent keys; ties go to the more recently seen, then to the smaller key."""
+        return self.native.evict_to(max_keys)
+
+    def remove(self, keys: Array) -> int:
+        """Evict these keys, as far as they are there."""
+        return self.native.remove(as_keys(keys))
+
+    def begin_snapshot(self, delta: bool = False) -> Snapshot:
+        """Fix this moment. A delta holds what changed since the last snapshot began, and the keys evicted since."""
+        return Snapshot(_native.EmbeddingSnapshot(self.native, delta))
+
+    def load(self, records: Records) -> None:
+        """Put records into the table, over what it has of their keys. Loaded keys count as admitted."""
+        self.native.load(
+            as_keys(records.keys),
+            np.ascontiguousarray(records.rows, np.float32),
+            np.ascontiguousarray(records.states, np.float32),
+            np.ascontiguousarray(records.counts, np.uint32),
+            np.ascontiguousarray(records.steps, np.uint32),
+        )
+
+    def load_waiting(self, waiting: Waiting) -> None:
+        """Replace the admission counters and the shared rows."""
+        self.native.load_waiting(
+            as_keys(waiting.keys),
+            np.ascontiguousarray(waiting.counts, np.uint32),
+            np.ascontiguousarray(waiting.steps, np.uint32),
+            np.ascontiguousarray(waiting.bloom, np.uint16),
+            np.ascontiguousarray(waiting.shared_rows, np.float32),
+            np.ascontiguousarray(waiting.shared_states, np.float32),
+        )
+
+    def mark_saved(self) -> None:
+        """After a restore: the next delta holds only what changes from now on."""
+        self.native.mark_saved()
+
+    def statistics(self) -> Statistics:
+        return Statistics(**self.native.statistics())
+
+
+Segment = tuple[int, Array, Array | None, Array | None, int, Array | None]
+
+
+def segment(
+    table: int, keys: Array, offsets: Array | None, weights: Array | None, pooling: str, rows: Array
+) -> Segment:
+    """One feature's part of a native call."""
+    if rows.dtype != np.float32:
+        raise ValueError(f"rows must be float32, got {rows.dtype}")
+    return (
+        table,
+        keys,
+        None if offsets is None else as_keys(offsets),
+        None if weights is None else np.ascontiguousarray(weights, np.float32),
+        POOLINGS[pooling],
+        rows,
+    )
+
+
+def as_keys(keys: Array) -> Array:
+    """Contiguous int64; unsigned keys keep their bits. Floats are refused: a 64-bit key does not survive them."""
+    if keys.dtype.kind not in "iu":
+        raise TypeError(f"keys and offsets must be integers, got {keys.dtype}")
+    return np.ascontiguousarray(keys).astype(np.int64, copy=False)
