@@ -74,7 +74,7 @@ def collate(rows: pl.DataFrame, layout: Layout, with_labels: bool = True) -> Bat
         numbers[:, place] = rows[name].to_numpy()
     keys = {name: _keys_of(rows[name], layout.bounds.get(name)) for name in layout.keys}
     lists = {name: _list_of(rows[name], np.float32) for name in layout.lists}
-    labels = {name: rows[name].to_numpy() for name in layout.labels} if with_labels else {}
+    labels = {name: rows[name].to_numpy(writable=True) for name in layout.labels} if with_labels else {}
     return Batch(rows.height, numbers, keys, lists, labels)
 
 

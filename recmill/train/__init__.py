@@ -1,0 +1,1 @@
+"""train: Table -> model, on one machine."""

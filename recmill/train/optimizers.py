@@ -1,0 +1,80 @@
+"""Dense optimizers, and the learning rate over a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from recmill.spec import recipe as r
+
+_EPS = {"adagrad": 1e-10, "adam": 1e-8, "adamw": 1e-8, "lamb": 1e-6}
+
+
+def dense_optimizer(spec: r.Optimizer, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """The recipe's optimizer for dense weights. Names that only tables know are refused by `check`."""
+    rate, decay = spec.learning_rate, spec.weight_decay
+    eps = spec.eps if spec.eps is not None else _EPS.get(spec.name, 1e-8)
+    make: dict[str, Callable[[], Optimizer]] = {
+        "sgd": lambda: torch.optim.SGD(parameters, lr=rate, weight_decay=decay),
+        "adagrad": lambda: torch.optim.Adagrad(parameters, lr=rate, eps=eps, weight_decay=decay),
+        "adam": lambda: torch.optim.Adam(parameters, lr=rate, eps=eps, weight_decay=decay),
+        "adamw": lambda: torch.optim.AdamW(parameters, lr=rate, eps=eps, weight_decay=decay),
+        "lamb": lambda: Lamb(parameters, lr=rate, eps=eps, weight_decay=decay),
+    }
+    return make[spec.name]()
+
+
+class Lamb(Optimizer):
+    """Adam whose step for each tensor is as long as a share of that tensor: for very large batches.
+
+    m and v are bias-corrected; the trust ratio is |w| / |update|, with |w| at most 10, and 1 where either is 0.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weights in group["params"]:
+                if weights.grad is not None:
+                    self._update(weights, group)
+
+    def _update(self, weights: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weights]
+        if not state:
+            state.update(step=0, mean=torch.zeros_like(weights), square=torch.zeros_like(weights))
+        state["step"] += 1
+        first, second = group["betas"]
+        state["mean"].lerp_(weights.grad, 1 - first)
+        state["square"].mul_(second).addcmul_(weights.grad, weights.grad, value=1 - second)
+        mean = state["mean"] / (1 - first ** state["step"])
+        spread = (state["square"] / (1 - second ** state["step"])).sqrt_().add_(group["eps"])
+        change = mean / spread + group["weight_decay"] * weights
+        size, length = weights.norm().clamp(max=10.0), change.norm()
+        trust = float(size / length) if size > 0 and length > 0 else 1.0
+        weights.add_(change, alpha=-group["lr"] * trust)
+
+
+def rate_factor(schedule: r.Schedule, done: float) -> float:
+    """What the learning rate is multiplied by when a share `done` (0 to 1) of all steps lies behind."""
+    if done < schedule.warmup:
+        return done / schedule.warmup
+    if done <= schedule.decay_from or schedule.decay_from >= 1:
+        return 1.0
+    left = (1 - done) / (1 - schedule.decay_from)
+    if schedule.decay == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * (1 - left)))
+    return float(max(0.0, left) ** schedule.power)

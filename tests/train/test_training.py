@@ -1,0 +1,119 @@
+"""Rankers learn a planted truth, whatever the number of threads."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recmill.batches import Batches
+from recmill.errors import FeatureError
+from recmill.logs.generate import generate, read_truth
+from recmill.metrics import ScoreSums
+from recmill.prepare import prepare
+from recmill.spec.load import load_recipe
+from recmill.table import Table
+from recmill.train.ranking import Ranker
+from recmill.train.trainer import Trainer, meets
+
+TRAIN = [
+    "ranking.train.batch_size=256",
+    'ranking.train.dense={ name = "adam", learning_rate = 0.002 }',
+    'ranking.train.sparse={ name = "rowwise_adagrad", learning_rate = 0.05 }',
+]
+RECIPES = {
+    "dlrm": ("criteo-dlrm", ["ranking.embedding_dim=8", "ranking.bottom=[32, 8]", "ranking.top=[32]"]),
+    "dynamic": ("criteo-deeprec", ["ranking.bottom=[32, 16]", "ranking.top=[32]"]),
+    "wide_deep": ("criteo-widedeep", ["ranking.embedding_dim=8", "ranking.hidden=[32]"]),
+}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("criteo")
+    generate("criteo", 30_000, 5, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tables(log, tmp_path_factory) -> dict[str, Table]:
+    folder = tmp_path_factory.mktemp("tables")
+    return {name: prepare(_recipe(name), str(log), folder / name).table for name in RECIPES}
+
+
+def _recipe(name: str):
+    shipped, changes = RECIPES[name]
+    return load_recipe(shipped, ["table.order=shuffle", "ranking.train.target=", *changes, *TRAIN])
+
+
+def trainer(tables, name: str, num_threads: int = 1, **training) -> Trainer:
+    spec = _recipe(name).ranking
+    spec = dataclasses.replace(spec, train=dataclasses.replace(spec.train, evaluations=2, **training))
+    table = tables[name]
+    batches = Batches(table, spec.train.batch_size, features=spec.features or None)
+    return Trainer(Ranker(spec, table.columns, num_threads), batches, Batches(table, 4096, split="eval"))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_planted_truth_is_learned(tables, log, name):
+    trained = trainer(tables, name).train()
+    assert trained.stopped_by == "end"
+    assert trained.best is not None
+    best_reachable = read_truth(log)["best"]["auc"]
+    assert 0.63 < trained.best.auc < best_reachable + 0.03
+    assert trained.best.normalised_entropy < 1.0
+    assert [progress.step for progress in trained.history][-1] == trained.steps
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_threads_change_nothing_but_rounding(tables, name):
+    losses = []
+    for num_threads in (1, 3):
+        run = trainer(tables, name, num_threads)
+        losses.append([run.ranker.step(batch).loss for batch, _ in list(run.batches.read())[:12]])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=2e-4)
+
+
+def test_one_thread_gives_the_same_bits_twice(tables):
+    found = []
+    for _ in range(2):
+        run = trainer(tables, "dlrm")
+        run.train()
+        found.append(run.evaluate())
+    assert found[0] == found[1]
+
+
+def test_prediction_learns_nothing(tables):
+    run = trainer(tables, "dynamic")
+    batch, _ = next(iter(run.batches.read()))
+    run.ranker.step(batch)
+    keys = [table.statistics().keys for table in run.ranker.deep.tables.values()]
+    later = list(run.batches.read())[5][0]
+    first = run.ranker.predict(later)
+    assert (run.ranker.predict(later) == first).all()
+    assert [table.statistics().keys for table in run.ranker.deep.tables.values()] == keys
+
+
+def test_a_batch_of_one_row_trains(tables):
+    run = trainer(tables, "wide_deep")
+    table = tables["wide_deep"]
+    batch, _ = next(iter(Batches(table, 1).read()))
+    assert np.isfinite(run.ranker.step(batch).loss)
+
+
+def test_training_stops_at_its_target(tables):
+    trained = trainer(tables, "dlrm", target="auc >= 0.51").train()
+    assert trained.stopped_by == "target"
+    assert trained.steps < trainer(tables, "dlrm").total_steps
+
+
+def test_targets_are_read_and_wrong_ones_named():
+    sums = ScoreSums()
+    sums.add(np.array([1, 0]), np.array([0.9, 0.2]))
+    metrics = sums.metrics()
+    assert meets("auc >= 0.99", metrics)
+    assert not meets("log_loss <= 0.01", metrics)
+    with pytest.raises(FeatureError, match=r'must look like "auc >= 0\.8025"'):
+        meets("beauty >= 1", metrics)
