@@ -54,7 +54,7 @@ class Trainer:
         """Run to the end, to the target or until patience is over; `report` hears of every evaluation."""
         trained = Trained()
         meter = _Meter()
-        evaluate_every = max(1, self.total_steps // max(1, self.spec.evaluations))
+        evaluate_every = -(-self.total_steps // max(1, self.spec.evaluations))
         for batch in meter.watch(self._all_batches()):
             done = (self.ranker.steps + 0.5) / self.total_steps  # the middle of the step: never quite 0 or 1
             meter.count(self.ranker.step(batch, rate_factor(self.spec.schedule, done)).loss, batch.size)
