@@ -79,7 +79,12 @@ class Table:
     def verify(self) -> None:
         """Read every shard and compare it with its digest."""
         for shard in self.manifest["shards"]:
-            found = RowDigest.of(pl.read_parquet(self.path / shard["file"]))
+            try:
+                found = RowDigest.of(pl.read_parquet(self.path / shard["file"]))
+            except (pl.exceptions.PolarsError, OSError) as error:
+                raise ArtifactError(
+                    f"Table {self.path} is damaged: {shard['file']} cannot be read: {error}"
+                ) from None
             if found != RowDigest.read(shard):
                 raise ArtifactError(
                     f"Table {self.path} is damaged: {shard['file']} does not have the digest of its record."

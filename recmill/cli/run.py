@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         commands,
         "run",
         _run,
-        "run a recipe's whole chain, as far as it is done already, it is not done again",
+        "run a recipe's whole chain; what is done already is not done again",
         """
 recmill run quickstart                             generate a shop's log and take it through every stage
 recmill run movielens --data ml-1m --into runs/ml  your own files

@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 MODELS: dict[str, type[DLRM] | type[WideDeep]] = {"dlrm": DLRM, "wide_deep": WideDeep}
 _DYNAMIC_SCALE = 0.01
+EVICT_EVERY = 500  # steps
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,7 @@ class Ranker:
         self.spec = spec
         self.num_threads = num_threads
         self.layout = Layout.of(columns, spec.features or None)
-        if self.layout.lists:
-            raise FeatureError(
-                f'Ranking cannot use "{self.layout.lists[0]}": lists of numbers have no place in it.'
-            )
+        self._check(columns)
         known = {column.name: column for column in columns}
         self.deep = tables_for(
             [known[name] for name in self.layout.keys],
@@ -73,6 +71,23 @@ class Ranker:
         self.steps = 0
         self._pool = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
 
+    def _check(self, columns: Sequence[ColumnInfo]) -> None:
+        """What a recipe may ask for and this ranker cannot do yet is an error, never ignored."""
+        if self.spec.model not in MODELS:
+            raise FeatureError(
+                f'Ranking model "{self.spec.model}" cannot be trained; there are: {", ".join(MODELS)}.'
+            )
+        if self.layout.lists:
+            raise FeatureError(
+                f'Ranking cannot use "{self.layout.lists[0]}": lists of numbers have no place in it.'
+            )
+        for column in columns:
+            if column.name in self.layout.keys and column.dim not in (None, self.spec.embedding_dim):
+                raise FeatureError(
+                    f'Feature "{column.name}" has dim {column.dim}, but ranking.embedding_dim is '
+                    f"{self.spec.embedding_dim}; tables of one model have one dim."
+                )
+
     def step(self, batch: Batch, rate_factor: float = 1.0) -> Step:
         """Learn from one batch. Nothing changes if a gradient is not finite; that is an error."""
         self.model.train()
@@ -92,7 +107,24 @@ class Ranker:
         if self.wide is not None and wide is not None:
             wide_grads = np.concatenate([share[3] for share in shares])
             self.wide.update(wide, wide_grads, self.wide_optimizer.learning_rate * rate_factor, self.steps)
+        if self.steps % EVICT_EVERY == 0:
+            self.evict()
         return Step(loss)
+
+    def evict(self) -> int:
+        """Drop the keys of dynamic tables that the recipe no longer wants; how many went."""
+        options = self.spec.dynamic
+        evicted = 0
+        if options is None:
+            return 0
+        for table in (table for table in self.deep.tables.values() if table.spec.num_rows is None):
+            if options.evict_after_steps is not None:
+                evicted += table.evict_by_age(self.steps, options.evict_after_steps)
+            if options.evict_below_norm is not None:
+                evicted += table.evict_by_norm(options.evict_below_norm)
+            if options.capacity is not None:
+                evicted += table.evict_by_capacity(options.capacity)
+        return evicted
 
     def predict(self, batch: Batch) -> Array:
         """Probabilities [B]; learns nothing, not even which keys exist."""

@@ -15,8 +15,6 @@ from recmill.spec import recipe as r
 from recmill.train.optimizers import rate_factor
 from recmill.train.ranking import Ranker
 
-_EVAL_BATCH = 8192
-
 
 @dataclass(frozen=True)
 class Progress:

@@ -133,9 +133,8 @@ def test_a_damaged_shard_is_detected(tmp_path, damage):
         rows = bytearray(shard.read_bytes())
         rows[len(rows) // 3] ^= 0x01
         shard.write_bytes(rows)
-    with pytest.raises((ArtifactError, OSError, Exception)) as caught:
+    with pytest.raises(ArtifactError, match="is damaged"):
         Table.open(table.path).verify()
-    assert damage == "flip" or isinstance(caught.value, ArtifactError)
 
 
 def test_a_full_disk_is_a_clear_error_and_the_next_run_resumes(tmp_path, criteo):

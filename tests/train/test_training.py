@@ -14,6 +14,7 @@ from recmill.logs.generate import generate, read_truth
 from recmill.metrics import ScoreSums
 from recmill.prepare import prepare
 from recmill.spec.load import load_recipe
+from recmill.spec.recipe import Dynamic
 from recmill.table import Table
 from recmill.train.ranking import Ranker
 from recmill.train.trainer import Trainer, meets
@@ -118,3 +119,27 @@ def test_targets_are_read_and_wrong_ones_named():
     assert not meets("log_loss <= 0.01", metrics)
     with pytest.raises(FeatureError, match=r'must look like "auc >= 0\.8025"'):
         meets("beauty >= 1", metrics)
+
+
+def test_dynamic_tables_lose_the_keys_that_the_recipe_no_longer_wants(tables, monkeypatch):
+    monkeypatch.setattr("recmill.train.ranking.EVICT_EVERY", 10)
+    spec = _recipe("dynamic").ranking
+    spec = dataclasses.replace(spec, dynamic=Dynamic(capacity=20))
+    ranker = Ranker(spec, tables["dynamic"].columns)
+    batches = [batch for batch, _ in list(Batches(tables["dynamic"], 256).read())[:10]]
+    for batch in batches[:9]:
+        ranker.step(batch)
+    assert max(table.statistics().keys for table in ranker.deep.tables.values()) > 100
+    ranker.step(batches[9])
+    assert max(table.statistics().keys for table in ranker.deep.tables.values()) == 20
+
+
+def test_what_a_ranker_cannot_do_is_an_error(tables):
+    table, spec = tables["dlrm"], _recipe("dlrm").ranking
+    with pytest.raises(FeatureError, match='"mine:Model" cannot be trained; there are: dlrm, wide_deep'):
+        Ranker(dataclasses.replace(spec, model="mine:Model"), table.columns)
+    wider = [
+        dataclasses.replace(column, dim=99) if column.name == "c3" else column for column in table.columns
+    ]
+    with pytest.raises(FeatureError, match=r'"c3" has dim 99, but ranking\.embedding_dim is 8'):
+        Ranker(spec, wider)
