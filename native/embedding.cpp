@@ -249,6 +249,8 @@ nb::dict statistics(Table& table) {
   nb::dict answer;
   answer["keys"] = found.keys;
   answer["record_bytes"] = found.record_bytes;
+  answer["resident_bytes"] = found.resident_bytes;
+  answer["disk_bytes"] = found.disk_bytes;
   answer["index_bytes"] = found.index_bytes;
   answer["admission_bytes"] = found.admission_bytes;
   answer["admitted"] = found.admitted;
@@ -261,7 +263,7 @@ nb::dict statistics(Table& table) {
 
 std::shared_ptr<Table> make_table(const std::string& name, size_t dim, int64_t num_rows, float init_scale, uint64_t seed,
                                   const std::string& optimizer, const nb::dict& parameters, uint32_t admit_after,
-                                  size_t bloom_counters, size_t shared_rows) {
+                                  size_t bloom_counters, size_t shared_rows, std::shared_ptr<Disk> disk) {
   Options options;
   options.name = name;
   options.dim = dim;
@@ -286,7 +288,7 @@ std::shared_ptr<Table> make_table(const std::string& name, size_t dim, int64_t n
   o.beta = static_cast<float>(number("beta", o.beta));
   o.decay_rate = number("decay_rate", o.decay_rate);
   o.decay_period = static_cast<int64_t>(number("decay_period", static_cast<double>(o.decay_period)));
-  return std::make_shared<Table>(std::move(options));
+  return std::make_shared<Table>(std::move(options), std::move(disk));
 }
 
 template <class Call>
@@ -298,6 +300,14 @@ auto without_gil(Call call) {
 }  // namespace
 
 void register_embedding(nb::module_& m) {
+  nb::register_exception_translator([](const std::exception_ptr& failure, void*) {
+    try {
+      std::rethrow_exception(failure);
+    } catch (const DiskError& error) {
+      PyErr_SetObject(PyExc_OSError, nb::make_tuple(error.code, error.what()).ptr());
+    }
+  });
+  nb::class_<Disk>(m, "EmbeddingDisk").def(nb::init<const std::string&, size_t>());
   nb::class_<Table>(m, "EmbeddingTable")
       .def_prop_ro("num_states", [](const Table& t) { return t.num_states; })
       .def("evict_older_than", [](Table& t, int64_t step) { return without_gil([&] { return t.evict_older_than(step); }); })
@@ -319,7 +329,7 @@ void register_embedding(nb::module_& m) {
       .def("close", &Snapshot::close);
   m.def("embedding_table", &make_table, nb::arg("name"), nb::arg("dim"), nb::arg("num_rows"), nb::arg("init_scale"),
         nb::arg("seed"), nb::arg("optimizer"), nb::arg("parameters"), nb::arg("admit_after"), nb::arg("bloom_counters"),
-        nb::arg("shared_rows"));
+        nb::arg("shared_rows"), nb::arg("disk").none());
   m.def("lookup_tables", &lookup_tables);
   m.def("pool_tables", &pool_tables);
   m.def("update_tables", &update_tables);

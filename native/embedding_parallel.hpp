@@ -1,12 +1,33 @@
 // Loops shared among OpenMP threads: torch's own pool when torch was imported first. A pool of ours would fight it.
+// The thread sanitizer knows nothing of libgomp, so its build runs the same ranges on std::thread.
 #pragma once
-#include <omp.h>
+#ifdef RECMILL_STD_THREADS
+#include <atomic>
+#include <thread>
+#include <vector>
+#endif
 
 #include <algorithm>
 #include <cstddef>
 #include <exception>
+#include <mutex>
 
 namespace embedding {
+
+// run(part) for each of 0..parts, on up to that many threads.
+template <class Run>
+void run_parts(int parts, int threads, Run run) {
+#ifdef RECMILL_STD_THREADS
+  std::atomic<int> next{0};
+  std::vector<std::thread> pool;
+  for (int i = 0; i < threads; ++i)
+    pool.emplace_back([&] { for (int part; (part = next++) < parts;) run(part); });
+  for (std::thread& thread : pool) thread.join();
+#else
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (int part = 0; part < parts; ++part) run(part);
+#endif
+}
 
 // run(begin, end) over 0..size, one range per thread; a thread gets at least min_size.
 template <class Run>
@@ -16,8 +37,7 @@ void for_ranges(size_t size, int threads, size_t min_size, Run run) {
     run(size_t{0}, size);
     return;
   }
-#pragma omp parallel for num_threads(parts) schedule(static, 1)
-  for (int part = 0; part < parts; ++part) run(size * part / parts, size * (part + 1) / parts);
+  run_parts(parts, parts, [&](int part) { run(size * part / parts, size * (part + 1) / parts); });
 }
 
 // run(i, threads inside) for each i: over the items when they are enough to keep the threads busy, else inside them.
@@ -29,15 +49,15 @@ void for_items(size_t size, int threads, Run run) {
     return;
   }
   std::exception_ptr failure;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (size_t i = 0; i < size; ++i) {
+  std::mutex failing;
+  run_parts(static_cast<int>(size), threads, [&](int i) {
     try {
-      run(i, 1);
+      run(static_cast<size_t>(i), 1);
     } catch (...) {
-#pragma omp critical(embedding_failure)
+      std::lock_guard<std::mutex> lock(failing);
       if (!failure) failure = std::current_exception();
     }
-  }
+  });
   if (failure) std::rethrow_exception(failure);
 }
 

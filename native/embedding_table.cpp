@@ -15,6 +15,8 @@ namespace {
 
 constexpr uint64_t EMPTY = ~0ull;
 constexpr size_t FIRST_ENTRIES = 64, SMALL_CHUNKS = 2, ARENA_CHUNKS = 12, AHEAD = 16, MIN_ROWS_PER_THREAD = 256;
+constexpr size_t MAX_ENTRIES = size_t{1} << 32;  // beyond it, a tag would not tell an entry's home
+constexpr int FIRST_SHIFT = 64 - 6;
 constexpr uint64_t BLOOM_HASHES = 4;
 constexpr float MAX_SQUARED_NORM = 1e30f;  // beyond it, squares in the optimizer's state would overflow
 constexpr uint64_t SHARED_SEED = 0x5EEDull;
@@ -173,10 +175,12 @@ void WaitingKeys::copy_to(Waiting& waiting) const {
 
 // --- records ---------------------------------------------------------------------------------------------------------
 
-Table::Table(Options given)
+Table::Table(Options given, std::shared_ptr<Disk> disk)
     : options(std::move(given)),
       num_states(state_size(options.optimizer.kind, options.dim)),
       stride_(round_up(sizeof(Header) + (options.dim + num_states) * sizeof(float))),
+      disk_(std::move(disk)),
+      index_shift_(FIRST_SHIFT),
       bloom_(options.bloom_counters, 0) {
   if (options.dim == 0) throw std::invalid_argument("Table \"" + options.name + "\": dim must be positive, got 0");
   if (options.num_rows < 0 || options.num_rows > static_cast<int64_t>(FIRST_SHARED))
@@ -193,6 +197,12 @@ Table::Table(Options given)
     initial_row(static_cast<int64_t>(i), options.seed ^ SHARED_SEED, row(at));
     initialise_state(options.optimizer, state(at), options.dim);
   }
+}
+
+Table::~Table() {
+  if (!disk_) return;
+  for (const Chunk& chunk : chunks_)
+    if (chunk.records) disk_->free(chunk.records, CHUNK_RECORDS * stride_);
 }
 
 // Uniform in [-scale, scale), from the seed and the key alone: splitmix64 started at the key's hash.
@@ -223,31 +233,51 @@ Slot Table::find(int64_t key, uint64_t hash) const {
     return chunks_[slot / CHUNK_RECORDS].records && header(record(slot)).epoch ? slot : ABSENT;
   }
   const size_t mask = index_.size() - 1;
-  for (size_t at = hash & mask; index_[at] != EMPTY; at = (at + 1) & mask) {
+  for (size_t at = home(hash); index_[at] != EMPTY; at = (at + 1) & mask) {
     const Slot slot = static_cast<Slot>(index_[at]);
     if (entry_of(hash, slot) == index_[at] && header(record(slot)).key == key) return slot;
   }
   return ABSENT;
 }
 
-void Table::prefetch_index(uint64_t hash) const {
-  if (!bounded()) __builtin_prefetch(&index_[hash & (index_.size() - 1)]);
+// The first entry with the right tag is nearly always the key's.
+Slot Table::likely_slot(int64_t key, uint64_t hash) const {
+  if (bounded()) return chunks_[static_cast<size_t>(key) / CHUNK_RECORDS].records ? static_cast<Slot>(key) : ABSENT;
+  const size_t mask = index_.size() - 1;
+  size_t at = home(hash);
+  while (index_[at] != EMPTY && entry_of(hash, static_cast<Slot>(index_[at])) != index_[at]) at = (at + 1) & mask;
+  return index_[at] == EMPTY ? ABSENT : static_cast<Slot>(index_[at]);
 }
 
-// The first entry with the right tag is nearly always the key's.
+void Table::prefetch_index(uint64_t hash) const {
+  if (!bounded()) __builtin_prefetch(&index_[home(hash)]);
+}
+
 void Table::prefetch_record(int64_t key, uint64_t hash) const {
-  Slot slot = ABSENT;
-  if (bounded()) {
-    if (chunks_[static_cast<size_t>(key) / CHUNK_RECORDS].records) slot = static_cast<Slot>(key);
-  } else {
-    const size_t mask = index_.size() - 1;
-    size_t at = hash & mask;
-    while (index_[at] != EMPTY && entry_of(hash, static_cast<Slot>(index_[at])) != index_[at]) at = (at + 1) & mask;
-    if (index_[at] != EMPTY) slot = static_cast<Slot>(index_[at]);
-  }
+  const Slot slot = likely_slot(key, hash);
   if (slot == ABSENT) return;
   const char* at = record(slot);
   for (size_t byte = 0; byte < stride_ && byte < 256; byte += 64) __builtin_prefetch(at + byte, 1);
+}
+
+// Announces records to the disk, if there is one.
+void Table::fetch(const Slot* slots, size_t size) const {
+  if (!disk_) return;
+  Disk::Pages pages;
+  pages.reserve(size);
+  for (size_t i = 0; i < size; ++i)
+    if (slots[i] < FIRST_SHARED) disk_->add_pages(record(slots[i]), stride_, pages);
+  disk_->fetch(pages);
+}
+
+void Table::fetch_keys(const int64_t* keys, const uint64_t* hashes, size_t size) const {
+  if (!disk_) return;
+  std::vector<Slot> slots(size);
+  for (size_t i = 0; i < size + AHEAD; ++i) {
+    if (i < size) prefetch_index(hashes[i]);
+    if (i >= AHEAD) slots[i - AHEAD] = likely_slot(keys[i - AHEAD], hashes[i - AHEAD]);
+  }
+  fetch(slots.data(), size);
 }
 
 void Table::ensure_chunk(size_t chunk) {
@@ -259,6 +289,11 @@ void Table::ensure_chunk(size_t chunk) {
 // The first chunks stand alone, so that a small table stays small; later ones come by the dozen, in huge pages.
 char* Table::new_chunk() {
   const size_t bytes = CHUNK_RECORDS * stride_;
+  if (disk_) {
+    char* records = disk_->allocate(bytes);
+    ++num_chunks_;
+    return records;
+  }
   if (arena_left_ == 0) {
     const size_t chunks = num_chunks_ < SMALL_CHUNKS ? 1 : std::max(ARENA_CHUNKS, HUGE_PAGE / bytes);
     arenas_.push_back(allocate(chunks * bytes));
@@ -271,19 +306,21 @@ char* Table::new_chunk() {
   return records;
 }
 
-void Table::place(uint64_t hash, Slot slot) {
+void Table::place(uint64_t entry) {
   const size_t mask = index_.size() - 1;
-  size_t at = hash & mask;
+  size_t at = home(entry);
   while (index_[at] != EMPTY) at = (at + 1) & mask;
-  index_[at] = entry_of(hash, slot);
+  index_[at] = entry;
 }
 
+// Entries are in the order of their hashes, so the new index is written from front to back.
 void Table::grow_index() {
-  index_.assign(index_.size() * 2, EMPTY);
-  for (Slot slot = 0; slot < next_slot_; ++slot) {
-    const Header& head = header(record(slot));
-    if (head.epoch) place(hash_of(head.key), slot);
-  }
+  if (index_.size() == MAX_ENTRIES) throw std::length_error("Table \"" + options.name + "\" is full");
+  Index old(index_.size() * 2, EMPTY);
+  old.swap(index_);
+  --index_shift_;
+  for (const uint64_t entry : old)
+    if (entry != EMPTY) place(entry);
 }
 
 // A record for a key that has none; its row and state are the caller's to fill.
@@ -301,8 +338,9 @@ Slot Table::insert(int64_t key, uint64_t hash) {
       slot = free_.back();
       free_.pop_back();
     }
-    place(hash, slot);
+    place(entry_of(hash, slot));
   }
+  if (disk_) disk_->mark(record(slot), stride_);
   header(record(slot)) = Header{key, 0, 0, epoch_};
   chunks_[slot / CHUNK_RECORDS].epoch = epoch_;
   ++used_;
@@ -311,11 +349,10 @@ Slot Table::insert(int64_t key, uint64_t hash) {
 
 void Table::erase_from_index(Slot slot) {
   const size_t mask = index_.size() - 1;
-  size_t hole = hash_of(header(record(slot)).key) & mask;
+  size_t hole = home(hash_of(header(record(slot)).key));
   while (static_cast<Slot>(index_[hole]) != slot) hole = (hole + 1) & mask;
   for (size_t next = (hole + 1) & mask; index_[next] != EMPTY; next = (next + 1) & mask) {
-    const size_t home = hash_of(header(record(static_cast<Slot>(index_[next]))).key) & mask;
-    if (((next - home) & mask) < ((next - hole) & mask)) continue;
+    if (((next - home(index_[next])) & mask) < ((next - hole) & mask)) continue;
     index_[hole] = index_[next];
     hole = next;
   }
@@ -416,6 +453,7 @@ Lookup Table::lookup(const std::vector<Segment>& segments, bool train, uint32_t 
     std::lock_guard<std::mutex> lock(mutex_);
     found.epoch = epoch_;
     found.generation = generation_;
+    fetch_keys(found.keys.data(), hashes.data(), size);
     // Misses overlap: a key's entry is asked for well before its record, and that well before it is used.
     for (size_t i = 0; i < size + 2 * AHEAD; ++i) {
       if (i < size) prefetch_index(hashes[i]);
@@ -423,6 +461,7 @@ Lookup Table::lookup(const std::vector<Segment>& segments, bool train, uint32_t 
       if (next < size) prefetch_record(found.keys[next], hashes[next]);
       if (now < size) found.slots[now] = resolve(found.keys[now], hashes[now], found.counts[now], train, step);
     }
+    if (disk_) disk_->trim();
   }
   pool(found, segments, threads);
   return found;
@@ -432,8 +471,11 @@ Lookup Table::lookup(const std::vector<Segment>& segments, bool train, uint32_t 
 const Slot* Table::current_slots(const Lookup& lookup, std::vector<Slot>& scratch) const {
   if (lookup.generation == generation_) return lookup.slots.data();
   scratch = lookup.slots;
+  std::vector<uint64_t> hashes(scratch.size());
+  std::transform(lookup.keys.begin(), lookup.keys.end(), hashes.begin(), hash_of);
+  fetch_keys(lookup.keys.data(), hashes.data(), hashes.size());
   for (size_t i = 0; i < scratch.size(); ++i) {
-    if (scratch[i] < FIRST_SHARED) scratch[i] = find(lookup.keys[i], hash_of(lookup.keys[i]));
+    if (scratch[i] < FIRST_SHARED) scratch[i] = find(lookup.keys[i], hashes[i]);
   }
   return scratch.data();
 }
@@ -444,6 +486,7 @@ void Table::pool(const Lookup& lookup, const std::vector<Segment>& segments, int
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Slot> scratch;
   const Slot* slots = current_slots(lookup, scratch);
+  fetch(slots, size);
   const size_t num_absent = static_cast<size_t>(std::count(slots, slots + size, ABSENT));
   std::vector<float> absent(num_absent * dim, 0.0f);
   std::vector<const float*> rows(size);
@@ -495,6 +538,7 @@ void Table::update(const Lookup& lookup, std::vector<float>& sums, float learnin
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Slot> scratch;
   const Slot* slots = current_slots(lookup, scratch);
+  fetch(slots, size);
   if (lookup.epoch != epoch_) {  // otherwise the lookup has touched them all
     for (size_t i = 0; i < size; ++i) if (slots[i] < FIRST_SHARED) touch(slots[i]);
   }
@@ -527,24 +571,30 @@ void Table::update(const Lookup& lookup, std::vector<float>& sums, float learnin
 
 // --- eviction --------------------------------------------------------------------------------------------------------
 
+// Visits the slots of a chunk that hold a record. The visitor may vacate them.
+template <class Visit>
+void Table::scan_chunk(size_t chunk, Visit visit) const {
+  char* records = chunks_[chunk].records;
+  if (!records) return;
+  const size_t slots = bounded() ? static_cast<size_t>(options.num_rows) : next_slot_;
+  const size_t end = std::min(slots, (chunk + 1) * CHUNK_RECORDS);
+  if (disk_) disk_->read_ahead(records, CHUNK_RECORDS * stride_);
+  for (size_t slot = chunk * CHUNK_RECORDS; slot < end; ++slot) {
+    if (header(record(static_cast<Slot>(slot))).epoch) visit(static_cast<Slot>(slot));
+  }
+  if (disk_) disk_->let_go(records, CHUNK_RECORDS * stride_);
+}
+
 template <class Visit>
 void Table::for_each(Visit visit) const {
-  const size_t slots = bounded() ? static_cast<size_t>(options.num_rows) : next_slot_;
-  for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
-    if (!chunks_[chunk].records) continue;
-    const size_t end = std::min(slots, (chunk + 1) * CHUNK_RECORDS);
-    for (size_t slot = chunk * CHUNK_RECORDS; slot < end; ++slot) {
-      if (header(record(static_cast<Slot>(slot))).epoch) visit(static_cast<Slot>(slot));
-    }
-  }
+  for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) scan_chunk(chunk, visit);
 }
 
 template <class Doomed>
 size_t Table::evict_if(Doomed doomed) {
-  std::vector<Slot> slots;
-  for_each([&](Slot slot) { if (doomed(record(slot))) slots.push_back(slot); });
-  for (const Slot slot : slots) vacate(slot);
-  return slots.size();
+  const size_t before = used_;
+  for_each([&](Slot slot) { if (doomed(record(slot))) vacate(slot); });
+  return before - used_;
 }
 
 size_t Table::evict_older_than(int64_t step) {
@@ -579,31 +629,55 @@ size_t Table::evict_to(size_t capacity) {
     if (left.step != right.step) return left.step > right.step;
     return left.key < right.key;
   });
-  for (auto rank = cut; rank != ranks.end(); ++rank) vacate(rank->slot);
+  std::vector<bool> doomed(bounded() ? static_cast<size_t>(options.num_rows) : next_slot_);
+  for (auto rank = cut; rank != ranks.end(); ++rank) doomed[rank->slot] = true;
+  for_each([&](Slot slot) { if (doomed[slot]) vacate(slot); });
   return ranks.size() - capacity;
+}
+
+// visit(i, hash of keys[i]) for each key; the records of a portion are fetched before its first visit.
+template <class Visit>
+void Table::for_portions(const int64_t* keys, size_t size, Visit visit) {
+  std::vector<uint64_t> hashes;
+  for (size_t begin = 0; begin < size; begin += hashes.size()) {
+    hashes.resize(std::min(CHUNK_RECORDS, size - begin));
+    std::transform(keys + begin, keys + begin + hashes.size(), hashes.begin(), hash_of);
+    fetch_keys(keys + begin, hashes.data(), hashes.size());
+    for (size_t i = 0; i < hashes.size(); ++i) visit(begin + i, hashes[i]);
+  }
+  if (disk_) disk_->trim();
 }
 
 size_t Table::remove(const int64_t* keys, size_t size) {
   check_keys(keys, size);
   std::lock_guard<std::mutex> lock(mutex_);
-  size_t removed = 0;
-  for (size_t i = 0; i < size; ++i) {
-    const Slot slot = find(keys[i], hash_of(keys[i]));
-    if (slot == ABSENT) continue;
-    vacate(slot);
-    ++removed;
-  }
-  return removed;
+  const size_t before = used_;
+  for_portions(keys, size, [&](size_t i, uint64_t hash) {
+    const Slot slot = find(keys[i], hash);
+    if (slot != ABSENT) vacate(slot);
+  });
+  return before - used_;
 }
 
 // --- loading and snapshots -------------------------------------------------------------------------------------------
 
+// Throws when a row of a matrix is not finite; whose(row) names it.
+template <class Whose>
+void Table::check_finite(const float* values, size_t rows, size_t columns, Whose whose) const {
+  const float* end = values + rows * columns;
+  const float* bad = std::find_if_not(values, end, [](float value) { return std::isfinite(value); });
+  if (bad == end) return;
+  throw std::invalid_argument("Table \"" + options.name + "\": " + whose(static_cast<size_t>(bad - values) / columns) +
+                              " is not finite; nothing was loaded");
+}
+
 void Table::load(const int64_t* keys, const float* rows, const float* states, const uint32_t* counts, const uint32_t* steps,
                  size_t size) {
   check_keys(keys, size);
+  check_finite(rows, size, options.dim, [&](size_t i) { return "the row of key " + std::to_string(keys[i]); });
+  check_finite(states, size, num_states, [&](size_t i) { return "the optimizer state of key " + std::to_string(keys[i]); });
   std::lock_guard<std::mutex> lock(mutex_);
-  for (size_t i = 0; i < size; ++i) {
-    const uint64_t hash = hash_of(keys[i]);
+  for_portions(keys, size, [&](size_t i, uint64_t hash) {
     Slot slot = find(keys[i], hash);
     if (slot == ABSENT) {
       slot = insert(keys[i], hash);
@@ -616,7 +690,7 @@ void Table::load(const int64_t* keys, const float* rows, const float* states, co
     header(at).step = steps[i];
     std::memcpy(row(at), rows + i * options.dim, options.dim * sizeof(float));
     std::memcpy(state(at), states + i * num_states, num_states * sizeof(float));
-  }
+  });
 }
 
 void Table::load_waiting(const Waiting& waiting) {
@@ -624,6 +698,16 @@ void Table::load_waiting(const Waiting& waiting) {
   if (waiting.bloom.size() != bloom_.size() || waiting.shared_rows.size() != options.shared_rows * options.dim ||
       waiting.shared_states.size() != options.shared_rows * num_states)
     throw std::invalid_argument("Table \"" + options.name + "\": the saved admission state is of another size");
+  check_keys(waiting.keys.data(), waiting.keys.size());
+  const auto zero = std::find(waiting.counts.begin(), waiting.counts.end(), 0u);
+  if (zero != waiting.counts.end())
+    throw std::invalid_argument("Table \"" + options.name + "\": key " +
+                                std::to_string(waiting.keys[static_cast<size_t>(zero - waiting.counts.begin())]) +
+                                " waits with a count of 0; nothing was loaded");
+  check_finite(waiting.shared_rows.data(), options.shared_rows, options.dim,
+               [](size_t i) { return "shared row " + std::to_string(i); });
+  check_finite(waiting.shared_states.data(), options.shared_rows, num_states,
+               [](size_t i) { return "the optimizer state of shared row " + std::to_string(i); });
   waiting_.clear();
   for (size_t i = 0; i < waiting.keys.size(); ++i)
     waiting_.add(waiting.keys[i], hash_of(waiting.keys[i]), waiting.counts[i], waiting.steps[i]);
@@ -645,8 +729,14 @@ void Table::mark_saved() {
 
 Statistics Table::statistics() {
   std::lock_guard<std::mutex> lock(mutex_);
+  const size_t chunk_bytes = CHUNK_RECORDS * stride_, record_bytes = num_chunks_ * chunk_bytes;
+  size_t resident = disk_ ? 0 : record_bytes;
+  for (const Chunk& chunk : chunks_)
+    if (disk_ && chunk.records) resident += disk_->resident_bytes(chunk.records, chunk_bytes);
   return {used_,
-          num_chunks_ * CHUNK_RECORDS * stride_,
+          record_bytes,
+          resident,
+          disk_ ? record_bytes : 0,
           index_.capacity() * sizeof(uint64_t) + free_.capacity() * sizeof(Slot),
           waiting_.num_bytes() + bloom_.size() * sizeof(uint16_t) + options.shared_rows * stride_,
           admitted_, evicted_, hits_, misses_, waiting_.size()};
@@ -698,13 +788,11 @@ bool Table::next_piece(uint64_t snapshot, Piece& piece) {
     }
     std::vector<char> saved = std::move(moment_->saved[chunk]);
     for (size_t byte = 0; byte < saved.size(); byte += stride_) append(piece, saved.data() + byte);
-    const bool changed = chunks_[chunk].records && chunks_[chunk].epoch > moment_->since;
-    const size_t slots = bounded() ? static_cast<size_t>(options.num_rows) : next_slot_;
-    const size_t end = std::min(slots, (chunk + 1) * CHUNK_RECORDS);
-    for (size_t slot = chunk * CHUNK_RECORDS; changed && slot < end; ++slot) {
-      char* at = record(static_cast<Slot>(slot));
-      const uint32_t epoch = header(at).epoch;
-      if (epoch > moment_->since && epoch <= moment_->epoch) append(piece, at);
+    if (chunks_[chunk].epoch > moment_->since) {
+      scan_chunk(chunk, [&](Slot slot) {
+        const uint32_t epoch = header(record(slot)).epoch;
+        if (epoch > moment_->since && epoch <= moment_->epoch) append(piece, record(slot));
+      });
     }
     ++moment_->next_chunk;
   }

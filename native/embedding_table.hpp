@@ -1,8 +1,10 @@
 // A dynamic embedding table: 64-bit key -> one record with everything of that key.
 //
 // Records live in chunks that never move, so a slot number names a record until the record is evicted. The index is
-// open addressing over 8-byte entries: the high half of the key's hash as a tag, and the slot. A table with num_rows
-// has no index: the slot is the key.
+// open addressing over 8-byte entries in the order of the key's hash: its high half as a tag, and the slot. It grows and
+// shrinks without reading a record. A table with num_rows has no index: the slot is the key.
+//
+// With a Disk, chunks lie in its file, and every call announces the records that it is about to use.
 //
 // One mutex per table; public calls take it themselves. Inside a call, loops over rows may be shared among OpenMP
 // threads, because each unique key owns its record.
@@ -13,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "embedding_disk.hpp"
 #include "embedding_memory.hpp"
 #include "embedding_optimizer.hpp"
 
@@ -83,7 +86,7 @@ struct Waiting {
 };
 
 struct Statistics {
-  size_t keys, record_bytes, index_bytes, admission_bytes;
+  size_t keys, record_bytes, resident_bytes, disk_bytes, index_bytes, admission_bytes;
   uint64_t admitted, evicted, hits, misses;
   size_t waiting;
 };
@@ -109,7 +112,9 @@ class WaitingKeys {
 
 class Table {
  public:
-  explicit Table(Options options);
+  // Without a disk, all records stay in memory.
+  explicit Table(Options options, std::shared_ptr<Disk> disk = nullptr);
+  ~Table();
 
   const Options options;
   const size_t num_states;
@@ -153,6 +158,7 @@ class Table {
     if (slot >= FIRST_SHARED) return shared_.get() + (slot - FIRST_SHARED) * stride_;
     return chunks_[slot / CHUNK_RECORDS].records + (slot % CHUNK_RECORDS) * stride_;
   }
+  size_t home(uint64_t hash) const { return hash >> index_shift_; }
   static Header& header(char* record) { return *reinterpret_cast<Header*>(record); }
   static float* row(char* record) { return reinterpret_cast<float*>(record + sizeof(Header)); }
   float* state(char* record) const { return row(record) + options.dim; }
@@ -160,18 +166,23 @@ class Table {
   bool admits_all() const { return options.admit_after <= 1; }
 
   Slot find(int64_t key, uint64_t hash) const;
+  Slot likely_slot(int64_t key, uint64_t hash) const;
   void prefetch_index(uint64_t hash) const;
   void prefetch_record(int64_t key, uint64_t hash) const;
+  void fetch(const Slot* slots, size_t size) const;
+  void fetch_keys(const int64_t* keys, const uint64_t* hashes, size_t size) const;
   Slot insert(int64_t key, uint64_t hash);
   void ensure_chunk(size_t chunk);
   char* new_chunk();
-  void place(uint64_t hash, Slot slot);
+  void place(uint64_t entry);
   void grow_index();
   void erase_from_index(Slot slot);
   void touch(Slot slot);
   void vacate(Slot slot);
   template <class Doomed> size_t evict_if(Doomed doomed);
+  template <class Visit> void scan_chunk(size_t chunk, Visit visit) const;
   template <class Visit> void for_each(Visit visit) const;
+  template <class Visit> void for_portions(const int64_t* keys, size_t size, Visit visit);
 
   void initial_row(int64_t key, uint64_t seed, float* out) const;
   Slot shared_slot(uint64_t hash) const;
@@ -180,13 +191,17 @@ class Table {
   Slot admit(int64_t key, uint64_t hash, uint32_t count, uint32_t step);
   const Slot* current_slots(const Lookup& lookup, std::vector<Slot>& scratch) const;
   void append(Piece& piece, char* record) const;
+  template <class Whose> void check_finite(const float* values, size_t rows, size_t columns, Whose whose) const;
 
   const size_t stride_;
+  const std::shared_ptr<Disk> disk_;
   std::mutex mutex_;
   std::vector<Chunk> chunks_;
   std::vector<Memory> arenas_;  // what the chunks lie in
   size_t num_chunks_ = 0, arena_chunks_ = 0, arena_left_ = 0;
-  std::vector<uint64_t, HugeAllocator<uint64_t>> index_;
+  using Index = std::vector<uint64_t, HugeAllocator<uint64_t>>;
+  Index index_;
+  int index_shift_ = 0;  // 64 - log2 of its size
   std::vector<Slot> free_;
   size_t next_slot_ = 0, used_ = 0;
   Memory shared_;

@@ -42,6 +42,9 @@ class TextLookup:
     def __init__(self, offsets: Array, bytes: Array) -> None: ...
     def find(self, offsets: Array, bytes: Array, mask: Array | None) -> Array: ...
 
+class EmbeddingDisk:
+    def __init__(self, folder: str, memory_bytes: int, /) -> None: ...
+
 class EmbeddingTable:
     num_states: int
     def evict_older_than(self, step: int, /) -> int: ...
@@ -77,6 +80,7 @@ def embedding_table(
     admit_after: int,
     bloom_counters: int,
     shared_rows: int,
+    disk: EmbeddingDisk | None,
 ) -> EmbeddingTable: ...
 
 EmbeddingSegment = tuple[int, Array, Array | None, Array | None, int, Array | None]

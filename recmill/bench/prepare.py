@@ -69,7 +69,7 @@ def _summary(
         "bench": "prepare",
         "date": datetime.date.today().isoformat(),
         "version": __version__,
-        "machine": {"processor": _processor(), "cores": cores, "python": platform.python_version()},
+        "machine": {"processor": processor(), "cores": cores, "python": platform.python_version()},
         "recipe": recipe,
         "rows": rows,
         "bytes": num_bytes,
@@ -89,7 +89,7 @@ def _summary(
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

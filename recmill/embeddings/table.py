@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -106,10 +107,15 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Statistics:
-    """A table in numbers. hits and misses count sightings, by whether the key had a row when it came."""
+    """A table in numbers. hits and misses count sightings, by whether the key had a row when it came.
+
+    record_bytes are all records, resident_bytes those in memory, disk_bytes what they take on a disk tier.
+    """
 
     keys: int
     record_bytes: int
+    resident_bytes: int
+    disk_bytes: int
     index_bytes: int
     admission_bytes: int
     admitted: int
@@ -120,7 +126,8 @@ class Statistics:
 
     @property
     def num_bytes(self) -> int:
-        return self.record_bytes + self.index_bytes + self.admission_bytes
+        """In memory."""
+        return self.resident_bytes + self.index_bytes + self.admission_bytes
 
 
 class Snapshot:
@@ -167,10 +174,28 @@ class Lookup:
         return self.native.inverse
 
 
-class EmbeddingTable:
-    """A native table. Calls from several threads are safe and take turns; the GIL is free meanwhile."""
+class DiskTier:
+    """Room for records in a file of this folder, of which at most memory_bytes stay in memory; tables may share it.
 
-    def __init__(self, spec: TableSpec, num_threads: int = 1) -> None:
+    The file is unlinked at birth: nothing is left behind, whatever ends the process, so what must last goes into a
+    snapshot. A full disk is an OSError. What stays in memory beyond the bound: 11 to 23 bytes of index per key (none
+    with num_rows), waiting keys, the records of a running call, and those changed while a snapshot is read.
+    """
+
+    def __init__(self, folder: str | Path, memory_bytes: int) -> None:
+        if memory_bytes < 0:
+            raise ValueError(f"memory_bytes must be a number from 0 on, got {memory_bytes}")
+        self.folder, self.memory_bytes = Path(folder), memory_bytes
+        self.native = _native.EmbeddingDisk(str(folder), memory_bytes)
+
+
+class EmbeddingTable:
+    """A native table. Calls from several threads are safe and take turns; the GIL is free meanwhile.
+
+    With a disk the records live there, the recently used ones in memory; answers are the same bit for bit.
+    """
+
+    def __init__(self, spec: TableSpec, num_threads: int = 1, disk: DiskTier | None = None) -> None:
         self.spec = spec
         self.num_threads = num_threads
         self.native = _native.embedding_table(
@@ -184,6 +209,7 @@ class EmbeddingTable:
             admit_after=spec.admit_after,
             bloom_counters=spec.bloom_counters or 0,
             shared_rows=spec.shared_rows,
+            disk=None if disk is None else disk.native,
         )
 
     @property
@@ -257,7 +283,10 @@ class EmbeddingTable:
         return Snapshot(_native.EmbeddingSnapshot(self.native, delta))
 
     def load(self, records: Records) -> None:
-        """Put records into the table, over what it has of their keys. Loaded keys count as admitted."""
+        """Put records into the table, over what it has of their keys. Loaded keys count as admitted.
+
+        A row or state that is not finite raises ValueError, which names its key, and nothing changes.
+        """
         self.native.load(
             as_keys(records.keys),
             np.ascontiguousarray(records.rows, np.float32),
@@ -267,7 +296,7 @@ class EmbeddingTable:
         )
 
     def load_waiting(self, waiting: Waiting) -> None:
-        """Replace the admission counters and the shared rows."""
+        """Replace the admission counters and the shared rows. Shared rows that are not finite raise ValueError."""
         self.native.load_waiting(
             as_keys(waiting.keys),
             np.ascontiguousarray(waiting.counts, np.uint32),

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tables import MakeTable, make_in_memory, make_on_disk
 from twin import Twin, TwinSnapshot, assert_same_records, assert_same_waiting, records_of
 
-from recmill.embeddings.table import EmbeddingTable, Records, Snapshot, TableSpec
+from recmill.embeddings.table import Records, Snapshot, TableSpec
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "adagrad_decay")
 KEYS = 24
@@ -45,8 +46,9 @@ def specs(draw: st.DrawFn) -> TableSpec:
 class Pair:
     """A table and its twin, driven alike."""
 
-    def __init__(self, spec: TableSpec, seed: int) -> None:
-        self.table, self.twin = EmbeddingTable(spec, num_threads=1 + seed % 2), Twin(spec)
+    def __init__(self, make_table: MakeTable, spec: TableSpec, seed: int) -> None:
+        self.make_table = make_table
+        self.table, self.twin = make_table(spec, num_threads=1 + seed % 2), Twin(spec)
         self.spec, self.random, self.step = spec, np.random.default_rng(seed), 0
         self.reading: tuple[Snapshot, TwinSnapshot, list[Records], Any] | None = None
         self.late: list[Any] = []
@@ -125,7 +127,7 @@ class Pair:
         """A new table from a full snapshot goes on in place of the old one."""
         self.finish()
         snapshot = self.table.begin_snapshot()
-        self.table = EmbeddingTable(self.spec)
+        self.table = self.make_table(self.spec)
         for records in snapshot:
             self.table.load(records)
         self.table.load_waiting(snapshot.waiting)
@@ -162,10 +164,15 @@ ACTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("make_table", [make_in_memory, make_on_disk], ids=["memory", "disk"])
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(specs(), st.integers(0, 2**16), st.lists(st.sampled_from(sorted(ACTIONS)), min_size=1, max_size=25))
-def test_table_equals_its_twin(spec: TableSpec, seed: int, actions: list[str]) -> None:
-    pair = Pair(spec, seed)
+@given(
+    spec=specs(),
+    seed=st.integers(0, 2**16),
+    actions=st.lists(st.sampled_from(sorted(ACTIONS)), min_size=1, max_size=25),
+)
+def test_table_equals_its_twin(make_table: MakeTable, spec: TableSpec, seed: int, actions: list[str]) -> None:
+    pair = Pair(make_table, spec, seed)
     for action in actions:
         ACTIONS[action](pair)
         pair.check()
@@ -174,9 +181,9 @@ def test_table_equals_its_twin(spec: TableSpec, seed: int, actions: list[str]) -
 
 
 @pytest.mark.parametrize("num_rows", [None, 20_000])
-def test_many_chunks_and_index_growth_equal_the_twin(num_rows: int | None) -> None:
+def test_many_chunks_and_index_growth_equal_the_twin(make_table: MakeTable, num_rows: int | None) -> None:
     spec = TableSpec("t", 2, "sgd", num_rows=num_rows, init_scale=1.0)
-    table, twin = EmbeddingTable(spec), Twin(spec)
+    table, twin = make_table(spec), Twin(spec)
     random = np.random.default_rng(0)
     for step in range(4):
         keys = random.permutation(20_000)[:6_000]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tables import MakeTable
 
 from recmill.embeddings.table import EmbeddingTable, Records, TableSpec, Waiting
 
@@ -41,26 +42,26 @@ def contents(table: EmbeddingTable) -> dict[int, tuple[Any, ...]]:
 # --- initial rows ------------------------------------------------------------------------------------------------
 
 
-def test_rows_depend_on_seed_and_key_not_on_arrival() -> None:
+def test_rows_depend_on_seed_and_key_not_on_arrival(make_table: MakeTable) -> None:
     spec = TableSpec("t", 8, "sgd", seed=5)
-    forward, backward = EmbeddingTable(spec), EmbeddingTable(spec)
+    forward, backward = make_table(spec), make_table(spec)
     every = np.arange(-500, 500, dtype=np.int64)
     see(forward, *every)
     for key in every[::-1]:
         see(backward, key)
     np.testing.assert_array_equal(read(forward, *every), read(backward, *every))
-    assert not np.array_equal(read(forward, 1), read(EmbeddingTable(TableSpec("t", 8, "sgd", seed=6)), 1))
+    assert not np.array_equal(read(forward, 1), read(make_table(TableSpec("t", 8, "sgd", seed=6)), 1))
 
 
-def test_initial_rows_are_uniform_within_the_scale() -> None:
-    rows = read(EmbeddingTable(TableSpec("t", 16, init_scale=0.5)), *range(5000))
+def test_initial_rows_are_uniform_within_the_scale(make_table: MakeTable) -> None:
+    rows = read(make_table(TableSpec("t", 16, init_scale=0.5)), *range(5000))
     assert np.abs(rows).max() <= 0.5
     assert abs(rows.mean()) < 0.01
     assert rows.std() == pytest.approx(0.5 / np.sqrt(3), rel=0.02)
 
 
-def test_reading_never_inserts_and_an_absent_key_reads_its_initial_row() -> None:
-    table = EmbeddingTable(TableSpec("t", 4))
+def test_reading_never_inserts_and_an_absent_key_reads_its_initial_row(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 4))
     before = read(table, 7, -7)
     assert table.statistics().keys == 0
     see(table, 7, -7)
@@ -73,15 +74,15 @@ def test_reading_never_inserts_and_an_absent_key_reads_its_initial_row() -> None
 
 @pytest.mark.parametrize("key", [-1, 10, 2**62])
 @pytest.mark.parametrize("train", [True, False])
-def test_a_key_out_of_range_is_an_error_that_names_it(key: int, train: bool) -> None:
-    table = EmbeddingTable(TableSpec("color", 4, num_rows=10))
+def test_a_key_out_of_range_is_an_error_that_names_it(make_table: MakeTable, key: int, train: bool) -> None:
+    table = make_table(TableSpec("color", 4, num_rows=10))
     with pytest.raises(IndexError, match=rf'Table "color": key {key} is outside 0\.\.9'):
         table.lookup(keys(3, key), train)
     assert table.statistics().keys == 0
 
 
-def test_key_zero_of_a_bounded_table_is_an_ordinary_row() -> None:
-    table = EmbeddingTable(TableSpec("t", 2, "sgd", num_rows=3))
+def test_key_zero_of_a_bounded_table_is_an_ordinary_row(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2, "sgd", num_rows=3))
     before = read(table, 0)
     table.update(table.lookup(keys(0), True), np.ones((1, 2), np.float32), 0.5)
     np.testing.assert_array_equal(read(table, 0), before - np.float32(0.5))
@@ -99,8 +100,8 @@ def test_key_zero_of_a_bounded_table_is_an_ordinary_row() -> None:
         ("mean", [1, 3, 0.5], [[1.75, 17.5], [0, 0], [2, 20]]),
     ],
 )
-def test_bags_are_pooled(pooling: Any, weights: Any, expected: Any) -> None:
-    table = EmbeddingTable(TableSpec("t", 2, "sgd"))
+def test_bags_are_pooled(make_table: MakeTable, pooling: Any, weights: Any, expected: Any) -> None:
+    table = make_table(TableSpec("t", 2, "sgd"))
     set_row(table, 1, [1, 10])
     set_row(table, 2, [2, 20])
     weights = None if weights is None else np.array(weights, np.float32)
@@ -109,15 +110,15 @@ def test_bags_are_pooled(pooling: Any, weights: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("offsets", [[], [0, 2], [1, 3], [0, 4], [0, 2, 1, 3]])
-def test_wrong_offsets_are_refused(offsets: list[int]) -> None:
-    table = EmbeddingTable(TableSpec("t", 2))
+def test_wrong_offsets_are_refused(make_table: MakeTable, offsets: list[int]) -> None:
+    table = make_table(TableSpec("t", 2))
     with pytest.raises(ValueError, match="offsets must"):
         table.pool(table.lookup(keys(1, 2, 3), False), keys(*offsets), pooling="sum")
 
 
-def test_keys_in_floats_are_refused() -> None:
+def test_keys_in_floats_are_refused(make_table: MakeTable) -> None:
     with pytest.raises(TypeError, match="must be integers, got float64"):
-        EmbeddingTable(TableSpec("t", 2)).lookup(np.array([1.0]), False)
+        make_table(TableSpec("t", 2)).lookup(np.array([1.0]), False)
 
 
 # --- optimizers --------------------------------------------------------------------------------------------------
@@ -125,9 +126,11 @@ def test_keys_in_floats_are_refused() -> None:
 W, G1, G2, LR = np.array([0.5, -0.25, 1.0]), np.array([0.1, -0.2, 0.3]), np.array([-0.4, 0.5, 0.6]), 0.1
 
 
-def trained(optimizer: str, steps: tuple[int, int] = (1, 2), **parameters: float) -> Any:
+def trained(
+    make_table: MakeTable, optimizer: str, steps: tuple[int, int] = (1, 2), **parameters: float
+) -> Any:
     """The row W after the gradients G1 and G2; each comes as two halves on equal keys."""
-    table = EmbeddingTable(TableSpec("t", 3, optimizer, parameters))
+    table = make_table(TableSpec("t", 3, optimizer, parameters))
     see(table, 9)
     states = next(iter(table.begin_snapshot())).states
     table.load(Records(keys(9), W[None], states, np.array([1]), np.array([0])))
@@ -137,35 +140,39 @@ def trained(optimizer: str, steps: tuple[int, int] = (1, 2), **parameters: float
     return read(table, 9)[0]
 
 
-def test_sgd() -> None:
-    np.testing.assert_allclose(trained("sgd"), W - LR * (G1 + G2), rtol=1e-6)
+def test_sgd(make_table: MakeTable) -> None:
+    np.testing.assert_allclose(trained(make_table, "sgd"), W - LR * (G1 + G2), rtol=1e-6)
     first = W - LR * (G1 + 0.5 * W)
-    np.testing.assert_allclose(trained("sgd", weight_decay=0.5), first - LR * (G2 + 0.5 * first), rtol=1e-6)
+    np.testing.assert_allclose(
+        trained(make_table, "sgd", weight_decay=0.5), first - LR * (G2 + 0.5 * first), rtol=1e-6
+    )
 
 
-def test_adagrad() -> None:
+def test_adagrad(make_table: MakeTable) -> None:
     sums = 0.1 + G1**2
     first = W - LR * G1 / np.sqrt(sums)
     expected = first - LR * G2 / np.sqrt(sums + G2**2)
-    np.testing.assert_allclose(trained("adagrad", initial_accumulator=0.1, eps=0), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        trained(make_table, "adagrad", initial_accumulator=0.1, eps=0), expected, rtol=1e-6
+    )
 
 
-def test_rowwise_adagrad() -> None:
+def test_rowwise_adagrad(make_table: MakeTable) -> None:
     sums = np.mean(G1**2)
     first = W - LR * G1 / (np.sqrt(sums) + 1e-3)
     expected = first - LR * G2 / (np.sqrt(sums + np.mean(G2**2)) + 1e-3)
-    np.testing.assert_allclose(trained("rowwise_adagrad", eps=1e-3), expected, rtol=1e-6)
+    np.testing.assert_allclose(trained(make_table, "rowwise_adagrad", eps=1e-3), expected, rtol=1e-6)
 
 
-def test_adam_counts_the_steps_of_the_row_not_of_the_run() -> None:
+def test_adam_counts_the_steps_of_the_row_not_of_the_run(make_table: MakeTable) -> None:
     w, m, v = W.copy(), np.zeros(3), np.zeros(3)
     for t, grad in enumerate((G1, G2), start=1):
         m, v = 0.9 * m + 0.1 * grad, 0.999 * v + 0.001 * grad**2
         w = w - LR * (m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8) + 0.01 * w)
-    np.testing.assert_allclose(trained("adam", steps=(50, 9000), weight_decay=0.01), w, rtol=2e-6)
+    np.testing.assert_allclose(trained(make_table, "adam", steps=(50, 9000), weight_decay=0.01), w, rtol=2e-6)
 
 
-def test_ftrl_as_in_mcmahan() -> None:
+def test_ftrl_as_in_mcmahan(make_table: MakeTable) -> None:
     w, z, n, l1, l2, beta = W.copy(), np.zeros(3), np.zeros(3), 0.9, 0.5, 1.0
     for grad in (G1, G2):
         sigma = (np.sqrt(n + grad**2) - np.sqrt(n)) / LR
@@ -173,22 +180,24 @@ def test_ftrl_as_in_mcmahan() -> None:
         w = np.where(np.abs(z) <= l1, 0, -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / LR + l2))
     assert (w == 0).any()
     assert (w != 0).any()
-    np.testing.assert_allclose(trained("ftrl", l1=l1, l2=l2, beta=beta), w, rtol=2e-6)
+    np.testing.assert_allclose(trained(make_table, "ftrl", l1=l1, l2=l2, beta=beta), w, rtol=2e-6)
 
 
-def test_adagrad_decay_applies_every_missed_period_down_to_the_floor() -> None:
+def test_adagrad_decay_applies_every_missed_period_down_to_the_floor(make_table: MakeTable) -> None:
     sums = 0.05 + G1**2
     first = W - LR * G1 / np.sqrt(sums)
     for _ in range(4):  # steps 5 and 47 are four periods of ten apart
         sums = np.maximum(sums * 0.8, 0.05)
     expected = first - LR * G2 / np.sqrt(sums + G2**2)
     options = {"initial_accumulator": 0.05, "decay_rate": 0.8, "decay_period": 10, "eps": 0}
-    np.testing.assert_allclose(trained("adagrad_decay", (5, 47), **options), expected, rtol=1e-6)
+    np.testing.assert_allclose(trained(make_table, "adagrad_decay", (5, 47), **options), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
-def test_a_gradient_that_is_not_finite_names_its_key_and_changes_nothing(bad: float) -> None:
-    table = EmbeddingTable(TableSpec("t", 2, "adam"))
+def test_a_gradient_that_is_not_finite_names_its_key_and_changes_nothing(
+    make_table: MakeTable, bad: float
+) -> None:
+    table = make_table(TableSpec("t", 2, "adam"))
     lookup = table.lookup(keys(1, 2, 3), True)
     before = contents(table)
     grads = np.ones((3, 2), np.float32)
@@ -198,19 +207,19 @@ def test_a_gradient_that_is_not_finite_names_its_key_and_changes_nothing(bad: fl
     assert contents(table) == before
 
 
-def test_only_training_lookups_can_be_updated() -> None:
-    table = EmbeddingTable(TableSpec("t", 2))
+def test_only_training_lookups_can_be_updated(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2))
     with pytest.raises(ValueError, match="train=True"):
         table.update(table.lookup(keys(1), False), np.ones((1, 2), np.float32), 0.1)
 
 
-def test_a_learning_rate_of_zero_changes_no_row_and_ftrl_refuses_it() -> None:
+def test_a_learning_rate_of_zero_changes_no_row_and_ftrl_refuses_it(make_table: MakeTable) -> None:
     for optimizer in ("sgd", "adagrad", "rowwise_adagrad", "adam", "adagrad_decay"):
-        table = EmbeddingTable(TableSpec("t", 2, optimizer))
+        table = make_table(TableSpec("t", 2, optimizer))
         before = read(table, 1)
         table.update(table.lookup(keys(1), True), np.ones((1, 2), np.float32), 0.0)
         np.testing.assert_array_equal(read(table, 1), before)
-    table = EmbeddingTable(TableSpec("t", 2, "ftrl"))
+    table = make_table(TableSpec("t", 2, "ftrl"))
     with pytest.raises(ValueError, match="must not be 0"):
         table.update(table.lookup(keys(1), True), np.ones((1, 2), np.float32), 0.0)
 
@@ -218,28 +227,28 @@ def test_a_learning_rate_of_zero_changes_no_row_and_ftrl_refuses_it() -> None:
 # --- admission ---------------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_admitted_at_its_nth_sighting_and_reads_zeros_before() -> None:
-    table = EmbeddingTable(TableSpec("t", 2, "sgd", admit_after=3))
+def test_a_key_is_admitted_at_its_nth_sighting_and_reads_zeros_before(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2, "sgd", admit_after=3))
     lookup = table.lookup(keys(5, 5), True, step=1)
     table.update(lookup, np.ones((2, 2), np.float32), 0.1)
     assert table.pool(lookup).tolist() == [[0, 0], [0, 0]]
     assert (table.statistics().keys, table.statistics().waiting) == (0, 1)
     see(table, 5, step=2)
     assert (table.statistics().keys, table.statistics().waiting) == (1, 0)
-    np.testing.assert_array_equal(read(table, 5), read(EmbeddingTable(TableSpec("t", 2)), 5))
+    np.testing.assert_array_equal(read(table, 5), read(make_table(TableSpec("t", 2)), 5))
     assert contents(table)[5][2:] == (3, 2)
 
 
-def test_reading_does_not_count_towards_admission() -> None:
-    table = EmbeddingTable(TableSpec("t", 2, admit_after=2))
+def test_reading_does_not_count_towards_admission(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2, admit_after=2))
     for _ in range(5):
         read(table, 5)
     see(table, 5)
     assert table.statistics().keys == 0
 
 
-def test_bloom_admission_is_never_late_and_rarely_early() -> None:
-    table = EmbeddingTable(TableSpec("t", 1, "sgd", admit_after=3, bloom_counters=20_000))
+def test_bloom_admission_is_never_late_and_rarely_early(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 1, "sgd", admit_after=3, bloom_counters=20_000))
     once, thrice = np.arange(2000), np.arange(10_000, 10_500)
     see(table, *once)
     for _ in range(3):
@@ -250,8 +259,8 @@ def test_bloom_admission_is_never_late_and_rarely_early() -> None:
     assert table.statistics().admission_bytes == 40_000
 
 
-def test_a_waiting_key_trains_a_shared_row_and_starts_from_it() -> None:
-    table = EmbeddingTable(TableSpec("t", 2, "adagrad", admit_after=2, shared_rows=1))
+def test_a_waiting_key_trains_a_shared_row_and_starts_from_it(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2, "adagrad", admit_after=2, shared_rows=1))
     before = read(table, 1)
     np.testing.assert_array_equal(read(table, 2), before)
     table.update(table.lookup(keys(1, 2), True), np.array([[1, 2], [3, 4]], np.float32), 0.5)
@@ -267,24 +276,24 @@ def test_a_waiting_key_trains_a_shared_row_and_starts_from_it() -> None:
 # --- eviction ----------------------------------------------------------------------------------------------------
 
 
-def test_eviction_by_age_keeps_what_is_exactly_of_that_age() -> None:
-    table = EmbeddingTable(TableSpec("t", 2))
+def test_eviction_by_age_keeps_what_is_exactly_of_that_age(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2))
     for step in (1, 2, 3):
         see(table, step, step=step)
     assert table.evict_by_age(step=12, max_age=10) == 1
     assert contents(table).keys() == {2, 3}
 
 
-def test_eviction_by_norm_compares_the_norm_itself() -> None:
-    table = EmbeddingTable(TableSpec("t", 2))
+def test_eviction_by_norm_compares_the_norm_itself(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2))
     for key, row in {1: [3, 4], 2: [3, 3.9], 3: [0, 0]}.items():
         set_row(table, key, row)
     assert table.evict_by_norm(5.0) == 2
     assert contents(table).keys() == {1}
 
 
-def test_eviction_by_capacity_breaks_ties_by_recency_then_key() -> None:
-    table = EmbeddingTable(TableSpec("t", 2))
+def test_eviction_by_capacity_breaks_ties_by_recency_then_key(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2))
     see(table, 9, 9, 9, step=1)
     see(table, 7, 8, step=5)
     see(table, 3, step=4)
@@ -293,20 +302,20 @@ def test_eviction_by_capacity_breaks_ties_by_recency_then_key() -> None:
     assert table.evict_by_capacity(2) == 0
 
 
-def test_an_evicted_key_starts_anew() -> None:
-    table = EmbeddingTable(TableSpec("t", 2, "adagrad", admit_after=2))
+def test_an_evicted_key_starts_anew(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2, "adagrad", admit_after=2))
     see(table, 1, 1, step=3)
     table.update(table.lookup(keys(1), True), np.ones((1, 2), np.float32), 0.5)
     assert table.remove(keys(1, 1, 99)) == 1
     see(table, 1, step=4)
     assert table.statistics().keys == 0
     see(table, 1, step=5)
-    fresh = EmbeddingTable(TableSpec("t", 2, "adagrad"))
+    fresh = make_table(TableSpec("t", 2, "adagrad"))
     assert contents(table)[1] == (read(fresh, 1)[0].tolist(), [0, 0], 2, 5)
 
 
-def test_a_lookup_outlives_the_eviction_of_its_keys() -> None:
-    table = EmbeddingTable(TableSpec("t", 2, "sgd"))
+def test_a_lookup_outlives_the_eviction_of_its_keys(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2, "sgd"))
     lookup = table.lookup(keys(1, 2), True)
     table.remove(keys(1))
     see(table, 3)  # takes the slot of key 1
@@ -320,9 +329,9 @@ def test_a_lookup_outlives_the_eviction_of_its_keys() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [None, 30_000])
-def test_full_and_five_deltas_restore_the_live_table(num_rows: int | None) -> None:
+def test_full_and_five_deltas_restore_the_live_table(make_table: MakeTable, num_rows: int | None) -> None:
     spec = TableSpec("t", 4, "adam", num_rows=num_rows, admit_after=2, shared_rows=5)
-    live, restored = EmbeddingTable(spec), EmbeddingTable(spec)
+    live, restored = make_table(spec), make_table(spec)
     random = np.random.default_rng(1)
 
     def train(step: int) -> None:
@@ -359,8 +368,10 @@ def test_full_and_five_deltas_restore_the_live_table(num_rows: int | None) -> No
 
 
 @pytest.mark.parametrize("num_rows", [None, 20_000])
-def test_a_snapshot_holds_its_moment_while_training_goes_on(num_rows: int | None) -> None:
-    table = EmbeddingTable(TableSpec("t", 8, num_rows=num_rows))
+def test_a_snapshot_holds_its_moment_while_training_goes_on(
+    make_table: MakeTable, num_rows: int | None
+) -> None:
+    table = make_table(TableSpec("t", 8, num_rows=num_rows))
     drive(table, 0, 15_000, seed=0)
     expected = contents(table)
 
@@ -378,8 +389,10 @@ def test_a_snapshot_holds_its_moment_while_training_goes_on(num_rows: int | None
     assert found == expected
 
 
-def test_an_update_that_was_looked_up_before_the_snapshot_belongs_to_the_next_delta() -> None:
-    table = EmbeddingTable(TableSpec("t", 2, "sgd"))
+def test_an_update_that_was_looked_up_before_the_snapshot_belongs_to_the_next_delta(
+    make_table: MakeTable,
+) -> None:
+    table = make_table(TableSpec("t", 2, "sgd"))
     lookup = table.lookup(keys(1), True)
     before = read(table, 1)
     snapshot = table.begin_snapshot()
@@ -393,8 +406,8 @@ def test_an_update_that_was_looked_up_before_the_snapshot_belongs_to_the_next_de
     np.testing.assert_array_equal(next(iter(table.begin_snapshot(delta=True))).rows, read(table, 1))
 
 
-def test_a_delta_holds_only_what_changed() -> None:
-    table = EmbeddingTable(TableSpec("t", 2))
+def test_a_delta_holds_only_what_changed(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2))
     see(table, *range(10_000))
     list(table.begin_snapshot())
     see(table, 4, 9_999)
@@ -406,8 +419,8 @@ def test_a_delta_holds_only_what_changed() -> None:
     assert list(table.begin_snapshot(delta=True)) == []
 
 
-def test_an_abandoned_snapshot_leaves_its_changes_to_the_next_delta() -> None:
-    table = EmbeddingTable(TableSpec("t", 2))
+def test_an_abandoned_snapshot_leaves_its_changes_to_the_next_delta(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2))
     see(table, *range(9_000))
     list(table.begin_snapshot())
     see(table, 1, 2)
@@ -421,19 +434,62 @@ def test_an_abandoned_snapshot_leaves_its_changes_to_the_next_delta() -> None:
     assert delta.removed.tolist() == [3]
 
 
-def test_a_restored_table_counts_as_saved() -> None:
-    table = EmbeddingTable(TableSpec("t", 2, "sgd"))
+def test_a_restored_table_counts_as_saved(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2, "sgd"))
     set_row(table, 1, [1, 2])
     table.mark_saved()
     assert list(table.begin_snapshot(delta=True)) == []
 
 
-def test_admission_state_of_another_size_is_refused() -> None:
-    table = EmbeddingTable(TableSpec("t", 2, "sgd", admit_after=2, bloom_counters=8))
+def test_admission_state_of_another_size_is_refused(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 2, "sgd", admit_after=2, bloom_counters=8))
     none = np.zeros(0, np.int64)
     rows = np.zeros((0, 2))
     with pytest.raises(ValueError, match="of another size"):
         table.load_waiting(Waiting(none, none, none, np.zeros(9), rows, np.zeros((0, 0))))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("part", ["rows", "states"])
+def test_records_that_are_not_finite_are_refused_and_nothing_changes(
+    make_table: MakeTable, part: str, bad: float
+) -> None:
+    table = make_table(TableSpec("t", 2, "adagrad"))
+    see(table, 1)
+    before = contents(table)
+    values = {"rows": np.ones((3, 2)), "states": np.ones((3, 2))}
+    values[part][2, 1] = bad
+    whose = "row" if part == "rows" else "optimizer state"
+    with pytest.raises(ValueError, match=f'Table "t": the {whose} of key 9 is not finite'):
+        table.load(Records(keys(1, 4, 9), values["rows"], values["states"], np.ones(3), np.ones(3)))
+    assert contents(table) == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"shared_rows": np.array([[1, 2], [1, np.nan]])}, "shared row 1 is not finite"),
+        (
+            {"shared_states": np.array([[1, 2], [1, np.inf]])},
+            "the optimizer state of shared row 1 is not finite",
+        ),
+        ({"counts": np.array([1, 0])}, "key 8 waits with a count of 0"),
+    ],
+)
+def test_wrong_admission_state_is_refused_and_nothing_changes(
+    make_table: MakeTable, wrong: dict[str, Any], message: str
+) -> None:
+    table = make_table(TableSpec("t", 2, "adagrad", admit_after=3, shared_rows=2))
+    see(table, 5)
+    before = table.begin_snapshot().waiting
+    given = {"shared_rows": np.ones((2, 2)), "shared_states": np.ones((2, 2)), "counts": np.array([1, 1])}
+    with pytest.raises(ValueError, match=message):
+        table.load_waiting(
+            Waiting(keys=keys(7, 8), steps=np.array([1, 1]), bloom=np.zeros(0), **{**given, **wrong})
+        )
+    after = table.begin_snapshot().waiting
+    assert after.keys.tolist() == [5]
+    np.testing.assert_array_equal(after.shared_rows, before.shared_rows)
 
 
 # --- threads -----------------------------------------------------------------------------------------------------
@@ -465,9 +521,11 @@ def drive(table: EmbeddingTable, start: int, stop: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [None, 40_000])
-def test_threads_on_disjoint_keys_give_what_one_thread_gives(num_rows: int | None) -> None:
+def test_threads_on_disjoint_keys_give_what_one_thread_gives(
+    make_table: MakeTable, num_rows: int | None
+) -> None:
     spec = TableSpec("t", 8, num_rows=num_rows)
-    together, alone = EmbeddingTable(spec), EmbeddingTable(spec)
+    together, alone = make_table(spec), make_table(spec)
     parts = [(i * 10_000, (i + 1) * 10_000, i) for i in range(4)]
     run_threads(*[lambda part=part: drive(together, *part) for part in parts])
     for part in parts:
@@ -475,8 +533,8 @@ def test_threads_on_disjoint_keys_give_what_one_thread_gives(num_rows: int | Non
     assert contents(together) == contents(alone)
 
 
-def test_threads_may_train_evict_and_save_at_once() -> None:
-    table = EmbeddingTable(TableSpec("t", 8, admit_after=2, shared_rows=7), num_threads=2)
+def test_threads_may_train_evict_and_save_at_once(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 8, admit_after=2, shared_rows=7), num_threads=2)
 
     def evict() -> None:
         for step in range(40):
@@ -513,11 +571,11 @@ def test_wrong_specs_say_what_is_wrong(wrong: dict[str, Any], message: str) -> N
         TableSpec(**{"name": "t", "dim": 4, **wrong})
 
 
-def test_statistics_count_keys_bytes_and_hits() -> None:
-    table = EmbeddingTable(TableSpec("t", 16, "rowwise_adagrad"))
+def test_statistics_count_keys_bytes_and_hits(make_table: MakeTable) -> None:
+    table = make_table(TableSpec("t", 16, "rowwise_adagrad"))
     see(table, 1, 2, 2)
     see(table, 2, 3)
     found = table.statistics()
     assert (found.keys, found.admitted, found.evicted, found.hits, found.misses) == (3, 3, 0, 1, 4)
     assert found.record_bytes == 4096 * 88
-    assert found.num_bytes == found.record_bytes + found.index_bytes
+    assert found.num_bytes == found.resident_bytes + found.index_bytes
