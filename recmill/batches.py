@@ -60,8 +60,12 @@ class Layout:
         return cls(named["numbers"], named["keys"], named["lists"], labels, bounds)
 
     @property
+    def features(self) -> list[str]:
+        return [*self.numbers, *self.keys, *self.lists]
+
+    @property
     def columns(self) -> list[str]:
-        return [*self.numbers, *self.keys, *self.lists, *self.labels]
+        return [*self.features, *self.labels]
 
 
 _KINDS = {"numbers": ("number",), "keys": ("id", "key", "ids", "keys"), "lists": ("numbers",)}
@@ -119,7 +123,7 @@ class Batches:
 
     Without a seed, rows come in Table order. With one, each epoch has its own order of units and of the rows inside a
     unit, which depends on nothing but seed and epoch. The last batch of an epoch may be smaller; batches run across
-    shards.
+    shards. `where` names a label: only rows that have it 1 are there, and only they count.
     """
 
     def __init__(
@@ -129,23 +133,33 @@ class Batches:
         split: str = "train",
         features: Sequence[str] | None = None,
         seed: int | None = None,
+        where: str | None = None,
     ) -> None:
         self.layout = Layout.of(table.columns, features)
         self.batch_size = batch_size
         self.shards = table.shards(split)
-        self.num_rows = table.num_rows(split)
         self.seed = seed
+        self.where = where
+        self.num_rows = table.num_rows(split) if where is None else sum(unit.rows for unit in self.units)
         if not self.num_rows:
-            raise ArtifactError(f"Table {table.path} has no {split} rows to make batches of.")
+            wanted = f"{split} rows" if where is None else f'{split} rows with label "{where}"'
+            raise ArtifactError(f"Table {table.path} has no {wanted} to make batches of.")
 
     @cached_property
     def units(self) -> list[Unit]:
         return [
-            Unit(shard, group, metadata.row_group(group).num_rows)
+            Unit(shard, group, num_rows)
             for shard in self.shards
-            for metadata in [pq.read_metadata(shard)]
-            for group in range(metadata.num_row_groups)
+            for file in [pq.ParquetFile(shard)]
+            for group in range(file.num_row_groups)
+            if (num_rows := self._count(file, group))
         ]
+
+    def _count(self, file: pq.ParquetFile, group: int) -> int:
+        if self.where is None:
+            return int(file.metadata.row_group(group).num_rows)
+        labels = file.read_row_group(group, columns=[self.where], use_threads=False)
+        return int((labels[0].to_numpy() == 1).sum())
 
     @property
     def batches_per_epoch(self) -> int:
@@ -189,6 +203,8 @@ class Batches:
         )
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
+        if self.where is not None:
+            rows = rows.filter(pl.col(self.where) == 1)
         if self.seed is None:
             return rows
         return rows[self._random(epoch, number).permutation(rows.height)]

@@ -63,12 +63,17 @@ def test_lists_keep_their_rows(table):
 
 
 @settings(max_examples=25, deadline=None)
-@given(batch_size=st.integers(1, 300), stop=st.integers(0, 20), seed=st.sampled_from([None, 3]))
-def test_a_cursor_goes_on_with_the_very_next_row(table, batch_size, stop, seed):
-    batches = Batches(table, batch_size, seed=seed)
+@given(
+    batch_size=st.integers(1, 300),
+    stop=st.integers(0, 20),
+    seed=st.sampled_from([None, 3]),
+    where=st.sampled_from([None, "click"]),
+)
+def test_a_cursor_goes_on_with_the_very_next_row(table, batch_size, stop, seed, where):
+    batches = Batches(table, batch_size, seed=seed, where=where)
     whole = all_batches(batches)
     stop = min(stop, len(whole) - 1)
-    resumed = all_batches(Batches(table, batch_size, seed=seed), whole[stop][1])
+    resumed = all_batches(Batches(table, batch_size, seed=seed, where=where), whole[stop][1])
     if whole[stop][1].epoch == 0:
         assert [signature(batch) for batch, _ in resumed] == [
             signature(batch) for batch, _ in whole[stop + 1 :]
@@ -95,6 +100,17 @@ def test_a_seed_gives_each_epoch_its_own_order_of_the_same_rows(table):
 
 def test_the_last_cursor_of_an_epoch_begins_the_next(table):
     assert all_batches(Batches(table, 64))[-1][1] == Cursor(1)
+
+
+def test_where_keeps_the_rows_that_have_the_label(table):
+    clicks = table.scan().collect().filter(pl.col("click") == 1)
+    batches = Batches(table, 16, where="click")
+    found = [batch for batch, _ in all_batches(batches)]
+    assert batches.num_rows == clicks.height
+    assert len(found) == batches.batches_per_epoch
+    assert {label for batch in found for label in batch.labels["click"]} == {1.0}
+    items = np.concatenate([batch.keys["item_id"].values for batch in found])
+    assert items.tolist() == clicks["item_id"].to_list()
 
 
 def test_only_the_named_features_are_read(table):

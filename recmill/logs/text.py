@@ -72,9 +72,9 @@ class Window:
             self._stream.seek(offset)
 
     def fill(self, until: int) -> None:
-        """Read on towards the offset `until`, or just a little if that has been reached."""
+        """Read on to the offset `until` and a little further: a row that begins before it mostly ends there."""
         self._make_room()
-        wanted = max(until - self.end_offset, _READ_AHEAD)
+        wanted = max(until - self.end_offset, 0) + _READ_AHEAD
         room = memoryview(self._buffer)[self._end : self._end + wanted]
         try:
             num_read = self._stream.readinto(room)

@@ -23,16 +23,17 @@ from recmill.errors import ArtifactError, LogError, ResourceError
 from recmill.features.plan import Plan
 from recmill.kernels import Measured
 from recmill.logs.base import Source, Unit, open_source
+from recmill.logs.rows import check_conditions
+from recmill.logs.tally import DEFAULT_MAX_BAD, Tally
 from recmill.prepare import rows as row_operations
 from recmill.prepare.binary import as_int32_rows, concatenate
-from recmill.prepare.rejected import Tally, WatchedSource
+from recmill.prepare.rejected import WatchedSource
 from recmill.prepare.split import assign_splits
 from recmill.progress import Progress
 from recmill.spec.load import recipe_to_dict
 from recmill.spec.recipe import SPLIT, Recipe
 from recmill.table import Table, table_digest
 
-DEFAULT_MAX_BAD = 0.001
 DEFAULT_MEMORY = 2 << 30
 _WORK = "_work"
 _NOTHING_TO_TRAIN_ON = (
@@ -186,7 +187,7 @@ class _FirstRows:
 
 def _check_against_reality(recipe: Recipe) -> None:
     """Fail before the work, not after an hour of it: SQL that does not run, functions that cannot be imported."""
-    row_operations.check_conditions(recipe)
+    check_conditions(recipe)
     Plan(recipe)
 
 

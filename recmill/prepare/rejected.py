@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import polars as pl
 
 from recmill.artifact import write_whole
-from recmill.errors import LogError, TooManyBadRows
 from recmill.logs.base import BadRow, LogFile, Source, Unit, first_position
-
-NUM_SHOWN = 5
-
-
-@dataclass
-class Tally:
-    """How many rows were read, and how many were bad and why."""
-
-    rows: int = 0
-    num_bytes: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    shown: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def bad(self) -> int:
-        return sum(self.reasons.values())
-
-    def add(self, other: Tally) -> None:
-        self.rows += other.rows
-        self.num_bytes += other.num_bytes
-        self.reasons.update(other.reasons)
-        self.shown += other.shown[: NUM_SHOWN - len(self.shown)]
-
-    def describe(self) -> list[str]:
-        lines = [f"{count:,} rows: {reason}" for reason, count in sorted(self.reasons.items())]
-        return lines + [
-            f"  {row['file']} at {row['offset']:,}: {_label(row)}  {_preview(row)}" for row in self.shown
-        ]
+from recmill.logs.tally import Tally, too_many
 
 
 class WatchedSource:
@@ -114,10 +84,7 @@ class WatchedSource:
     def check(self) -> Tally:
         """The tally of a finished pass; raises when the log is empty or has too many bad rows."""
         total = self.tally()
-        if not total.rows:
-            raise LogError(f"The log is empty: {_names(self.source.files)} hold no rows.")
-        if total.bad > self.max_bad * total.rows or total.bad == total.rows:
-            raise too_many(total, self.max_bad, self.rejected)
+        total.check(self.source.files, self.max_bad, self.rejected)
         return total
 
 
@@ -136,11 +103,7 @@ class _Aside:
         for row in bad:
             if self.file is None:
                 self.file = open(self.partial, "w", encoding="utf-8")  # noqa: SIM115, closed in __exit__
-            record = _record(row)
-            tally.reasons[row.reason] += 1
-            if len(tally.shown) < NUM_SHOWN:
-                tally.shown.append(record)
-            self.file.write(json.dumps(record) + "\n")
+            self.file.write(json.dumps(tally.note(row)) + "\n")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.file is None:
@@ -150,38 +113,3 @@ class _Aside:
             self.partial.replace(self.path)
         else:
             self.partial.unlink(missing_ok=True)
-
-
-def _record(row: BadRow) -> dict[str, Any]:
-    """A bad row as JSON: `text`, or `base64` where its bytes are no UTF-8."""
-    record: dict[str, Any] = {"file": row.file, "offset": row.offset, "reason": row.reason}
-    if row.column is not None:
-        record["column"] = row.column
-    try:
-        return {**record, "text": row.text.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {**record, "base64": base64.b64encode(row.text).decode("ascii")}
-
-
-def too_many(tally: Tally, max_bad: float, rejected: Path) -> TooManyBadRows:
-    share = tally.bad / max(1, tally.rows)
-    details = "\n  ".join(tally.describe())
-    return TooManyBadRows(
-        f"{tally.bad:,} of {tally.rows:,} rows ({share:.2%}) are bad, more than --max-bad {max_bad:.2%} allows:\n"
-        f"  {details}\n"
-        f"They are in {rejected}. Correct the recipe's [log] or the files, or raise --max-bad."
-    )
-
-
-def _label(row: dict[str, Any]) -> str:
-    return f"{row['reason']} (column {row['column']})" if "column" in row else str(row["reason"])
-
-
-def _preview(row: dict[str, Any]) -> str:
-    text = repr(row.get("text", row.get("base64", "")))
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _names(files: tuple[LogFile, ...]) -> str:
-    names = [file.name for file in files]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

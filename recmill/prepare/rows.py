@@ -1,4 +1,7 @@
-"""Row operations: what adds, drops or orders rows, or looks at other rows. They run before features."""
+"""Row operations: what adds, drops or orders rows, or looks at other rows. They run before features.
+
+Those that look at one row at a time are in `recmill.logs.rows`.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,21 @@ import numpy as np
 import polars as pl
 
 from recmill.engines.base import Engine
-from recmill.errors import FeatureError, LogError, ResourceError
+from recmill.errors import LogError
 from recmill.features.base import Keyed, to_lists
-from recmill.features.numeric import dtype_of
 from recmill.kernels import Array, CountOptions, Extracted, hash_positions
-from recmill.logs.base import open_source
+from recmill.logs.rows import row_function
 from recmill.spec import recipe as r
-from recmill.spec.kinds import kinds_of_columns, owners_of_columns
+from recmill.spec.kinds import owners_of_columns
 from recmill.spec.recipe import COPY, POSITION, SPLIT
-
-_SIDE_TABLE_SHARE = 4  # a side table may take this part of the memory bound
 
 
 def before_split(engine: Engine, frame: Any, recipe: r.Recipe, data: str, memory: int) -> Any:
     """Apply the operations that need no split, in recipe order."""
     for operation in recipe.rows:
-        if isinstance(operation, r.Filter):
-            frame = engine.map(frame, partial(keep_where, operation.sql))
-        elif isinstance(operation, r.Sample):
-            frame = engine.map(frame, partial(keep_share, operation))
-        elif isinstance(operation, r.Join):
-            side = read_side_table(recipe, operation, data, memory)
-            frame = engine.map(frame, partial(join_side, side, operation.on))
+        function = row_function(recipe, operation, data, memory)
+        if function is not None:
+            frame = engine.map(frame, function)
         elif isinstance(operation, r.Dedupe):
             frame = engine.group(frame, operation.by, partial(keep_one, operation), "dedupe")
         elif isinstance(operation, r.History):
@@ -51,64 +47,6 @@ def after_split(engine: Engine, frame: Any, recipe: r.Recipe) -> Any:
         function = add_negatives if isinstance(operation, r.Negatives) else add_history_negatives
         frame = engine.map(frame, partial(function, operation, catalogue))  # type: ignore[arg-type]
     return frame
-
-
-# rows one by one
-
-
-def keep_where(sql: str, frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.filter(pl.sql_expr(sql))
-
-
-def check_conditions(recipe: r.Recipe) -> None:
-    """Try every SQL condition of the recipe's rows on no rows at all, before any work is done."""
-    kinds = kinds_of_columns(recipe)
-    nothing = pl.DataFrame(schema={name: dtype_of(kind) for name, kind in kinds.items()})
-    for operation in recipe.rows:
-        sql = operation.sql if isinstance(operation, r.Filter) else getattr(operation, "where", None)
-        if sql is None:
-            continue
-        try:
-            keep_where(sql, nothing)
-        except pl.exceptions.PolarsError as error:
-            raise FeatureError(f'The condition "{sql}" in [[rows]] fails: {error}') from None
-
-
-def keep_share(sample: r.Sample, frame: pl.DataFrame) -> pl.DataFrame:
-    share = hash_positions(frame[POSITION], sample.seed).astype(np.float64) / 2.0**64
-    return frame.filter(pl.Series(share < sample.fraction))
-
-
-def read_side_table(recipe: r.Recipe, join: r.Join, data: str, memory: int) -> pl.DataFrame:
-    """A side table, whole; each key once. Bad rows in so small a file are an error, not a loss."""
-    source = open_source(recipe.tables[join.table], data)
-    size = sum(file.size for file in source.files)
-    if size > memory // _SIDE_TABLE_SHARE:
-        raise ResourceError(
-            f"Side table {join.table} has {size >> 20:,} MB, more than a quarter of --memory "
-            f"({memory >> 20:,} MB). Raise --memory."
-        )
-    batches = [batch for unit in source.units() for batch in source.read(unit)]
-    bad = [row for batch in batches for row in batch.bad]
-    if bad:
-        raise LogError(
-            f"Side table {join.table} has {len(bad):,} bad rows; "
-            f"the first is {bad[0].file} at {bad[0].offset:,}: {bad[0].reason}."
-        )
-    if not batches:
-        raise LogError(f"Side table {join.table} is empty: {', '.join(file.name for file in source.files)}.")
-    frame = pl.concat([batch.frame for batch in batches]).drop(POSITION)
-    twice = frame.filter(pl.col(join.on).is_duplicated())
-    if twice.height:
-        raise LogError(
-            f'Side table {join.table} has {twice.height:,} rows whose "{join.on}" is not unique, '
-            f"such as {twice[join.on][0]!r}."
-        )
-    return frame
-
-
-def join_side(side: pl.DataFrame, on: str, frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.join(side, on=on, how="left", maintain_order="left")
 
 
 # rows of a group together; groups arrive in log order

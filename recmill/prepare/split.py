@@ -1,138 +1,33 @@
-"""Which rows train and which are held out."""
+"""Assigns rows to splits on an engine."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import partial
-from pathlib import PurePosixPath
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from recmill.engines.base import Engine
 from recmill.engines.local import available_cores
-from recmill.errors import LogError
-from recmill.kernels import CountOptions, Extracted, hash64
-from recmill.logs.base import COMPRESSIONS, Source, Unit, first_position
+from recmill.kernels import CountOptions, Extracted
+from recmill.logs.splits import by_time, last_rows, random_rows, split_function, time_cuts
 from recmill.prepare.rejected import WatchedSource
-from recmill.spec.recipe import POSITION, SPLIT, Holdout
+from recmill.spec.recipe import POSITION, Holdout
 
 
 def assign_splits(engine: Engine, frame: Any, source: WatchedSource, split: Holdout | None) -> Any:
     """The same rows with a SPLIT column: 0 train, 1 eval, 2 test."""
-    if split is None:
-        return engine.map(frame, all_train)
-    if split.by == "tail":
-        return engine.map(frame, partial(by_position, tail_cuts(source, split)))
-    if split.by == "files":
-        return engine.map(frame, partial(by_files, held_out_files(source, split), file_cut(source, split)))
+    function = split_function(source.source, source.units(), split, available_cores())
+    if function is not None:
+        return engine.map(frame, function)
+    assert split is not None
+    by = str(split.column)
     if split.by == "time":
-        return engine.map(frame, partial(by_time, str(split.column), time_cuts(engine, frame, split)))
-    if split.by == "hash":
-        return engine.map(frame, partial(by_hash, split))
-    by, order = str(split.column), str(split.order)
-    return engine.group(frame, [by], partial(last_rows, by, order), "split")
-
-
-def all_train(frame: pl.DataFrame) -> pl.DataFrame:
-    return _with_split(frame, np.zeros(frame.height, dtype=np.int8))
-
-
-def by_position(cuts: tuple[int, int], frame: pl.DataFrame) -> pl.DataFrame:
-    positions = frame[POSITION].to_numpy()
-    return _with_split(frame, (positions >= cuts[0]).astype(np.int8) + (positions >= cuts[1]))
-
-
-def by_files(held_out: frozenset[int], cut: int, frame: pl.DataFrame) -> pl.DataFrame:
-    positions = frame[POSITION].to_numpy()
-    held = np.isin(positions >> 44, list(held_out))
-    return _with_split(frame, np.where(held, 1 + (positions >= cut), 0))
-
-
-def by_time(column: str, cuts: tuple[float, float], frame: pl.DataFrame) -> pl.DataFrame:
-    times = frame[column].cast(pl.Float64).fill_null(float("-inf")).to_numpy()
-    return _with_split(frame, (times >= cuts[0]).astype(np.int8) + (times >= cuts[1]))
-
-
-def by_hash(split: Holdout, frame: pl.DataFrame) -> pl.DataFrame:
-    """A value is held out or not wherever it occurs; rows without one train."""
-    column = frame[str(split.column)]
-    key = column if column.dtype == pl.String else column.cast(pl.Int64)
-    share = hash64(key, split.seed).astype(np.float64) / 2.0**64
-    held_out = split.held_out or 0.0
-    first_test = held_out / 2 if split.halve else held_out
-    where = np.where(share < first_test, 1, np.where(share < held_out, 2, 0))
-    return _with_split(frame, np.where(column.is_null().to_numpy(), 0, where))
-
-
-def last_rows(by: str, order: str, frame: pl.DataFrame) -> pl.DataFrame:
-    """The last row of each group is test, the one before it eval; every group keeps at least one training row."""
-    keys = frame.select(by, order, POSITION).with_row_index("__row").sort(order, POSITION, nulls_last=False)
-    ranked = keys.select(
-        "__row",
-        pl.int_range(pl.len(), 0, -1).over(by).alias("from_end"),
-        pl.len().over(by).alias("size"),
-        pl.col(by).is_not_null().alias("is_someone"),
-    ).sort("__row")
-    test = pl.col("is_someone") & (pl.col("from_end") == 1) & (pl.col("size") >= 2)
-    evaluation = pl.col("is_someone") & (pl.col("from_end") == 2) & (pl.col("size") >= 3)
-    return frame.with_columns(
-        ranked.select(pl.when(test).then(2).when(evaluation).then(1).otherwise(0).cast(pl.Int8).alias(SPLIT))
-    )
-
-
-def _with_split(frame: pl.DataFrame, split: Any) -> pl.DataFrame:
-    return frame.with_columns(pl.Series(SPLIT, split.astype(np.int8)))
-
-
-# finding where to cut
-
-
-_NEVER = 1 << 62
-
-
-def tail_cuts(source: WatchedSource, split: Holdout) -> tuple[int, int]:
-    """Places in the log where eval and test begin, by number of rows."""
-    counts = _Counted(source.source, source.units())
-    held_out = round(counts.total * (split.held_out or 0.0))
-    eval_from = counts.total - held_out
-    test_from = eval_from + held_out // 2 if split.halve else counts.total
-    eval_place, test_place = counts.places_of(eval_from, test_from)
-    return eval_place, test_place
-
-
-def held_out_files(source: WatchedSource, split: Holdout) -> frozenset[int]:
-    """Numbers of the files that match; a pattern that matches nothing is an error."""
-    names = [file.name for file in source.files]
-    found: set[int] = set()
-    for pattern in split.held_out_files:
-        matches = {number for number, name in enumerate(names) if _matches(name, pattern)}
-        if not matches:
-            raise LogError(f'split.held_out_files has "{pattern}", but the log has: {", ".join(names)}.')
-        found |= matches
-    if len(found) == len(names):
-        raise LogError(
-            f"split.held_out_files holds out every file ({', '.join(names)}); nothing is left to train on."
-        )
-    return frozenset(found)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    path = PurePosixPath(name)
-    plain = path.with_suffix("").name if path.suffix in COMPRESSIONS else path.name
-    return any(fnmatch(candidate, pattern) for candidate in (name, path.name, plain))
-
-
-def file_cut(source: WatchedSource, split: Holdout) -> int:
-    """The place where the second half of the held-out rows begins."""
-    if not split.halve:
-        return _NEVER
-    held_out = held_out_files(source, split)
-    counts = _Counted(source.source, [unit for unit in source.units() if unit.file_index in held_out])
-    return counts.places_of(counts.total // 2)[0]
+        return engine.map(frame, partial(by_time, by, _time_cuts(engine, frame, split)))
+    if split.by == "random":
+        return engine.group(frame, [by], partial(random_rows, split), "split")
+    return engine.group(frame, [by], partial(last_rows, by, str(split.order)), "split")
 
 
 @dataclass(frozen=True)
@@ -144,45 +39,6 @@ class _Times:
         return Extracted(frame.height, {}, {"time": [(times, frame[POSITION])]})
 
 
-def time_cuts(engine: Engine, frame: Any, split: Holdout) -> tuple[float, float]:
-    """Times at which eval and test begin: as the recipe says, or so that the last share of rows is held out."""
-    if split.eval_from is not None:
-        return split.eval_from, split.test_from if split.test_from is not None else float("inf")
+def _time_cuts(engine: Engine, frame: Any, split: Holdout) -> tuple[float, float]:
     found = engine.measure(frame, _Times(str(split.column)), {"time": CountOptions(is_text=False)}, "times")
-    counts = found.counts["time"]
-    order = counts.values.arg_sort()
-    times, totals = counts.values.gather(order), counts.counts.gather(order).cum_sum()
-    held_out = split.held_out or 0.0
-    shares = (held_out, held_out / 2 if split.halve else 0.0)
-    eval_from, test_from = (_first_time(times, totals, share) for share in shares)
-    return eval_from, test_from
-
-
-def _first_time(times: pl.Series, totals: pl.Series, share: float) -> float:
-    """The earliest time such that at most `share` of the rows are at or after it."""
-    keep = round(int(totals[-1]) * (1 - share)) if len(totals) else 0
-    index = int(totals.search_sorted(keep, side="left")) + 1 if len(totals) else 0
-    return float(times[index]) if index < len(times) else float("inf")
-
-
-class _Counted:
-    """Units with their numbers of rows, so that the place of the n-th row can be found."""
-
-    def __init__(self, source: Source, units: list[Unit]) -> None:
-        self.source = source
-        self.units = units
-        with ThreadPoolExecutor(available_cores()) as pool:
-            self.rows = list(pool.map(source.count_rows, units))
-        self.total = sum(self.rows)
-
-    def places_of(self, *numbers: int) -> tuple[int, ...]:
-        """Positions of these rows (from 0, good and bad, increasing); past the end, a place that no row reaches."""
-        places: list[int] = []
-        first = 0
-        for unit, rows in zip(self.units, self.rows, strict=True):
-            wanted = [number - first for number in numbers[len(places) :] if number - first < rows]
-            if wanted:
-                start = first_position(unit.file_index)
-                places += [start + offset for offset in self.source.row_offsets(unit, wanted)]
-            first += rows
-        return (*places, *[_NEVER] * (len(numbers) - len(places)))
+    return time_cuts(found.counts["time"].values, found.counts["time"].counts, split)

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from recmill.errors import FeatureError
+from recmill.logs.rows import check_conditions, join_side, keep_share, keep_where
 from recmill.prepare import rows
 from recmill.spec import recipe as r
 from recmill.spec.load import recipe_from_dict
@@ -21,7 +22,7 @@ def frame_of(**columns: list[Any]) -> pl.DataFrame:
 
 
 def test_filter_keeps_the_rows_for_which_sql_is_true() -> None:
-    kept = rows.keep_where("x > 1 or y = 'b'", frame_of(x=[1, 2, None], y=["b", "a", "a"]))
+    kept = keep_where("x > 1 or y = 'b'", frame_of(x=[1, 2, None], y=["b", "a", "a"]))
     assert kept["x"].to_list() == [1, 2]
 
 
@@ -36,23 +37,21 @@ def test_a_condition_that_fails_is_named_before_any_row_is_read() -> None:
         }
     )
     with pytest.raises(FeatureError, match=r'The condition "x \+" in \[\[rows\]\] fails'):
-        rows.check_conditions(recipe)
+        check_conditions(recipe)
 
 
 def test_a_sample_keeps_the_same_rows_in_any_cutting() -> None:
     frame, sample = frame_of(x=list(range(4000))), r.Sample(0.25, seed=3)
-    kept = rows.keep_share(sample, frame)
+    kept = keep_share(sample, frame)
     assert 900 < kept.height < 1100
     assert (
-        pl.concat([rows.keep_share(sample, frame[2000:]), rows.keep_share(sample, frame[:2000])])
-        .sort("x")
-        .equals(kept)
+        pl.concat([keep_share(sample, frame[2000:]), keep_share(sample, frame[:2000])]).sort("x").equals(kept)
     )
 
 
 def test_a_join_gives_missing_values_where_nothing_matches() -> None:
     side = pl.DataFrame({"item": [2, 1], "price": [20, 10]})
-    joined = rows.join_side(side, "item", frame_of(item=[1, 3, 2, None]))
+    joined = join_side(side, "item", frame_of(item=[1, 3, 2, None]))
     assert joined["price"].to_list() == [10, None, 20, None]
 
 

@@ -1,0 +1,211 @@
+"""A log looked at once before it is trained on: its pieces, how many rows of each split they hold, its bad rows."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import polars as pl
+
+from recmill.errors import FeatureError
+from recmill.kernels import Counter, CountOptions
+from recmill.logs.base import Source, Unit, first_position, open_source
+from recmill.logs.rows import RowFunction, check_conditions, row_function
+from recmill.logs.splits import (
+    SplitFunction,
+    all_train,
+    by_places,
+    by_time,
+    held_out_places,
+    last_rows,
+    last_rows_of_each,
+    random_rows,
+    split_function,
+    time_cuts,
+)
+from recmill.logs.tally import Tally
+from recmill.logs.text import TextSource
+from recmill.spec.recipe import POSITION, SPLIT, SPLITS, Holdout, Recipe
+
+T = TypeVar("T")
+Piece = tuple[Unit, ...]  # one unit; or the same range of offsets of several files, whose rows take turns
+
+# Large enough that the fixed cost of a call is spread over thousands of rows, small enough to be read ahead.
+PIECE_BYTES = 4 << 20
+_HELD_ROWS = 1 << 20
+
+
+class CountedLog:
+    """The rows of a log as `prepare` would put them into splits, without features.
+
+    Opening it reads the log: once to count, and once before that when the split depends on the values of all rows.
+    `keep` may drop rows when all else is done.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: str,
+        max_bad: float,
+        num_workers: int | None = None,
+        keep: RowFunction | None = None,
+        memory: int = 2 << 30,
+    ) -> None:
+        check_conditions(recipe)
+        self.source = open_source(recipe.log, data)
+        self.functions = _row_functions(recipe, data, memory)
+        self.num_workers = num_workers or os.cpu_count() or 1
+        units = self.source.units(target_bytes=PIECE_BYTES)
+        self.pieces: list[Piece] = [(unit,) for unit in units]
+        self.functions.append(self._split_function(units, recipe.split))
+        if keep is not None:
+            self.functions.append(keep)
+        self.pieces, self.notes = _in_order(self.source, self.pieces, recipe.table.order)
+        self.rows, self.tally = self._count()
+        self.tally.check(self.source.files, max_bad)
+
+    def num_rows(self, split: str) -> int:
+        return int(self.rows[:, SPLITS.index(split)].sum())
+
+    def read(self, piece: Piece, tally: Tally | None = None) -> Iterator[pl.DataFrame]:
+        """A piece's good rows, in order, as all functions leave them; bad ones are counted in the tally."""
+        frames = self._raw_frames(piece, tally if tally is not None else Tally())
+        for frame in frames if len(piece) == 1 else _taking_turns(frames):
+            for function in self.functions:
+                frame = function(frame)
+            if frame.height:
+                yield frame
+
+    def _raw_frames(self, piece: Piece, tally: Tally) -> Iterator[pl.DataFrame]:
+        for unit in piece:
+            for batch in self.source.read(unit, 2 * PIECE_BYTES):
+                tally.rows += batch.num_rows
+                for row in batch.bad:
+                    tally.note(row)
+                if batch.frame.height:
+                    yield batch.frame
+
+    def _count(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Tally]:
+        """Rows of each piece and split, and the bad rows of all."""
+
+        def count(piece: Piece) -> tuple[Any, Tally]:
+            tally, rows = Tally(), np.zeros(len(SPLITS), np.int64)
+            for frame in self.read(piece, tally):
+                rows += np.bincount(frame[SPLIT].to_numpy(), minlength=len(SPLITS))
+            return rows, tally
+
+        found = self._for_each_piece(count)
+        total = Tally()
+        for _, tally in found:
+            total.add(tally)
+        return np.array([rows for rows, _ in found]).reshape(-1, len(SPLITS)), total
+
+    def _for_each_piece(self, function: Callable[[Piece], T]) -> list[T]:
+        with ThreadPoolExecutor(self.num_workers) as pool:
+            tasks = [pool.submit(function, piece) for piece in self.pieces]
+            try:
+                return [task.result() for task in tasks]
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def _split_function(self, units: list[Unit], split: Holdout | None) -> SplitFunction:
+        function = split_function(self.source, units, split, self.num_workers)
+        if function is not None:
+            return function
+        assert split is not None
+        by = str(split.column)
+        if split.by == "time":
+            return partial(by_time, by, self._time_cuts(by, split))
+        if split.by == "random":
+            return self._by_groups(partial(_select, [by, POSITION]), partial(random_rows, split))
+        order = str(split.order)
+        return self._by_groups(partial(last_rows_of_each, by, order), partial(last_rows, by, order))
+
+    def _time_cuts(self, column: str, split: Holdout) -> tuple[float, float]:
+        counter = Counter(CountOptions(is_text=False))
+
+        def count(piece: Piece) -> None:
+            for frame in self.read(piece):
+                counter.add(frame[column].cast(pl.Int64))
+
+        self._for_each_piece(count)
+        counts = counter.drain()
+        return time_cuts(counts["value"], counts["count"], split)
+
+    def _by_groups(self, keys_of: RowFunction, assign: SplitFunction) -> SplitFunction:
+        """A split that must see all rows of a group: `keys_of` takes from rows what `assign` needs, also once more."""
+        held: list[pl.DataFrame] = []
+        bound = _HELD_ROWS
+        lock = threading.Lock()
+
+        def hold(piece: Piece) -> None:
+            nonlocal held, bound
+            for frame in self.read(piece):
+                keys = keys_of(frame)
+                with lock:
+                    held.append(keys)
+                    if sum(rows.height for rows in held) > bound:
+                        held = [keys_of(pl.concat(held))]
+                        bound = max(_HELD_ROWS, 2 * held[0].height)
+
+        self._for_each_piece(hold)
+        if not held:
+            return all_train  # of no rows; counting them says so
+        return partial(by_places, *held_out_places(assign(keys_of(pl.concat(held)))))
+
+
+def _select(columns: list[str], frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.select(columns)
+
+
+def _row_functions(recipe: Recipe, data: str, memory: int) -> list[RowFunction]:
+    functions = []
+    for operation in recipe.rows:
+        function = row_function(recipe, operation, data, memory)
+        if function is None:
+            raise FeatureError(
+                f'[[rows]] of recipe "{recipe.name}" has {operation.operation_name()}, which looks at other rows; '
+                "straight from the log, each row is seen alone. "
+                "Run `recmill prepare` and train from its Table instead."
+            )
+        functions.append(function)
+    return functions
+
+
+def _in_order(source: Source, pieces: list[Piece], order: str) -> tuple[list[Piece], tuple[str, ...]]:
+    """The pieces in the order that the recipe asks of a Table, and a note where that is not to be had."""
+    if order == "log" or (len(source.files) == 1 and order == "interleave"):
+        return pieces, ()
+    if order == "shuffle":
+        return pieces, ("Rows come in log order: table.order = shuffle is for a Table only.",)
+    if isinstance(source, TextSource) and all(source.can_cut(file) for file in source.files):
+        return list(_side_by_side(source)), ()
+    return pieces, (
+        "Rows come in log order: table.order = interleave needs a Table, or files of plain text without quotes.",
+    )
+
+
+def _side_by_side(source: Source) -> Iterator[Piece]:
+    """The same range of bytes of every file, range after range."""
+    step = max(1, PIECE_BYTES // len(source.files))
+    for start in range(0, max(file.size for file in source.files), step):
+        yield tuple(
+            Unit(number, start, min(start + step, file.size))
+            for number, file in enumerate(source.files)
+            if start < file.size
+        )
+
+
+def _taking_turns(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """Rows of several files by their place in the file, ties by file: as a Table interleaves them."""
+    held = list(frames)
+    if held:
+        rows = pl.concat(held)
+        offsets = rows[POSITION].to_numpy() & (first_position(1) - 1)
+        yield rows[np.argsort(offsets, kind="stable")]

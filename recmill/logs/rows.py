@@ -1,0 +1,86 @@
+"""Row operations that look at one row at a time, so that they can run wherever rows are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import polars as pl
+
+from recmill.errors import FeatureError, LogError, ResourceError
+from recmill.features.numeric import dtype_of
+from recmill.kernels import hash_positions
+from recmill.logs.base import open_source
+from recmill.spec import recipe as r
+from recmill.spec.kinds import kinds_of_columns
+from recmill.spec.recipe import POSITION
+
+RowFunction = Callable[[pl.DataFrame], pl.DataFrame]
+_SIDE_TABLE_SHARE = 4  # a side table may take this part of the memory bound
+
+
+def row_function(recipe: r.Recipe, operation: r.RowOperation, data: str, memory: int) -> RowFunction | None:
+    """The operation as a function of rows; None when it needs rows beside the ones it is given."""
+    if isinstance(operation, r.Filter):
+        return partial(keep_where, operation.sql)
+    if isinstance(operation, r.Sample):
+        return partial(keep_share, operation)
+    if isinstance(operation, r.Join):
+        return partial(join_side, read_side_table(recipe, operation, data, memory), operation.on)
+    return None
+
+
+def keep_where(sql: str, frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.filter(pl.sql_expr(sql))
+
+
+def check_conditions(recipe: r.Recipe) -> None:
+    """Try every SQL condition of the recipe's rows on no rows at all, before any work is done."""
+    kinds = kinds_of_columns(recipe)
+    nothing = pl.DataFrame(schema={name: dtype_of(kind) for name, kind in kinds.items()})
+    for operation in recipe.rows:
+        sql = operation.sql if isinstance(operation, r.Filter) else getattr(operation, "where", None)
+        if sql is None:
+            continue
+        try:
+            keep_where(sql, nothing)
+        except pl.exceptions.PolarsError as error:
+            raise FeatureError(f'The condition "{sql}" in [[rows]] fails: {error}') from None
+
+
+def keep_share(sample: r.Sample, frame: pl.DataFrame) -> pl.DataFrame:
+    share = hash_positions(frame[POSITION], sample.seed).astype(np.float64) / 2.0**64
+    return frame.filter(pl.Series(share < sample.fraction))
+
+
+def read_side_table(recipe: r.Recipe, join: r.Join, data: str, memory: int) -> pl.DataFrame:
+    """A side table, whole; each key once. Bad rows in so small a file are an error, not a loss."""
+    source = open_source(recipe.tables[join.table], data)
+    size = sum(file.size for file in source.files)
+    if size > memory // _SIDE_TABLE_SHARE:
+        raise ResourceError(
+            f"Side table {join.table} has {size >> 20:,} MB, more than a quarter of --memory "
+            f"({memory >> 20:,} MB). Raise --memory."
+        )
+    batches = [batch for unit in source.units() for batch in source.read(unit)]
+    bad = [row for batch in batches for row in batch.bad]
+    if bad:
+        raise LogError(
+            f"Side table {join.table} has {len(bad):,} bad rows; "
+            f"the first is {bad[0].file} at {bad[0].offset:,}: {bad[0].reason}."
+        )
+    if not batches:
+        raise LogError(f"Side table {join.table} is empty: {', '.join(file.name for file in source.files)}.")
+    frame = pl.concat([batch.frame for batch in batches]).drop(POSITION)
+    twice = frame.filter(pl.col(join.on).is_duplicated())
+    if twice.height:
+        raise LogError(
+            f'Side table {join.table} has {twice.height:,} rows whose "{join.on}" is not unique, '
+            f"such as {twice[join.on][0]!r}."
+        )
+    return frame
+
+
+def join_side(side: pl.DataFrame, on: str, frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.join(side, on=on, how="left", maintain_order="left")
