@@ -11,7 +11,7 @@ from typing import Any
 from recmill.errors import ArtifactError
 
 MANIFEST = "manifest.json"
-_MAKERS = {"table": "recmill prepare"}
+_MAKERS = {"table": "recmill prepare", "checkpoint": "recmill train", "step": "recmill train"}
 
 
 def write_whole(path: Path, text: str, durable: bool = False) -> None:
@@ -34,9 +34,13 @@ def publish(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:
     for file in path.rglob("*"):
         if file.is_file():
             sync(file)
-    write_whole(
-        path / MANIFEST, json.dumps({"kind": kind, "format": 1, **manifest}, indent=1) + "\n", durable=True
-    )
+    write_manifest(path, kind, manifest)
+
+
+def write_manifest(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:
+    """What says that a directory is whole, and of which kind."""
+    text = json.dumps({"kind": kind, "format": 1, **manifest}, indent=1) + "\n"
+    write_whole(path / MANIFEST, text, durable=True)
 
 
 def is_published(path: Path) -> bool:

@@ -5,6 +5,7 @@ RecmillError            message says where, what was found, what was expected, w
 ├── LogError            a log file is missing, unreadable, truncated or not what the recipe says
 │   └── TooManyBadRows  more rows were set aside than --max-bad allows
 ├── FeatureError        a feature cannot be fitted or applied to this data
+├── TrainingError       training cannot go on: a loss or gradient is not finite, a model gives a wrong shape
 ├── ArtifactError       an artifact is incomplete, damaged, of another kind or already there
 ├── ResourceError       the disk is full, the memory bound is too small for the job
 └── MissingPackage      an optional package is needed; the message is the install line
@@ -45,6 +46,10 @@ class TooManyBadRows(LogError):
 
 class FeatureError(RecmillError):
     """A feature cannot be fitted or applied to this data."""
+
+
+class TrainingError(RecmillError):
+    """Training cannot go on: a loss or gradient is not finite, or a model gives a wrong shape."""
 
 
 class ArtifactError(RecmillError):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from recmill.errors import RecmillError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -157,6 +160,9 @@ class BinaryMetrics:
     constant_accuracy: float
     calibration: float
 
+    def as_dict(self) -> dict[str, float]:
+        return dict(vars(self))
+
 
 def bins_of(probabilities: Array) -> Array:
     logits = np.log(probabilities) - np.log1p(-probabilities)
@@ -257,3 +263,17 @@ def top_items(scores: Array, k: int, seen: Sequence[Array] | None = None) -> Arr
     order = np.argsort(-masked, axis=1, kind="stable")[:, :k]
     best = np.take_along_axis(masked, order, axis=1)
     return np.where(np.isfinite(best), order, -1)
+
+
+_TARGET = re.compile(r"\s*([a-z_]+(?:@\d+)?)\s*(>=|<=)\s*([-+.\deE]+)\s*")
+
+
+def meets(target: str, metrics: Mapping[str, float]) -> bool:
+    """Whether `auc >= 0.8025` or the like is so."""
+    match = _TARGET.fullmatch(target)
+    if match is None or match[1] not in metrics:
+        raise RecmillError(
+            f'Target "{target}" must look like "auc >= 0.8025"; metrics are: {", ".join(metrics)}.'
+        )
+    value, bound = metrics[match[1]], float(match[3])
+    return value >= bound if match[2] == ">=" else value <= bound

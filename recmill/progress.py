@@ -13,7 +13,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Reports stages of work measured in bytes; every method may be called from any thread."""
+    """Reports stages of work; every method may be called from any thread."""
 
     def __init__(self, quiet: bool = False, stream: TextIO | None = None) -> None:
         self.quiet = quiet
@@ -21,7 +21,7 @@ class Progress:
 
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[Stage]:
-        """One pass over the data; `total` is in the unit that `advance` counts (bytes of input)."""
+        """One pass over the data; `total` is in the unit that `advance` counts (bytes of input, steps)."""
         if self.quiet:
             yield Stage(name, total)
         elif self.stream.isatty():
@@ -56,6 +56,7 @@ class Stage:
         self.total = total
         self.done = 0
         self.rows = 0
+        self.note = ""  # what else to say beside the rate
         self.started = time.monotonic()
         self._lock = threading.Lock()
 
@@ -67,7 +68,7 @@ class Stage:
 
     def rate(self) -> str:
         seconds = max(1e-9, time.monotonic() - self.started)
-        return f"{self.rows / seconds:,.0f} rows/s"
+        return f"{self.rows / seconds:,.0f} rows/s" + (f"  {self.note}" if self.note else "")
 
     def report(self) -> None:
         """Show the state; called with the lock held."""

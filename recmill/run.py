@@ -2,50 +2,93 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from recmill import evaluate as evaluation
+from recmill import prepare as preparation
+from recmill import train as training
+from recmill.checkpoint import CheckpointFolder
 from recmill.errors import RecmillError
-from recmill.logs.generate import Generated, generate, read_truth
-from recmill.prepare import Options, Prepared, prepare
+from recmill.evaluate.write import write_evaluation
+from recmill.learner.saved import models_of
+from recmill.logs.generate import generate, read_truth
 from recmill.progress import Progress
 from recmill.spec.recipe import Recipe
+from recmill.train.source import TableSource
 
 DEFAULT_ROWS = 100_000
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What the stages made."""
+class Options:
+    """How the stages run."""
 
-    data: Path
-    generated: Generated | None
-    prepared: Prepared
+    rows: int = DEFAULT_ROWS  # to generate when there is no log
+    prepare: preparation.Options = field(default_factory=preparation.Options)
+    train: training.Options = field(default_factory=lambda: training.Options(resume=True))
+    gate: tuple[Any, ...] = ()
+
+
+@dataclass
+class Ran:
+    """What the stages made, and the seconds that each took."""
+
+    data: str
+    into: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return all(model.passed for model in self.results.get("evaluate", []))
 
 
 def run(
     recipe: Recipe,
     data: str | None,
     into: Path,
-    rows: int = DEFAULT_ROWS,
     options: Options | None = None,
     progress: Progress | None = None,
-    report: Callable[[Generated | Prepared], None] = lambda result: None,
+    report: Callable[[str, Any], None] = lambda stage, result: None,
 ) -> Ran:
-    """Generate a log unless there is one, then prepare it. `report` hears of each stage as it ends."""
-    generated = None
+    """Generate a log unless there is one, prepare it, train and evaluate; `report` hears of each stage as it ends."""
+    options, progress = options or Options(), progress or Progress(quiet=True)
+    ran = Ran(data or str(into / "log"), into)
+
+    def stage(name: str, work: Callable[[], Any]) -> Any:
+        started = time.perf_counter()
+        result = ran.results[name] = work()
+        ran.seconds[name] = time.perf_counter() - started
+        report(name, result)
+        return result
+
     if data is None:
-        data = str(into / "log")
-        generated = _generate(recipe, Path(data), rows)
-        if generated is not None:
-            report(generated)
-    prepared = prepare(recipe, data, into / "table", options, progress)
-    report(prepared)
-    return Ran(Path(data), generated, prepared)
+        stage("generate", lambda: _generate(recipe, into / "log", options.rows))
+    prepared = stage(
+        "prepare", lambda: preparation.prepare(recipe, ran.data, into / "table", options.prepare, progress)
+    )
+    if models_of(recipe):
+        source = TableSource(prepared.table)
+        stage("train", lambda: training.train(recipe, source, into / "checkpoint", options.train, progress))
+        stage("evaluate", lambda: _evaluate(into, prepared.table, options, progress))
+    return ran
 
 
-def _generate(recipe: Recipe, into: Path, rows: int) -> Generated | None:
+def _evaluate(into: Path, table: Any, options: Options, progress: Progress) -> list[evaluation.Evaluated]:
+    folder = CheckpointFolder.open(into / "checkpoint")
+    wanted = evaluation.Options(
+        models=options.train.models, gate=options.gate, num_threads=options.train.threads or 1
+    )
+    evaluated = evaluation.evaluate(folder, table, wanted, progress)
+    write_evaluation(folder, evaluated, into / "report.html")
+    return evaluated
+
+
+def _generate(recipe: Recipe, into: Path, rows: int) -> Any:
     """A synthetic log in the recipe's shape; None when it is there already."""
     if recipe.generate is None:
         raise RecmillError(f'Recipe "{recipe.name}" has no generator; give its log with --data DIR.')

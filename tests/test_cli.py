@@ -341,16 +341,6 @@ def test_bad_rows_are_set_aside_and_too_many_are_1(recmill: Run, shop: Path, tmp
     assert f"bad    1 rows set aside in {tmp_path / 'table' / 'rejected'}" in out
 
 
-def test_run_takes_a_recipe_through_every_stage(recmill: Run, tmp_path: Path) -> None:
-    arguments = ["run", "quickstart", "--into", tmp_path / "run", "--rows", 300, "--quiet"]
-    code, out, err = recmill(*arguments)
-    assert (code, err) == (0, "")
-    assert "first row of the Table:\n  user_id " in out
-    code, out, _ = recmill(*arguments, "--json")
-    assert code == 0
-    assert json.loads(out)["table"] == str(tmp_path / "run" / "table")
-
-
 def test_a_recipe_without_generator_needs_data(recmill: Run, tmp_path: Path) -> None:
     code, _, err = recmill("run", "quickstart", "--set", "generate=", "--into", tmp_path / "run")
     assert code != 0

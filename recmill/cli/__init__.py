@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from recmill import __version__
-from recmill.cli import bench, check, generate, prepare, recipes, run
+from recmill.cli import bench, check, checkpoint, evaluate, generate, prepare, recipes, run, train
 from recmill.errors import RecmillError
 
 
@@ -50,5 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
     recipes.add(commands)
     check.add(commands)
     prepare.add(commands)
+    train.add(commands)
+    evaluate.add(commands)
+    checkpoint.add(commands)
     bench.add(commands)
     return parser

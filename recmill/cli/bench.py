@@ -1,4 +1,4 @@
-"""`recmill bench`."""
+"""`recmill bench`: one sub-command for each stage that can be measured."""
 
 from __future__ import annotations
 
@@ -6,28 +6,39 @@ import argparse
 import json
 from typing import Any
 
-from recmill.cli.arguments import add_command, positive, size
+from recmill.cli.arguments import UsageError, add_command, positive, size
+
+_EXAMPLES = """
+recmill bench prepare
+recmill bench prepare --rows 10000000 --memory 1GB --json
+recmill bench train --shape dlrm --peer-python tensorflow=/opt/tf/bin/python
+recmill bench embeddings --keys 100000 --keys 10000000
+"""
 
 
 def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "bench",
-        _bench,
+        lambda parsed: parser.print_help(),
         "measure a stage beside its peers, in one run",
-        """
-recmill bench prepare
-recmill bench prepare --rows 10000000 --memory 1GB --json
-""",
+        _EXAMPLES,
     )
-    parser.add_argument("stage", choices=["prepare"], help="what to measure")
-    parser.add_argument(
-        "--rows",
-        type=positive,
-        default=1_000_000,
-        metavar="N",
-        help="generated Criteo rows (default: 1000000)",
+    stages = parser.add_subparsers(title="stages", metavar="STAGE", help="what to measure")
+    _add_prepare(stages)
+    _add_train(stages)
+    _add_embeddings(stages)
+
+
+def _add_prepare(stages: Any) -> None:
+    parser = add_command(
+        stages,
+        "prepare",
+        _prepare,
+        "raw Criteo text to Table, beside a bare Polars read and a pandas script",
+        "recmill bench prepare --rows 10000000 --memory 1GB --without-pandas",
     )
+    _add_rows(parser, "generated Criteo rows")
     parser.add_argument(
         "--recipe", default="criteo-dlrm", help="recipe to prepare with (default: criteo-dlrm)"
     )
@@ -37,25 +48,114 @@ recmill bench prepare --rows 10000000 --memory 1GB --json
     parser.add_argument(
         "--workers", type=positive, metavar="N", help="threads (default: the cores this process may use)"
     )
-    parser.add_argument(
-        "--repeat",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="interleaved rounds; medians are reported (default: 1)",
-    )
+    _add_repeat(parser, 1)
     parser.add_argument(
         "--without-pandas",
         action="store_true",
         help="leave out the pandas peer, which needs much memory and time",
     )
+    _add_data_and_json(parser)
+
+
+def _add_train(stages: Any) -> None:
+    parser = add_command(
+        stages,
+        "train",
+        _train,
+        "samples/s from a Table and from the raw log, beside the dense model alone and peers on the same batches",
+        """
+recmill bench train --shape dlrm --shape wide_deep --data /tmp/bench
+recmill bench train --shape dlrm --peer torch_embedding_bag --threads 2 --repeat 3
+""",
+    )
+    parser.add_argument(
+        "--shape",
+        choices=["dlrm", "wide_deep"],
+        action="append",
+        help="DeepRec's DLRM (batch 2048) or Intel's Wide & Deep (batch 512); may be repeated (default: dlrm)",
+    )
+    _add_rows(parser, "generated Criteo rows")
+    _add_repeat(parser, 5)
+    parser.add_argument(
+        "--threads",
+        type=positive,
+        action="append",
+        metavar="N",
+        help="may be repeated (default: 1 and all cores)",
+    )
+    parser.add_argument("--peer", action="append", metavar="NAME", help="may be repeated (default: all)")
+    parser.add_argument(
+        "--peer-python",
+        action="append",
+        default=[],
+        metavar="PEER=PYTHON",
+        help="interpreter of a peer that has an environment of its own; may be repeated",
+    )
+    parser.add_argument(
+        "--seconds", type=positive, default=5, metavar="N", help="timed seconds of one run (default: 5)"
+    )
+    _add_data_and_json(parser)
+
+
+def _add_embeddings(stages: Any) -> None:
+    parser = add_command(
+        stages,
+        "embeddings",
+        _embeddings,
+        "lookup and update of embedding tables: nanoseconds and bytes for a key",
+        """
+recmill bench embeddings
+recmill bench embeddings --keys 100000000 --memory 4GB --data /var/tmp
+""",
+    )
+    parser.add_argument(
+        "--keys",
+        type=positive,
+        action="append",
+        metavar="N",
+        help="keys in all tables together; may be repeated (default: 100000 and 10000000)",
+    )
+    parser.add_argument("--dim", type=positive, default=16, metavar="N", help="floats of a row (default: 16)")
+    parser.add_argument(
+        "--memory",
+        type=size,
+        metavar="SIZE",
+        help="bound of records in memory; the rest is on disk (default: none)",
+    )
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="threads (default: the cores this process may use)"
+    )
+    _add_repeat(parser, 5)
+    parser.add_argument(
+        "--data", metavar="DIR", help="folder of the disk tier (default: the current directory)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _add_rows(parser: Any, what: str) -> None:
+    parser.add_argument(
+        "--rows", type=positive, default=1_000_000, metavar="N", help=f"{what} (default: 1000000)"
+    )
+
+
+def _add_repeat(parser: Any, default: int) -> None:
+    parser.add_argument(
+        "--repeat",
+        type=positive,
+        default=default,
+        metavar="N",
+        help=f"interleaved rounds; medians are reported (default: {default})",
+    )
+
+
+def _add_data_and_json(parser: Any) -> None:
     parser.add_argument(
         "--data", metavar="DIR", help="keep and reuse the generated log there (default: a temporary folder)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def _bench(parsed: argparse.Namespace) -> None:
+def _prepare(parsed: argparse.Namespace) -> None:
     from recmill.bench.prepare import bench_prepare, describe
 
     result = bench_prepare(
@@ -66,5 +166,44 @@ def _bench(parsed: argparse.Namespace) -> None:
         parsed.repeat,
         not parsed.without_pandas,
         parsed.data,
+    )
+    print(json.dumps(result) if parsed.json else describe(result))
+
+
+def _train(parsed: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from recmill.bench.train import PEERS, bench_train, describe
+    from recmill.engines.local import available_cores
+
+    for given in parsed.peer_python:
+        if "=" not in given:
+            raise UsageError(f"--peer-python must look like tensorflow=/path/to/python, got {given}")
+    for shape in parsed.shape or ["dlrm"]:
+        result = bench_train(
+            shape,
+            parsed.rows,
+            parsed.repeat,
+            parsed.threads or sorted({1, available_cores()}),
+            parsed.peer or PEERS,
+            dict(given.split("=", 1) for given in parsed.peer_python),
+            Path(parsed.data) if parsed.data else None,
+            parsed.seconds,
+        )
+        print(json.dumps(result) if parsed.json else describe(result))
+
+
+def _embeddings(parsed: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from recmill.bench.embeddings import bench_embeddings, describe
+
+    result = bench_embeddings(
+        parsed.keys or (100_000, 10_000_000),
+        dim=parsed.dim,
+        threads=parsed.threads,
+        memory=parsed.memory,
+        repeat=parsed.repeat,
+        folder=Path(parsed.data) if parsed.data else None,
     )
     print(json.dumps(result) if parsed.json else describe(result))

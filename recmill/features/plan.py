@@ -170,6 +170,14 @@ class Plan:
     def columns(self) -> list[ColumnInfo]:
         return [chain.info() for chain in (*self.features, *self.labels)]
 
+    def values_of(self, feature: str) -> pl.Series | None:
+        """What the ids of a vocabulary stand for, from id 1 on; None for features without one."""
+        for chain in self.features:
+            keyed = chain.transforms[-1].keyed if chain.transforms else None
+            if chain.info().name == feature and keyed is not None:
+                return keyed.frame["value"]
+        return None
+
     # keeping
 
     def save(self, into: Path) -> None:

@@ -1,229 +1,161 @@
-"""A ranker at work: a dense model and the tables that feed it, trained together.
-
-One thread for each share of a batch, single-threaded torch inside, one join a step: gradients are returned, summed once
-and applied once. On two cores this beats torch's own threads inside each operation (design notes, section 7).
-"""
+"""A ranker: numbers and pooled embeddings through a dense model to the chance of a click."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TypeVar
+import importlib
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recmill.batches import Array, Batch, Keys, Layout
-from recmill.embeddings.collection import EmbeddingCollection, EmbeddingFeature, Looked
-from recmill.embeddings.table import OPTIMIZERS, EmbeddingTable, TableSpec
-from recmill.errors import FeatureError
+from recmill.batches import Array, Batch, Cursor, Layout
+from recmill.embeddings.collection import Looked
+from recmill.embeddings.table import DiskTier
+from recmill.errors import FeatureError, TrainingError
 from recmill.features.chain import ColumnInfo
+from recmill.learner.base import Learner, Step, check_dims, check_labels, check_numbers, columns_of
+from recmill.metrics import ScoreSums
 from recmill.models.dlrm import DLRM
 from recmill.models.wide_deep import WideDeep
 from recmill.spec import recipe as r
-from recmill.train.optimizers import dense_optimizer
 
-T = TypeVar("T")
-
-MODELS: dict[str, type[DLRM] | type[WideDeep]] = {"dlrm": DLRM, "wide_deep": WideDeep}
-_DYNAMIC_SCALE = 0.01
-EVICT_EVERY = 500  # steps
+MODELS: dict[str, Callable[[r.Ranking, int, int], nn.Module]] = {"dlrm": DLRM, "wide_deep": WideDeep}
+METRIC = "auc"
 
 
-@dataclass(frozen=True)
-class Step:
-    """What one step gave: the mean loss of its rows."""
-
-    loss: float
-
-
-class Ranker:
+class Ranker(Learner):
     """Numbers, tables, dense weights and their optimizers of one ranking model."""
 
-    def __init__(self, spec: r.Ranking, columns: Sequence[ColumnInfo], num_threads: int = 1) -> None:
-        torch.manual_seed(spec.train.seed)
+    def __init__(
+        self,
+        spec: r.Ranking,
+        columns: Sequence[ColumnInfo],
+        num_threads: int = 1,
+        disk: DiskTier | None = None,
+    ) -> None:
+        super().__init__(spec.train, num_threads, disk)
         self.spec = spec
-        self.num_threads = num_threads
-        self.layout = Layout.of(columns, spec.features or None)
-        self._check(columns)
+        deep = Layout.of(columns, spec.features or None)
+        check_dims(columns, deep, spec.embedding_dim, "ranking")
         known = {column.name: column for column in columns}
-        self.deep = tables_for(
-            [known[name] for name in self.layout.keys],
-            spec.embedding_dim,
-            spec.train.sparse,
-            spec,
-            num_threads,
+        self.layout = Layout.of(
+            columns, [*deep.features, *(name for name in spec.wide if name not in deep.keys)]
         )
-        wide_optimizer = spec.wide_optimizer or r.Optimizer("ftrl", 0.005)
-        self.wide_optimizer = wide_optimizer
-        self.wide = (
-            tables_for([known[name] for name in spec.wide], 1, wide_optimizer, spec, num_threads)
-            if spec.wide
-            else None
-        )
-        self.model: nn.Module = MODELS[spec.model](spec, len(self.layout.numbers), len(self.layout.keys))
-        self.parameters = list(self.model.parameters())
-        self.optimizer = dense_optimizer(spec.train.dense, self.parameters)
-        self.steps = 0
-        self._pool = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
-
-    def _check(self, columns: Sequence[ColumnInfo]) -> None:
-        """What a recipe may ask for and this ranker cannot do yet is an error, never ignored."""
-        if self.spec.model not in MODELS:
-            raise FeatureError(
-                f'Ranking model "{self.spec.model}" cannot be trained; there are: {", ".join(MODELS)}.'
-            )
-        if self.layout.lists:
-            raise FeatureError(
-                f'Ranking cannot use "{self.layout.lists[0]}": lists of numbers have no place in it.'
-            )
-        for column in columns:
-            if column.name in self.layout.keys and column.dim not in (None, self.spec.embedding_dim):
-                raise FeatureError(
-                    f'Feature "{column.name}" has dim {column.dim}, but ranking.embedding_dim is '
-                    f"{self.spec.embedding_dim}; tables of one model have one dim."
-                )
+        deep_columns = [known[name] for name in deep.keys]
+        self.add_tables("deep", deep_columns, spec.embedding_dim, spec.train.sparse, spec.dynamic)
+        if spec.wide:
+            wide_optimizer = spec.wide_optimizer or r.Optimizer("ftrl", 0.005)
+            self.add_tables("wide", [known[name] for name in spec.wide], 1, wide_optimizer, spec.dynamic)
+        make = MODELS.get(spec.model) or own_model(spec.model)
+        self.set_model(make(spec, len(deep.numbers), len(deep.keys)))
+        self._bfloat16 = spec.train.precision == "bfloat16"
+        if self._bfloat16:
+            check_bfloat16()
 
     def step(self, batch: Batch, rate_factor: float = 1.0) -> Step:
-        """Learn from one batch. Nothing changes if a gradient is not finite; that is an error."""
+        """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
+        check_numbers(batch, self.layout.numbers)
+        check_labels(self.spec.label, batch.labels[self.spec.label])
         self.model.train()
         self.steps += 1
-        deep = self.deep.lookup(_columns(batch.keys, self.deep), train=True, step=self.steps)
-        wide = (
-            self.wide.lookup(_columns(batch.keys, self.wide), train=True, step=self.steps)
-            if self.wide
-            else None
+        looked = self._look_up(batch, train=True)
+        shares = self.shares(
+            lambda rows: self._share(batch, looked, rows), batch.size, self.spec.train.micro_batches
         )
-        shares = self._map(lambda rows: self._share(batch, deep, wide, rows), batch.size)
         loss = sum(share[0] for share in shares)
-        self._apply_dense([share[1] for share in shares], rate_factor)
-        train = self.spec.train
-        grads = np.concatenate([share[2] for share in shares])
-        self.deep.update(deep, grads, train.sparse.learning_rate * rate_factor, self.steps)
-        if self.wide is not None and wide is not None:
-            wide_grads = np.concatenate([share[3] for share in shares])
-            self.wide.update(wide, wide_grads, self.wide_optimizer.learning_rate * rate_factor, self.steps)
-        if self.steps % EVICT_EVERY == 0:
-            self.evict()
+        dense = [share[1] for share in shares]
+        self.check_finite(loss, dense)
+        for place, (name, read) in enumerate(looked.items()):
+            grads = np.concatenate([share[2][place] for share in shares])
+            self.update_rows(name, read, grads, rate_factor)
+        self.apply_dense(dense, rate_factor)
+        dynamic = self.spec.dynamic
+        if dynamic is not None and self.steps % dynamic.evict_every_steps == 0:
+            self.evict(dynamic)
         return Step(loss)
-
-    def evict(self) -> int:
-        """Drop the keys of dynamic tables that the recipe no longer wants; how many went."""
-        options = self.spec.dynamic
-        evicted = 0
-        if options is None:
-            return 0
-        for table in (table for table in self.deep.tables.values() if table.spec.num_rows is None):
-            if options.evict_after_steps is not None:
-                evicted += table.evict_by_age(self.steps, options.evict_after_steps)
-            if options.evict_below_norm is not None:
-                evicted += table.evict_by_norm(options.evict_below_norm)
-            if options.capacity is not None:
-                evicted += table.evict_by_capacity(options.capacity)
-        return evicted
 
     def predict(self, batch: Batch) -> Array:
         """Probabilities [B]; learns nothing, not even which keys exist."""
+        check_numbers(batch, self.layout.numbers)
         self.model.eval()
-        deep = self.deep.lookup(_columns(batch.keys, self.deep), train=False)
-        wide = self.wide.lookup(_columns(batch.keys, self.wide), train=False) if self.wide else None
+        looked = self._look_up(batch, train=False)
 
         def share(rows: slice) -> Array:
             with torch.no_grad():
-                inputs = [torch.from_numpy(batch.numbers[rows]), torch.from_numpy(deep.values[rows])]
-                if wide is not None:
-                    inputs.append(torch.from_numpy(wide.values[rows, :, 0]))
-                return np.asarray(torch.sigmoid(self.model(*inputs)).numpy())
+                logits = self._logits(torch.from_numpy(batch.numbers[rows]), _vectors(looked, rows))
+                return np.asarray(torch.sigmoid(logits).numpy())
 
-        return np.concatenate(self._map(share, batch.size))
+        return np.concatenate(self.shares(share, batch.size))
+
+    def evaluate(self, batches: Iterable[tuple[Batch, Cursor]]) -> ScoreSums:
+        """How well the batches' labels are predicted."""
+        sums = ScoreSums()
+        for batch, _ in batches:
+            sums.add(batch.labels[self.spec.label], self.predict(batch))
+        return sums
+
+    def _look_up(self, batch: Batch, train: bool) -> dict[str, Looked]:
+        return {
+            name: collection.lookup(columns_of(batch.keys, collection), train, self.steps)
+            for name, collection in self.collections.items()
+        }
 
     def _share(
-        self, batch: Batch, deep: Looked, wide: Looked | None, rows: slice
-    ) -> tuple[float, list[Tensor], Array, Array | None]:
-        """Loss and gradients of some rows of the batch, as parts of the whole batch's mean."""
-        pooled = torch.from_numpy(deep.values[rows]).requires_grad_()
-        inputs = [torch.from_numpy(batch.numbers[rows]), pooled]
-        leaves = [pooled]
-        if wide is not None:
-            weights = torch.from_numpy(wide.values[rows, :, 0]).requires_grad_()
-            inputs.append(weights)
-            leaves.append(weights)
+        self, batch: Batch, looked: dict[str, Looked], rows: slice
+    ) -> tuple[float, list[Tensor], list[Array]]:
+        """Loss and gradients (of dense weights, of looked-up vectors) of some rows, as parts of the batch's mean."""
+        vectors = [vector.requires_grad_() for vector in _vectors(looked, rows)]
         labels = torch.from_numpy(batch.labels[self.spec.label][rows])
-        loss = (
-            functional.binary_cross_entropy_with_logits(self.model(*inputs), labels, reduction="sum")
-            / batch.size
+        logits = self._logits(torch.from_numpy(batch.numbers[rows]), vectors)
+        loss = functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / batch.size
+        gradients = torch.autograd.grad(loss, [*self.parameters, *vectors])
+        num_dense = len(self.parameters)
+        return (
+            float(loss.detach()),
+            list(gradients[:num_dense]),
+            [grad.numpy() for grad in gradients[num_dense:]],
         )
-        dense_and_leaves = torch.autograd.grad(loss, [*self.parameters, *leaves])
-        dense = list(dense_and_leaves[: len(self.parameters)])
-        of_leaves = [gradient.numpy() for gradient in dense_and_leaves[len(self.parameters) :]]
-        of_wide = of_leaves[1][:, :, None] if wide is not None else None
-        return float(loss.detach()), dense, of_leaves[0], of_wide
 
-    def _apply_dense(self, parts: list[list[Tensor]], rate_factor: float) -> None:
-        for place, parameter in enumerate(self.parameters):
-            parameter.grad = parts[0][place]
-            for other in parts[1:]:
-                parameter.grad += other[place]
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.spec.train.dense.learning_rate * rate_factor
-        self.optimizer.step()
-
-    def _map(self, function: Callable[[slice], T], size: int) -> list[T]:
-        """`function` of each thread's share of the rows."""
-        edges = [size * number // self.num_threads for number in range(self.num_threads + 1)]
-        shares = [slice(start, stop) for start, stop in pairwise(edges) if start < stop]
-        if self._pool is None or len(shares) == 1:
-            return [function(rows) for rows in shares]
-        return list(self._pool.map(function, shares))
+    def _logits(self, numbers_BF: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        inputs = [numbers_BF, vectors[0], *(wide.squeeze(2) for wide in vectors[1:])]
+        if self._bfloat16:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                logits = self.model(*inputs).float()
+        else:
+            logits = self.model(*inputs)
+        if logits.shape != (len(numbers_BF),):
+            raise TrainingError(
+                f'Model "{self.spec.model}" gave {tuple(logits.shape)} for {len(numbers_BF)} rows; '
+                f"expected one logit for each row: ({len(numbers_BF)},)."
+            )
+        return logits  # type: ignore[no-any-return]
 
 
-def tables_for(
-    columns: Sequence[ColumnInfo], dim: int, optimizer: r.Optimizer, spec: r.Ranking, num_threads: int
-) -> EmbeddingCollection:
-    """One table for each vocabulary, and the features that read it."""
-    features = [
-        EmbeddingFeature(
-            column.name, _table_name(column), "mean" if column.kind in ("ids", "keys") else "none"
+def _vectors(looked: dict[str, Looked], rows: slice) -> list[Tensor]:
+    return [torch.from_numpy(read.values[rows]) for read in looked.values()]
+
+
+def own_model(path: str) -> Callable[[r.Ranking, int, int], nn.Module]:
+    """The user's module: `package.module:Class`, made and called as ours are (see models/__init__.py)."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise FeatureError(
+            f'ranking.model "{path}" cannot be imported: {error}. Is it installed, or in the current directory?'
+        ) from error
+    except AttributeError:
+        raise FeatureError(f'ranking.model "{path}": module {module} has no class {name}.') from None
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise FeatureError(f'ranking.model "{path}" is not a torch.nn.Module class.')
+    return found
+
+
+def check_bfloat16() -> None:
+    """bfloat16 is for CPUs that have it; elsewhere it would be emulated, and slower than float32."""
+    if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
+        raise TrainingError(
+            'train.precision is "bfloat16", but this CPU has neither AVX-512 BF16 nor AMX. Use "float32".'
         )
-        for column in columns
-    ]
-    specs: dict[str, TableSpec] = {}
-    for column in columns:
-        specs.setdefault(_table_name(column), _table_spec(column, dim, optimizer, spec))
-    return EmbeddingCollection([EmbeddingTable(table) for table in specs.values()], features, num_threads)
-
-
-def _table_name(column: ColumnInfo) -> str:
-    return column.vocabulary or column.name
-
-
-def _table_spec(column: ColumnInfo, dim: int, optimizer: r.Optimizer, spec: r.Ranking) -> TableSpec:
-    given = {"weight_decay": optimizer.weight_decay, "l1": optimizer.l1, "l2": optimizer.l2}
-    if optimizer.eps is not None:
-        given["eps"] = optimizer.eps
-    parameters = {name: value for name, value in given.items() if name in OPTIMIZERS[optimizer.name]}
-    scale = 0.0 if dim == 1 else column.size**-0.5 if column.size else _DYNAMIC_SCALE
-    waits = spec.dynamic.admit_after if spec.dynamic is not None and column.size is None else 1
-    return TableSpec(
-        name=_table_name(column),
-        dim=dim,
-        optimizer=optimizer.name,
-        parameters=parameters,
-        num_rows=column.size,
-        init_scale=scale,
-        seed=spec.train.seed,
-        admit_after=waits,
-    )
-
-
-def _columns(
-    keys: Mapping[str, Keys], collection: EmbeddingCollection
-) -> dict[str, tuple[Array, Array | None]]:
-    return {
-        feature.name: (keys[feature.name].values, keys[feature.name].offsets)
-        for feature in collection.features
-    }

@@ -1,4 +1,7 @@
-"""Two towers: users and items as unit vectors whose dot product says how well they fit."""
+"""Two towers: users and items as unit vectors whose dot product says how well they fit.
+
+Shapes: B rows, N different items among them, F numbers, T embedded features, D embedding dim, V vector size.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,29 @@ from recmill.spec.recipe import Retrieval
 
 
 class Tower(nn.Module):
-    """Numbers [B, F] and pooled embeddings [B, T, D] of one side to unit vectors [B, last of hidden]."""
+    """Numbers [B, F] and pooled embeddings [B, T, D] of one side to unit vectors [B, V].
+
+    With hidden layers, V is the last of them. Without, the vector is a weighted sum of the embeddings and of a linear
+    map of the numbers, so V is D.
+    """
 
     def __init__(self, spec: Retrieval, num_numbers: int, num_embedded: int) -> None:
         super().__init__()
-        self.layers = mlp([num_numbers + num_embedded * spec.embedding_dim, *spec.hidden], last_relu=False)
+        dim = spec.embedding_dim
+        if spec.hidden:
+            self.layers = mlp([num_numbers + num_embedded * dim, *spec.hidden], last_relu=False)
+        else:
+            self.weights = nn.Parameter(torch.ones(num_embedded))
+            self.numbers = nn.Linear(num_numbers, dim, bias=False) if num_numbers else None
+        self.has_layers = bool(spec.hidden)
 
     def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor) -> Tensor:
-        vectors = self.layers(torch.cat([numbers_BF, pooled_BTD.flatten(1)], dim=1))
+        if self.has_layers:
+            vectors = self.layers(torch.cat([numbers_BF, pooled_BTD.flatten(1)], dim=1))
+        else:
+            vectors = torch.einsum("btd,t->bd", pooled_BTD, self.weights)
+            if self.numbers is not None:
+                vectors = vectors + self.numbers(numbers_BF)
         return functional.normalize(vectors, dim=1)
 
 
@@ -30,37 +48,38 @@ class TwoTower(nn.Module):
         super().__init__()
         self.user = Tower(spec, *user)
         self.item = Tower(spec, *item)
+        # Clicks are rare: without it a cosine of 0 would have to mean one half.
+        self.bias = nn.Parameter(torch.zeros(())) if spec.loss == "bce" else None
 
 
 def in_batch_softmax(
     users_BV: Tensor,
-    items_BV: Tensor,
-    item_keys_B: Tensor,
+    items_NV: Tensor,
+    own_B: Tensor,
+    counts_N: Tensor,
     temperature: float,
-    log_q_B: Tensor | None = None,
-    weights_B: Tensor | None = None,
+    log_q_N: Tensor | None = None,
 ) -> Tensor:
-    """Each user must find its own item among those of the batch.
+    """Each user must find its own item, items[own], among those of all rows; the sum of the rows' losses.
 
-    `log_q` is the log of how often each item is drawn; taking it off keeps popular items from being pushed away for
-    being popular. The same item in other rows is no negative. Rows of weight 0 (no click) ask nothing, but their items
-    serve as negatives.
+    Items stand once; `counts` says in how many rows each occurs, and an item counts that often for the users of other
+    items, but once for its own. `log_q` is the log of how often each item is drawn; taking it off keeps popular items
+    from being pushed away for being popular.
     """
-    logits = users_BV @ items_BV.T / temperature
-    if log_q_B is not None:
-        logits = logits - log_q_B
-    same = item_keys_B[:, None] == item_keys_B[None, :]
-    others_like_mine = same & ~torch.eye(len(item_keys_B), dtype=torch.bool, device=same.device)
-    logits = logits.masked_fill(others_like_mine, float("-inf"))
-    losses = functional.cross_entropy(
-        logits, torch.arange(len(logits), device=logits.device), reduction="none"
-    )
-    if weights_B is None:
-        return losses.mean()
-    return (losses * weights_B).sum() / weights_B.sum().clamp(min=1e-12)
+    log_counts_N = counts_N.log()
+    offsets_N = log_counts_N if log_q_N is None else log_counts_N - log_q_N
+    logits_BN = torch.addmm(offsets_N, users_BV, items_NV.T, alpha=1 / temperature)
+    once = (torch.arange(len(own_B)), own_B)
+    logits_BN = logits_BN.index_put(once, -log_counts_N[own_B], accumulate=True)
+    return functional.cross_entropy(logits_BN, own_B, reduction="sum")
 
 
-def pairwise_bce(users_BV: Tensor, items_BV: Tensor, labels_B: Tensor, temperature: float) -> Tensor:
-    """Click or not from the scaled cosine: for logs that hold impressions, or sampled negatives."""
-    logits = (users_BV * items_BV).sum(dim=1) / temperature
-    return functional.binary_cross_entropy_with_logits(logits, labels_B)
+def pairwise_bce(
+    users_BV: Tensor, items_NV: Tensor, own_B: Tensor, labels_B: Tensor, bias: Tensor, temperature: float
+) -> Tensor:
+    """Click or not from the scaled cosine of each user and its item; the sum of the rows' losses.
+
+    For logs that hold impressions, or sampled negatives.
+    """
+    logits_B = (users_BV * items_NV[own_B]).sum(dim=1) / temperature + bias
+    return functional.binary_cross_entropy_with_logits(logits_B, labels_B, reduction="sum")

@@ -243,19 +243,20 @@ def _check_join(recipe: r.Recipe, join: r.Join, path: str, kinds: Mapping[str, s
 
 
 _MEANING = {
-    "held_out": ("tail", "time", "hash"),
+    "held_out": ("tail", "time", "hash", "random"),
     "held_out_files": ("files",),
-    "column": ("time", "hash", "last"),
+    "column": ("time", "hash", "last", "random"),
     "order": ("last",),
     "eval_from": ("time",),
     "test_from": ("time",),
-    "halve": ("tail", "files", "time", "hash"),
-    "seed": ("hash",),
+    "halve": ("tail", "files", "time", "hash", "random"),
+    "seed": ("hash", "random"),
 }
 _SPLIT_COLUMNS = {
     "time": ("numbers", ("int", "float")),
     "hash": ("whole numbers or text", _KEYS),
     "last": ("whole numbers or text", _KEYS),
+    "random": ("whole numbers or text", _KEYS),
 }
 
 
@@ -275,11 +276,13 @@ def _check_split(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
         yield from check_column("split.order", split.order, kinds, *_ORDER)
     if split.by == "time":
         yield from _check_times(split)
+    if split.by == "random":
+        yield from _check_leaks(recipe)
 
 
 def _missing_in(split: r.Holdout) -> Iterator[tuple[str, str]]:
     if split.held_out is None and (
-        split.by in ("tail", "hash") or (split.by == "time" and split.eval_from is None)
+        split.by in ("tail", "hash", "random") or (split.by == "time" and split.eval_from is None)
     ):
         yield "held_out", "the share of rows to hold out"
     if split.by == "files" and not split.held_out_files:
@@ -288,6 +291,16 @@ def _missing_in(split: r.Holdout) -> Iterator[tuple[str, str]]:
         yield "column", "a column"
     if split.order is None and split.by == "last":
         yield "order", "a column to order rows by"
+
+
+def _check_leaks(recipe: r.Recipe) -> Iterator[str]:
+    for index, operation in enumerate(recipe.rows):
+        if isinstance(operation, r.History):
+            path = f"rows[{index}].{operation.operation_name()}"
+            yield (
+                f'split.by is "random", so {path} would show held-out rows to the training rows after them; '
+                'use by = "last" or by = "time", or remove it'
+            )
 
 
 def _check_times(split: r.Holdout) -> Iterator[str]:

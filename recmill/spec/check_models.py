@@ -19,14 +19,16 @@ _SETTINGS_OF = {
 }
 _OPTIMIZER_SETTINGS: dict[str, tuple[str, ...]] = {
     "sgd": ("weight_decay",),
-    "adagrad": ("eps", "weight_decay"),
-    "rowwise_adagrad": ("eps", "weight_decay"),
+    "adagrad": ("eps", "weight_decay", "initial_accumulator"),
+    "rowwise_adagrad": ("eps", "weight_decay", "initial_accumulator"),
     "adam": ("eps", "weight_decay"),
     "adamw": ("eps", "weight_decay"),
     "lamb": ("eps", "weight_decay"),
-    "ftrl": ("l1", "l2"),
-    "adagrad_decay": ("eps",),
+    "ftrl": ("l1", "l2", "initial_accumulator"),
+    "adagrad_decay": ("eps", "weight_decay", "initial_accumulator"),
 }
+_ROWS_ONLY = ("rowwise_adagrad", "ftrl", "adagrad_decay")
+_DENSE_ONLY = ("adamw", "lamb")
 
 
 def check_ranking(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
@@ -81,8 +83,10 @@ def _check_interaction(ranking: r.Ranking) -> Iterator[str]:
 def _check_training(path: str, training: r.Training) -> Iterator[str]:
     yield from _check_optimizer(f"{path}.dense", training.dense)
     yield from _check_optimizer(f"{path}.sparse", training.sparse)
-    if training.dense.name == "rowwise_adagrad":
-        yield f"{path}.dense.name is rowwise_adagrad, which is for embedding rows; use adagrad"
+    if training.dense.name in _ROWS_ONLY:
+        yield f"{path}.dense.name is {training.dense.name}, which is for embedding rows; use adagrad"
+    if training.sparse.name in _DENSE_ONLY:
+        yield f"{path}.sparse.name is {training.sparse.name}, which is for dense weights; use adam"
     schedule = training.schedule
     if schedule.warmup > schedule.decay_from:
         yield (
@@ -101,7 +105,7 @@ def _check_training(path: str, training: r.Training) -> Iterator[str]:
 
 
 def _check_optimizer(path: str, optimizer: r.Optimizer) -> Iterator[str]:
-    for name in ("eps", "weight_decay", "l1", "l2"):
+    for name in ("eps", "weight_decay", "l1", "l2", "initial_accumulator"):
         is_set = getattr(optimizer, name) != default_of(r.Optimizer, name)
         if is_set and name not in _OPTIMIZER_SETTINGS[optimizer.name]:
             known = ", ".join(_OPTIMIZER_SETTINGS[optimizer.name])
@@ -153,6 +157,9 @@ def _check_towers(
         for name in names:
             if name in features and features[name].of not in owners:
                 yield f'{path} has "{name}", which belongs to the {features[name].of}; see `of` in the recipe'
+    of_items = [features[name] for name in retrieval.item if name in features and features[name].of == "item"]
+    if of_items and not any(feature.columns == (recipe.log.item,) for feature in of_items):
+        yield f'retrieval.item has no feature made of "{recipe.log.item}" alone; items are told apart by it'
 
 
 def _check_embeddings(

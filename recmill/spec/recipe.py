@@ -189,10 +189,11 @@ class Holdout:
     tail: the last `held_out` share of the log by position     files: the files that match `held_out_files`
     time: rows at or after `from`, or the last share by time   hash: a share of the values of `column`
     last: for each `column` (a user), the last row by `order` is test, the one before it eval
+    random: of the rows of each `column` (a user), about the share `held_out`, drawn at random
     With `halve`, the first half of what is held out is eval and the second is test; else all of it is eval.
     """
 
-    by: Literal["tail", "files", "time", "hash", "last"]
+    by: Literal["tail", "files", "time", "hash", "last", "random"]
     held_out: Share | None = None
     held_out_files: tuple[str, ...] = ()
     column: str | None = None
@@ -246,38 +247,74 @@ class Optimizer:
     weight_decay: NotNegative = 0.0
     l1: NotNegative = 0.0
     l2: NotNegative = 0.0
+    initial_accumulator: NotNegative | None = None
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate over the run, as fractions of all steps: warm up, hold, decay."""
+    """Learning rate over the run, as fractions of all steps: warm up, hold, decay.
+
+    `drop_factor` multiplies the rate each time an evaluation is worse than the best one before it.
+    """
 
     warmup: Fraction = 0.0
     decay_from: Fraction = 1.0
     decay: Literal["polynomial", "cosine"] = "polynomial"
     power: AboveZero = 2.0
+    drop_factor: Share | None = None
+
+
+@dataclass(frozen=True)
+class Saving:
+    """When checkpoints are written: at each evaluation and at the end, and also every so many steps or minutes.
+
+    Every `full_every`-th is full, those between are deltas of the one before. The last `keep` and the best one stay,
+    with what their deltas stand on.
+    """
+
+    every_steps: Positive | None = None
+    every_minutes: AboveZero | None = None
+    full_every: Positive = 5
+    keep: Positive = 2
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained."""
+    """How a model is trained.
+
+    A step takes `batch_size` rows; `micro_batches` computes them in so many pieces, one after the other, for less
+    memory. The run ends after `epochs`, or earlier: after `max_steps`, after `max_minutes`, when an evaluation meets
+    `target`, or when `patience` evaluations brought nothing better.
+    """
 
     batch_size: Positive = 2048
+    micro_batches: Positive = 1
     epochs: AboveZero = 1.0
+    max_steps: Positive | None = None
+    max_minutes: AboveZero | None = None
     dense: Optimizer = field(default_factory=lambda: Optimizer("adagrad", 0.01))
     sparse: Optimizer = field(default_factory=lambda: Optimizer("rowwise_adagrad", 0.02))
     schedule: Schedule = field(default_factory=Schedule)
+    saving: Saving = field(default_factory=Saving)
     evaluations: Positive = 1
     target: str | None = None
     patience: Positive | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
     seed: Whole = 0
 
 
 @dataclass(frozen=True)
 class Dynamic:
-    """Options of dynamic tables: when a key gets a row, and when it loses it again."""
+    """Options of dynamic tables: when a key gets a row, and when it loses it again.
+
+    A key gets a row at its `admit_after`-th sighting, counted exactly or by `bloom_counters` counters of two bytes.
+    Until then it reads zeros, or shares one of `shared_rows` rows, from which it starts.
+    """
 
     admit_after: Positive = 1
+    bloom_counters: Positive | None = None
+    shared_rows: Whole = 0
+    evict_every_steps: Positive = 500
     evict_after_steps: Positive | None = None
     evict_below_norm: AboveZero | None = None
     capacity: Positive | None = None

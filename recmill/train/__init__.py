@@ -1,1 +1,235 @@
-"""train: Table -> model, on one machine."""
+"""train: Table or raw log -> Checkpoint, on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from recmill.artifact import is_published
+from recmill.checkpoint import METRICS, Checkpoint, CheckpointFolder
+from recmill.embeddings.table import DiskTier
+from recmill.errors import ArtifactError, RecmillError
+from recmill.learner.saved import models_of, new_learner
+from recmill.progress import Progress as Bars
+from recmill.progress import Stage
+from recmill.spec import recipe as r
+from recmill.tracking import Trackers, open_trackers
+from recmill.train.profile import profiled
+from recmill.train.source import Source
+from recmill.train.threads import Threads, choose_threads
+from recmill.train.trainer import Metrics, Progress, State, Trainer
+
+_STEPS_BETWEEN_LINES = 50
+_SAME_EVERY_TIME = {"rows", "positive_rate", "constant_accuracy", "auc_margin"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where and how a run happens; what it learns is the recipe's."""
+
+    threads: int | None = None
+    resume: bool = False
+    models: tuple[str, ...] = ()  # all that the recipe has
+    track: tuple[str, ...] = ()  # beside JSON lines: tensorboard, mllog, mlflow
+    profile_steps: int | None = None
+    table_memory: int | None = None  # bytes; more goes to the disk
+    warn: Callable[[str], None] = field(default=lambda message: None)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How one model's run ended."""
+
+    model: str
+    path: Path
+    state: State
+    best: Checkpoint
+    threads: Threads
+    resumed_from: int | None = None  # the step
+    was_there: bool = False  # nothing to do
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.state.samples / max(1e-9, self.state.seconds_training)
+
+    @property
+    def wait_share(self) -> float:
+        return self.state.seconds_waiting / max(1e-9, self.state.seconds_training)
+
+
+def train(
+    recipe: r.Recipe,
+    source: Source,
+    into: Path,
+    options: Options = Options(),  # noqa: B008, frozen
+    bars: Bars | None = None,
+    report: Callable[[Trained], None] = lambda trained: None,
+) -> list[Trained]:
+    """Train every model of the recipe, one after the other; `report` hears of each as it ends."""
+    models = _chosen(recipe, options)
+    folder = _open_folder(recipe, source, into, options)
+    threads = choose_threads(options.threads)
+    found = []
+    for model in models:
+        found.append(_train_model(folder, recipe, model, source, threads, options, bars or Bars(quiet=True)))
+        report(found[-1])
+    return found
+
+
+def _chosen(recipe: r.Recipe, options: Options) -> list[str]:
+    known = models_of(recipe)
+    if not known:
+        raise RecmillError(
+            f'Recipe "{recipe.name}" has neither [ranking] nor [retrieval]: there is nothing to train.'
+        )
+    for name in options.models:
+        if name not in known:
+            raise RecmillError(f'Recipe "{recipe.name}" has no [{name}]; its models: {", ".join(known)}.')
+    return [name for name in known if name in (options.models or known)]
+
+
+def _open_folder(recipe: r.Recipe, source: Source, into: Path, options: Options) -> CheckpointFolder:
+    source.check(recipe)
+    if is_published(into):
+        folder = CheckpointFolder.open(into)
+        _check_goes_on(folder, recipe, source, options)
+        if folder.recipe == recipe:
+            return folder
+    return CheckpointFolder.create(into, recipe, source.columns, source.plan, source.name)
+
+
+def _check_goes_on(folder: CheckpointFolder, recipe: r.Recipe, source: Source, options: Options) -> None:
+    if not options.resume:
+        raise ArtifactError(
+            f"{folder.path} holds checkpoints already. Add --resume to go on with them, or choose another --into."
+        )
+    if folder.manifest["source"] != source.name:
+        raise ArtifactError(
+            f"{folder.path} was trained from {folder.manifest['source']}, not from {source.name}. "
+            "Choose another --into."
+        )
+    _check_same_models(folder, recipe)
+
+
+def _check_same_models(folder: CheckpointFolder, recipe: r.Recipe) -> None:
+    """A run may go on longer or stop earlier than planned, but with the same model and optimizers."""
+
+    def shape(model: r.Ranking | r.Retrieval | None) -> Any:
+        if model is None:
+            return None
+        same = r.Training(dense=model.train.dense, sparse=model.train.sparse, seed=model.train.seed)
+        return replace(model, train=replace(same, batch_size=model.train.batch_size))
+
+    for name in ("ranking", "retrieval"):
+        if shape(getattr(recipe, name)) != shape(getattr(folder.recipe, name)):
+            raise ArtifactError(
+                f"{folder.path} was trained with another [{name}] than the recipe has now. Choose another --into."
+            )
+
+
+def _train_model(
+    folder: CheckpointFolder,
+    recipe: r.Recipe,
+    model: str,
+    source: Source,
+    threads: Threads,
+    options: Options,
+    bars: Bars,
+) -> Trained:
+    disk = DiskTier(folder.path, options.table_memory) if options.table_memory is not None else None
+    learner = new_learner(recipe, model, source.columns, threads.number, disk)
+    checkpoints = folder.of(model, learner.train_spec.saving)
+    trainer = Trainer(
+        learner, source.batches(learner), METRICS[model], source.evaluation(learner), checkpoints
+    )
+    last = checkpoints.last_good(options.warn)
+    if last is not None and _is_finished(last, trainer):
+        state = State.read(last.state)
+        return Trained(
+            model, folder.path / model, state, checkpoints.find("best"), threads, last.step, was_there=True
+        )
+    if last is not None:
+        trainer.resume(last)
+    with (
+        open_trackers(options.track, folder.path / model, last.step if last else None) as trackers,
+        profiled(options.profile_steps, folder.path / model / "trace.json") as after_step,
+        bars.stage(model, trainer.total_steps) as bar,
+    ):
+        trackers.begin(_facts(recipe, model, trainer, source, threads))
+        trackers.event("init_stop")
+        trackers.event("run_start")
+        reporter = _Reporter(trackers, bar, after_step, trainer.learner.steps)
+        trainer.report = reporter.report
+        trainer.train()
+    resumed_from = last.step if last else None
+    return Trained(model, folder.path / model, trainer.state, checkpoints.find("best"), threads, resumed_from)
+
+
+class _Reporter:
+    """Tells the bar of every step, and trackers of every so many and of every evaluation."""
+
+    def __init__(self, trackers: Trackers, bar: Stage, after_step: Callable[[], None], step: int) -> None:
+        self.trackers = trackers
+        self.bar = bar
+        self.after_step = after_step
+        self.last: Progress | None = None
+        self.metrics: Metrics = {}
+        self.bar.done = step
+
+    def report(self, progress: Progress) -> None:
+        samples = progress.samples - (self.last.samples if self.last else 0)
+        self.last = progress
+        self.metrics = progress.metrics or self.metrics
+        if progress.metrics or progress.step % _STEPS_BETWEEN_LINES == 0:
+            self.trackers.log(progress.step, _values(progress))
+        self.bar.note = _note(progress, self.metrics)
+        self.bar.advance(1, samples)
+        self.after_step()
+
+
+def _values(progress: Progress) -> dict[str, float]:
+    return {
+        "loss": progress.loss,
+        "samples": progress.samples,
+        "samples_per_second": progress.samples_per_second,
+        "wait_share": progress.wait_share,
+        "rate_factor": progress.rate_factor,
+        **{name: value for name, value in progress.metrics.items() if name not in _SAME_EVERY_TIME},
+    }
+
+
+def _note(progress: Progress, metrics: Metrics) -> str:
+    known = next((f"  {name} {metrics[name]:.4f}" for name in METRICS.values() if name in metrics), "")
+    return (
+        f"step {progress.step:,}/{progress.total_steps:,}  loss {progress.loss:.4f}{known}  "
+        f"waits {progress.wait_share:.0%}"
+    )
+
+
+def _is_finished(last: Checkpoint, trainer: Trainer) -> bool:
+    """Whether there is nothing left to do; a run that came to its end goes on when its recipe now asks for more."""
+    reason = last.state["stopped_by"]
+    return reason is not None and (reason not in ("end", "steps") or last.step >= trainer.total_steps)
+
+
+def _facts(
+    recipe: r.Recipe, model: str, trainer: Trainer, source: Source, threads: Threads
+) -> dict[str, str | float]:
+    train = trainer.spec
+    return {
+        "recipe": recipe.name,
+        "model": model,
+        "batch_size": train.batch_size,
+        "optimizer": train.dense.name,
+        "learning_rate": train.dense.learning_rate,
+        "embedding_optimizer": train.sparse.name,
+        "embedding_learning_rate": train.sparse.learning_rate,
+        "seed": train.seed,
+        "train_rows": source.num_rows("train"),
+        "eval_rows": source.num_rows("eval"),
+        "steps_per_epoch": trainer.batches.batches_per_epoch,
+        "total_steps": trainer.total_steps,
+        "threads": threads.number,
+    }

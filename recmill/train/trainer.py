@@ -1,140 +1,225 @@
-"""The training loop: next batch, step, log, maybe evaluate, maybe stop."""
+"""The training loop: next batch, step, log, maybe evaluate, maybe save, maybe stop."""
 
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
-from recmill.batches import Batch, Batches, Cursor
-from recmill.errors import FeatureError
-from recmill.metrics import BinaryMetrics, ScoreSums
-from recmill.spec import recipe as r
-from recmill.train.optimizers import rate_factor
-from recmill.train.ranking import Ranker
+from recmill.batches import Batch, Cursor
+from recmill.checkpoint import Checkpoint, Checkpoints
+from recmill.learner.base import Learner
+from recmill.learner.optimizers import rate_factor
+from recmill.metrics import meets
+
+Metrics = Mapping[str, float]
+
+
+class BatchSource(Protocol):
+    """Batches of a Table or of a raw log, from any cursor on."""
+
+    @property
+    def batches_per_epoch(self) -> int: ...
+    def read(self, cursor: Cursor = ...) -> Iterator[tuple[Batch, Cursor]]: ...
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How a run is doing at one step."""
+    """How a run is doing since the last time it was asked."""
 
     step: int
     total_steps: int
+    samples: int
     loss: float
     samples_per_second: float
     wait_share: float  # part of the time that training waited for data
-    metrics: BinaryMetrics | None = None
+    rate_factor: float
+    metrics: Metrics = field(default_factory=dict)  # of an evaluation at this step
 
 
 @dataclass
-class Trained:
-    """How a run ended."""
+class State:
+    """What a checkpoint must know beside weights for the run to go on as if nothing had happened."""
 
-    steps: int = 0
-    stopped_by: str = "end"  # end, target or patience
-    best: BinaryMetrics | None = None
-    history: list[Progress] = field(default_factory=list)
+    cursor: Cursor = Cursor()  # noqa: RUF009, frozen
+    samples: int = 0
+    seconds: float = 0.0  # in all, evaluations included
+    seconds_training: float = 0.0
+    seconds_waiting: float = 0.0  # for data, part of the time of training
+    drops: int = 0  # evaluations that were worse than the best before them
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+    stopped_by: str | None = None  # end, steps, minutes, target or patience
+
+    @classmethod
+    def read(cls, saved: Mapping[str, Any]) -> State:
+        return cls(**{**saved, "cursor": Cursor(**saved["cursor"])})
 
 
 class Trainer:
-    """Takes a ranker through the batches of a Table, as its recipe says."""
+    """Takes a learner through batches as its recipe says, from where its state is."""
 
-    def __init__(self, ranker: Ranker, batches: Batches, evaluation: Batches | None = None) -> None:
-        self.ranker = ranker
+    def __init__(
+        self,
+        learner: Learner,
+        batches: BatchSource,
+        metric: str,
+        evaluate: Callable[[], Metrics] | None = None,
+        checkpoints: Checkpoints | None = None,
+        report: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        self.learner = learner
         self.batches = batches
-        self.evaluation = evaluation
-        self.spec: r.Training = ranker.spec.train
-        self.total_steps = max(1, math.ceil(self.spec.epochs * batches.batches_per_epoch))
+        self.metric = metric
+        self.evaluate = evaluate
+        self.checkpoints = checkpoints
+        self.report = report
+        self.spec = learner.train_spec
+        self.state = State()
+        all_steps = max(1, math.ceil(self.spec.epochs * batches.batches_per_epoch))
+        self.total_steps = min(all_steps, self.spec.max_steps or all_steps)
 
-    def train(self, report: Callable[[Progress], None] = lambda progress: None) -> Trained:
-        """Run to the end, to the target or until patience is over; `report` hears of every evaluation."""
-        trained = Trained()
-        meter = _Meter()
-        evaluate_every = -(-self.total_steps // max(1, self.spec.evaluations))
-        for batch in meter.watch(self._all_batches()):
-            done = (self.ranker.steps + 0.5) / self.total_steps  # the middle of the step: never quite 0 or 1
-            meter.count(self.ranker.step(batch, rate_factor(self.spec.schedule, done)).loss, batch.size)
-            trained.steps = self.ranker.steps
-            if trained.steps % evaluate_every and trained.steps < self.total_steps:
-                continue
-            speed = meter.read()
-            progress = Progress(trained.steps, self.total_steps, *speed, self.evaluate())
-            meter.begin()
-            trained.history.append(progress)
-            report(progress)
-            trained.stopped_by = self._reason_to_stop(trained) or "end"
-            if trained.stopped_by != "end":
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint: the next batch is the one after its last."""
+        assert self.checkpoints is not None
+        self.learner.load_arrays(self.checkpoints.restore(checkpoint, self.learner.tables))
+        self.learner.steps = checkpoint.step
+        self.state = State.read(checkpoint.state)
+        self.checkpoints.forget_after(checkpoint.step)
+
+    def train(self) -> State:
+        """Run to the end, or until there is a reason to stop."""
+        meter, clock = _Meter(), _Clock(self.spec.saving.every_minutes)
+        for batch, after in meter.watch(self._batches()):
+            self.state.cursor, factor = after, self._rate_factor()
+            meter.count(self.learner.step(batch, factor).loss, batch.size, self.state)
+            self.state.seconds += clock.tick()
+            metrics = self._evaluate_when_due()
+            self.report(
+                meter.progress(self.learner.steps, self.total_steps, self.state.samples, factor, metrics)
+            )
+            self.state.seconds += clock.tick()
+            self.state.stopped_by = self._reason_to_stop(metrics)
+            if metrics or self.state.stopped_by or self._saving_is_due(clock):
+                self._save(metrics)
+                clock.saved()
+            if self.state.stopped_by:
                 break
-        return trained
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+        return self.state
 
-    def evaluate(self) -> BinaryMetrics | None:
-        """Metrics of the held-out rows; None when there are none."""
-        if self.evaluation is None:
-            return None
-        sums = ScoreSums()
-        for batch, _ in self.evaluation.read():
-            sums.add(batch.labels[self.ranker.spec.label], self.ranker.predict(batch))
-        return sums.metrics()
-
-    def _all_batches(self) -> Iterator[Batch]:
-        """Epoch after epoch, as many batches as the run has steps."""
-        cursor, left = Cursor(), self.total_steps
-        while left:
-            for batch, after in self.batches.read(cursor):
-                yield batch
-                cursor, left = after, left - 1
-                if not left:
+    def _batches(self) -> Iterator[tuple[Batch, Cursor]]:
+        """Epoch after epoch, as many batches as the run still has steps."""
+        while self.learner.steps < self.total_steps:
+            for batch, after in self.batches.read(self.state.cursor):
+                yield batch, after
+                if self.learner.steps >= self.total_steps:
                     return
 
-    def _reason_to_stop(self, trained: Trained) -> str | None:
-        found = [progress.metrics for progress in trained.history if progress.metrics is not None]
-        if not found:
-            return None
-        trained.best = max(found, key=lambda metrics: metrics.auc)
-        if self.spec.target is not None and meets(self.spec.target, found[-1]):
+    def _rate_factor(self) -> float:
+        schedule = self.spec.schedule
+        done = (self.learner.steps + 0.5) / self.total_steps  # the middle of the step: never quite 0 or 1
+        return rate_factor(schedule, done) * (schedule.drop_factor or 1.0) ** self.state.drops
+
+    def _evaluate_when_due(self) -> Metrics:
+        every = -(-self.total_steps // self.spec.evaluations)
+        step = self.learner.steps
+        if self.evaluate is None or (step % every and step < self.total_steps):
+            return {}
+        metrics = self.evaluate()
+        found = [past[self.metric] for past in self.state.evaluations]
+        self.state.drops += bool(found) and metrics[self.metric] < max(found)
+        self.state.evaluations.append({"step": step, **metrics})
+        return metrics
+
+    def _saving_is_due(self, clock: _Clock) -> bool:
+        every = self.spec.saving.every_steps
+        return (every is not None and self.learner.steps % every == 0) or clock.saving_is_due()
+
+    def _reason_to_stop(self, metrics: Metrics) -> str | None:
+        if metrics and self.spec.target is not None and meets(self.spec.target, metrics):
             return "target"
-        since_best = len(found) - 1 - found.index(trained.best)
-        return "patience" if self.spec.patience is not None and since_best >= self.spec.patience else None
+        if (
+            metrics
+            and self.spec.patience is not None
+            and self._evaluations_since_best() >= self.spec.patience
+        ):
+            return "patience"
+        if self.learner.steps >= self.total_steps:
+            return "steps" if self.total_steps == self.spec.max_steps else "end"
+        if self.spec.max_minutes is not None and self.state.seconds >= 60 * self.spec.max_minutes:
+            return "minutes"
+        return None
+
+    def _evaluations_since_best(self) -> int:
+        found = [past[self.metric] for past in self.state.evaluations]
+        return len(found) - 1 - found.index(max(found))
+
+    def _save(self, metrics: Metrics) -> None:
+        if self.checkpoints is not None:
+            learner = self.learner
+            state = asdict(self.state)
+            self.checkpoints.save(learner.steps, learner.arrays(), learner.tables, state, metrics)
 
 
-def meets(target: str, metrics: BinaryMetrics) -> bool:
-    """Whether `auc >= 0.8025` or the like is so."""
-    match = re.fullmatch(r"\s*(\w+)\s*(>=|<=)\s*([-+.\deE]+)\s*", target)
-    value = getattr(metrics, match[1], None) if match else None
-    if match is None or value is None:
-        known = ", ".join(name for name in vars(metrics) if name != "rows")
-        raise FeatureError(f'Target "{target}" must look like "auc >= 0.8025"; metrics are: {known}.')
-    return bool(value >= float(match[3]) if match[2] == ">=" else value <= float(match[3]))
+class _Clock:
+    """Time since the last tick, and whether it is time to save."""
+
+    def __init__(self, minutes_between_saves: float | None) -> None:
+        self.minutes = minutes_between_saves
+        self.last = self.last_save = time.perf_counter()
+
+    def tick(self) -> float:
+        now = time.perf_counter()
+        passed, self.last = now - self.last, now
+        return passed
+
+    def saving_is_due(self) -> bool:
+        return self.minutes is not None and time.perf_counter() - self.last_save >= 60 * self.minutes
+
+    def saved(self) -> None:
+        self.last_save = time.perf_counter()
 
 
 class _Meter:
-    """Loss, speed and waiting since the last report. Evaluations do not count."""
+    """Loss, speed and waiting over the last steps. Evaluations and saving do not count."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        self.started = time.perf_counter()
-        self.waited = self.loss = 0.0
         self.samples = self.steps = 0
+        self.seconds = self.waited = self.loss = 0.0
 
-    def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def watch(self, batches: Iterable[tuple[Batch, Cursor]]) -> Iterator[tuple[Batch, Cursor]]:
+        waiting = iter(batches)
         while True:
-            asked = time.perf_counter()
-            batch = next(batches, None)
-            if batch is None:
+            self.asked = time.perf_counter()
+            found = next(waiting, None)
+            if found is None:
                 return
-            self.waited += time.perf_counter() - asked
-            yield batch
+            self.last_wait = time.perf_counter() - self.asked
+            yield found
 
-    def count(self, loss: float, samples: int) -> None:
+    def count(self, loss: float, samples: int, state: State) -> None:
+        """One step, here and in all."""
+        passed = time.perf_counter() - self.asked
+        self.seconds += passed
+        self.waited += self.last_wait
         self.loss += loss
         self.samples += samples
         self.steps += 1
+        state.samples += samples
+        state.seconds_training += passed
+        state.seconds_waiting += self.last_wait
 
-    def read(self) -> tuple[float, float, float]:
-        """Mean loss, samples per second and share of waiting."""
-        seconds = max(1e-9, time.perf_counter() - self.started)
-        return self.loss / max(1, self.steps), self.samples / seconds, self.waited / seconds
+    def progress(self, step: int, total: int, samples: int, factor: float, metrics: Metrics) -> Progress:
+        """Since the beginning, or since the last evaluation."""
+        seconds = max(1e-9, self.seconds)
+        speed = self.samples / seconds, self.waited / seconds
+        found = Progress(step, total, samples, self.loss / max(1, self.steps), *speed, factor, metrics)
+        if metrics:
+            self.begin()
+        return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from recmill.learner.optimizers import Lamb, dense_optimizer, rate_factor
 from recmill.spec.recipe import Optimizer, Schedule
-from recmill.train.optimizers import Lamb, dense_optimizer, rate_factor
 
 
 def test_warm_up_hold_and_quadratic_decay():

@@ -338,7 +338,7 @@ def test_table(table: dict[str, Any], problem: str) -> None:
         ({**RANKING, "bottom": [32, 8]}, 'ranking.bottom ends with 8, but embedding_dim is 16; interaction = "dot" needs them equal'),
         ({**RANKING, "cross_rank": 8}, 'ranking.cross_rank has no meaning for interaction = "dot"; remove it'),
         ({**RANKING, "dynamic": {}}, "ranking.dynamic has no meaning without features that end with key; remove it"),
-        ({**WIDE, "wide_optimizer": {"name": "ftrl", "learning_rate": 0.1, "eps": 1e-8}}, "ranking.wide_optimizer.eps has no meaning for ftrl, which takes: learning_rate, l1, l2"),
+        ({**WIDE, "wide_optimizer": {"name": "ftrl", "learning_rate": 0.1, "eps": 1e-8}}, "ranking.wide_optimizer.eps has no meaning for ftrl, which takes: learning_rate, l1, l2, initial_accumulator"),
     ],
 )  # fmt: skip
 def test_ranking(ranking: dict[str, Any], problem: str) -> None:

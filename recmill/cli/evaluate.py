@@ -1,0 +1,134 @@
+"""`recmill evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from recmill.cli.arguments import UsageError, add_command, add_recipe, load, positive, silent
+
+if TYPE_CHECKING:
+    from recmill.evaluate import Evaluated
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "evaluate",
+        _evaluate,
+        "measure a checkpoint on held-out rows: numbers, a report with plots, and the gate",
+        """
+recmill evaluate quickstart --checkpoint runs/quickstart/checkpoint --table runs/quickstart/table
+recmill evaluate criteo-dlrm --checkpoint c --table t --gate "auc>=0.80,ne<=live" --live runs/live/checkpoint
+recmill evaluate quickstart --checkpoint c --table t --only ranking --by device --by price
+""",
+    )
+    add_recipe(parser)
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="what `recmill train` wrote")
+    parser.add_argument("--table", required=True, metavar="DIR", help="the Table with held-out rows")
+    parser.add_argument(
+        "--split",
+        choices=["test", "eval", "train"],
+        help="which rows (default: test, or eval without test rows)",
+    )
+    parser.add_argument(
+        "--which", default="best", metavar="best|last|STEP", help="which checkpoint (default: best)"
+    )
+    parser.add_argument("--only", choices=["ranking", "retrieval"], help="measure this model (default: all)")
+    parser.add_argument(
+        "--by",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="also measure each value of a column; may be repeated",
+    )
+    parser.add_argument(
+        "--gate",
+        metavar="CONDITIONS",
+        help='exit with 1 unless all hold, such as "auc>=0.80,ne<=live,accuracy>=constant"; '
+        "a ranker must always beat the constant predictor",
+    )
+    parser.add_argument(
+        "--live", metavar="DIR", help="checkpoint of the live model, measured on the same rows"
+    )
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        help="where the HTML report lands (default: report.html in the checkpoint)",
+    )
+    parser.add_argument("--threads", type=positive, metavar="N", help="threads (default: all cores)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _evaluate(parsed: argparse.Namespace) -> int:
+    import os
+    from pathlib import Path
+
+    recipe = load(parsed)
+    from recmill.checkpoint import CheckpointFolder
+    from recmill.evaluate import Options, evaluate
+    from recmill.evaluate.gate import parse_gate
+    from recmill.evaluate.write import write_evaluation
+    from recmill.progress import Progress
+    from recmill.table import Table
+
+    folder = CheckpointFolder.open(parsed.checkpoint)
+    if folder.recipe.name != recipe.name:
+        raise UsageError(
+            f'Checkpoint {parsed.checkpoint} is of recipe "{folder.recipe.name}", not of "{recipe.name}".'
+        )
+    if parsed.live and not parsed.gate:
+        raise UsageError("--live is for gates such as ne<=live; add --gate, or remove it.")
+    options = Options(
+        split=parsed.split,
+        which=parsed.which,
+        models=(parsed.only,) if parsed.only else (),
+        by=tuple(parsed.by),
+        gate=tuple(parse_gate(parsed.gate)) if parsed.gate else (),
+        live=Path(parsed.live) if parsed.live else None,
+        num_threads=parsed.threads or len(os.sched_getaffinity(0)),
+    )
+    evaluated = evaluate(folder, Table.open(parsed.table), options, Progress(parsed.quiet))
+    report = Path(parsed.report) if parsed.report else folder.path / "report.html"
+    written = write_evaluation(folder, evaluated, report)
+    say_evaluated(evaluated, report, silent if parsed.json else print)
+    if parsed.json:
+        print(json.dumps(written))
+    return 0 if all(model.passed for model in evaluated) else 1
+
+
+def say_evaluated(evaluated: list[Evaluated], report: Any, say: Callable[[str], None]) -> None:
+    for model in evaluated:
+        metrics = model.metrics
+        say(f"{model.model}   step {model.checkpoint.step:,}   {model.split} rows")
+        if "auc" in metrics:
+            say(
+                f"AUC {metrics['auc']:.4f}   within {metrics['auc_margin']:.4f}   {metrics['rows']:,.0f} rows"
+            )
+            say(
+                f"log loss {metrics['log_loss']:.4f}   normalised entropy {metrics['normalised_entropy']:.4f}"
+            )
+            say(
+                f"accuracy {metrics['accuracy']:.4f}   constant predictor {metrics['constant_accuracy']:.4f}   "
+                f"PR-AUC {metrics['pr_auc']:.4f}   calibration {metrics['calibration']:.3f}"
+            )
+        else:
+            for name in (name for name in metrics if "@" in name and not name.endswith("_margin")):
+                say(f"{name:<10} {metrics[name]:.4f}   within {metrics[f'{name}_margin']:.4f}")
+        for part in model.segments:
+            _say_segments(part, say)
+        for verdict in model.verdicts:
+            say(str(verdict))
+    say(f"report {report}")
+
+
+def _say_segments(part: Any, say: Callable[[str], None]) -> None:
+    say(f"{part.column:<28} {'rows':>10} {'rate':>8} {'AUC':>8} {'NE':>8} {'calibration':>12}")
+    for name, found in part.metrics():
+        say(
+            f"  {name:<26} {found.rows:>10,} {found.positive_rate:>8.4f} {found.auc:>8.4f} "
+            f"{found.normalised_entropy:>8.4f} {found.calibration:>12.3f}"
+        )

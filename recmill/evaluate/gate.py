@@ -1,0 +1,105 @@
+"""The gate: conditions that a model must meet before anything of it is published."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from recmill.errors import RecmillError
+
+SHORT = {"ne": "normalised_entropy"}
+_CONDITION = re.compile(r"([a-z_]+(?:@\d+)?)\s*(>=|<=)\s*(live|constant|[-+]?[\d.]+(?:[eE][-+]?\d+)?)")
+
+Metrics = Mapping[str, float]
+
+
+class GateError(RecmillError):
+    """The gate cannot be read, or asks for what is not known."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`auc >= 0.80`; the bound may also be that of the live model or of the constant predictor."""
+
+    metric: str
+    operator: str
+    bound: float | str
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.operator} {self.bound}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One condition and what was found."""
+
+    condition: Condition
+    found: float
+    bound: float
+
+    @property
+    def passed(self) -> bool:
+        met = self.found >= self.bound if self.condition.operator == ">=" else self.found <= self.bound
+        return bool(met)
+
+    def __str__(self) -> str:
+        return f"{'pass' if self.passed else 'FAIL'}   {self.condition}   found {self.found:.5f}" + (
+            f", bound {self.bound:.5f}" if isinstance(self.condition.bound, str) else ""
+        )
+
+
+def parse_gate(text: str) -> list[Condition]:
+    """Conditions from `auc>=0.80,ne<=live`."""
+    conditions = []
+    for part in text.split(","):
+        match = _CONDITION.fullmatch(part.strip())
+        if match is None:
+            raise GateError(
+                f'Gate "{text}": "{part.strip()}" must look like auc>=0.80, ne<=live or accuracy>=constant.'
+            )
+        bound = match[3] if match[3] in ("live", "constant") else float(match[3])
+        conditions.append(Condition(SHORT.get(match[1], match[1]), match[2], bound))
+    return conditions
+
+
+def judge(conditions: Sequence[Condition], metrics: Metrics, live: Metrics | None) -> list[Verdict]:
+    """Each condition with what was found. A ranker must also beat the constant predictor, whatever the gate says."""
+    if "normalised_entropy" in metrics:
+        conditions = [*conditions, Condition("normalised_entropy", "<=", "constant")]
+    return [_judge(condition, metrics, live) for condition in dict.fromkeys(conditions)]
+
+
+def _judge(condition: Condition, metrics: Metrics, live: Metrics | None) -> Verdict:
+    if condition.metric not in metrics:
+        raise GateError(f'Gate: there is no metric "{condition.metric}"; there are: {", ".join(metrics)}.')
+    return Verdict(condition, metrics[condition.metric], _bound(condition, metrics, live))
+
+
+def _bound(condition: Condition, metrics: Metrics, live: Metrics | None) -> float:
+    if not isinstance(condition.bound, str):
+        return condition.bound
+    if condition.bound == "live":
+        if live is None:
+            raise GateError(f'Gate "{condition}" needs the live model: add --live DIR, its checkpoint.')
+        return live[condition.metric]
+    constant = constant_predictor(metrics)
+    if condition.metric not in constant:
+        raise GateError(
+            f'Gate "{condition}": the constant predictor has {", ".join(constant) or "no metrics here"}.'
+        )
+    return constant[condition.metric]
+
+
+def constant_predictor(metrics: Metrics) -> dict[str, float]:
+    """What predicting the positive rate for every row would give on the same rows."""
+    if "constant_accuracy" not in metrics:
+        return {}
+    return {
+        "auc": 0.5,
+        "accuracy": metrics["constant_accuracy"],
+        "normalised_entropy": 1.0,
+        "log_loss": metrics["log_loss"] / metrics["normalised_entropy"],
+    }

@@ -1,0 +1,246 @@
+"""What rankers and retrievers share: tables for columns, dense weights and their optimizer, state that can be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recmill.batches import Array, Batch, Keys, Layout
+from recmill.embeddings.collection import Column, EmbeddingCollection, EmbeddingFeature, Looked
+from recmill.embeddings.table import OPTIMIZERS, DiskTier, EmbeddingTable, TableSpec
+from recmill.errors import FeatureError, TrainingError
+from recmill.features.chain import ColumnInfo
+from recmill.learner.optimizers import dense_optimizer
+from recmill.spec import recipe as r
+
+T = TypeVar("T")
+
+_DYNAMIC_SCALE = 0.01
+_LOWER = "Lower the learning rates, or look for outliers in number features (clip, log, standardise)."
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step gave: the mean loss of its rows."""
+
+    loss: float
+
+
+class Learner:
+    """A dense model, tables, and the optimizers of both.
+
+    A batch is cut into shares, one for each thread; torch is single-threaded inside; gradients are returned, summed
+    once and applied once.
+    """
+
+    def __init__(self, train: r.Training, num_threads: int, disk: DiskTier | None = None) -> None:
+        torch.manual_seed(train.seed)
+        self.train_spec = train
+        self.num_threads = num_threads
+        self.disk = disk
+        self.steps = 0
+        self.collections: dict[str, EmbeddingCollection] = {}
+        self._sparse: dict[str, r.Optimizer] = {}
+        self._pool = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
+
+    def set_model(self, model: nn.Module) -> None:
+        """The dense part; its optimizer follows from the recipe."""
+        self.model = model
+        self.parameters = list(model.parameters())
+        self.optimizer = dense_optimizer(self.train_spec.dense, self.parameters)
+
+    def add_tables(
+        self,
+        name: str,
+        columns: Sequence[ColumnInfo],
+        dim: int,
+        optimizer: r.Optimizer,
+        dynamic: r.Dynamic | None = None,
+    ) -> None:
+        """A collection: one table for each vocabulary of the columns, and the features that read it."""
+        features = [
+            EmbeddingFeature(
+                column.name, _table_name(column), "mean" if column.kind in ("ids", "keys") else "none"
+            )
+            for column in columns
+        ]
+        specs: dict[str, TableSpec] = {}
+        for column in columns:
+            spec = _table_spec(column, dim, optimizer, dynamic, self.train_spec.seed)
+            specs.setdefault(spec.name, spec)
+        tables = [EmbeddingTable(spec, disk=self.disk) for spec in specs.values()]
+        self.collections[name] = EmbeddingCollection(tables, features, self.num_threads)
+        self._sparse[name] = optimizer
+
+    @property
+    def tables(self) -> dict[str, EmbeddingTable]:
+        """Every table by the name that checkpoints use: `collection/table`."""
+        return {
+            f"{name}/{table.spec.name}": table
+            for name, collection in self.collections.items()
+            for table in collection.tables.values()
+        }
+
+    def step(self, batch: Batch, rate_factor: float = 1.0) -> Step:
+        """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
+        raise NotImplementedError
+
+    def evict(self, options: r.Dynamic) -> int:
+        """Drop the keys of dynamic tables that the recipe no longer wants; how many went."""
+        evicted = 0
+        for table in (table for table in self.tables.values() if table.spec.num_rows is None):
+            if options.evict_after_steps is not None:
+                evicted += table.evict_by_age(self.steps, options.evict_after_steps)
+            if options.evict_below_norm is not None:
+                evicted += table.evict_by_norm(options.evict_below_norm)
+            if options.capacity is not None:
+                evicted += table.evict_by_capacity(options.capacity)
+        return evicted
+
+    def update_rows(self, collection: str, looked: Looked, grads: Array, rate_factor: float) -> None:
+        """One step of the rows that were looked up."""
+        rate = self._sparse[collection].learning_rate * rate_factor
+        try:
+            self.collections[collection].update(looked, grads, rate, self.steps)
+        except ValueError as error:
+            raise TrainingError(f"Step {self.steps}: {error}. {_LOWER}") from None
+
+    def apply_dense(self, parts: Sequence[Sequence[Tensor]], rate_factor: float) -> None:
+        """One step of the dense weights by the sum of the shares' gradients."""
+        for parameter, *gradients in zip(self.parameters, *parts, strict=True):
+            total = gradients[0]
+            for other in gradients[1:]:
+                total = total.add_(other)
+            parameter.grad = total
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.train_spec.dense.learning_rate * rate_factor
+        self.optimizer.step()
+
+    def check_finite(self, loss: float, parts: Sequence[Sequence[Tensor]]) -> None:
+        """Nothing that is not finite may reach a weight."""
+        sizes = [size for part in parts for size in torch._foreach_norm(list(part))]
+        if not np.isfinite(loss) or not bool(torch.isfinite(torch.stack(sizes).sum())):
+            raise TrainingError(
+                f"Step {self.steps}: the loss is {loss} and a gradient is not finite; nothing was updated. {_LOWER}"
+            )
+
+    def shares(self, function: Callable[[slice], T], size: int, num_pieces: int = 1) -> list[T]:
+        """`function` of each piece of the rows: threads side by side, the pieces of a thread one after the other."""
+        count = self.num_threads * num_pieces
+        edges = [size * number // count for number in range(count + 1)]
+        pieces = [slice(start, stop) for start, stop in pairwise(edges) if start < stop]
+        if self._pool is None or len(pieces) == 1:
+            return [function(rows) for rows in pieces]
+        return list(self._pool.map(function, pieces))
+
+    def arrays(self) -> dict[str, Array]:
+        """A copy of all dense state by name: weights, optimizer state, random state."""
+        found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            for slot, value in self.optimizer.state[parameter].items():
+                found[f"optimizer.{name}.{slot}"] = value
+        found["random.torch"] = torch.get_rng_state()
+        return {name: value.detach().numpy().copy() for name, value in found.items()}
+
+    def load_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """The inverse of `arrays`. Names or shapes that do not fit are an error."""
+        weights = {
+            name.removeprefix("model."): torch.from_numpy(np.array(value))
+            for name, value in arrays.items()
+            if name.startswith("model.")
+        }
+        try:
+            self.model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise FeatureError(
+                f"The checkpoint's dense weights do not fit this recipe's model: {error}"
+            ) from None
+        for name, parameter in self.model.named_parameters():
+            prefix = f"optimizer.{name}."
+            slots = {
+                key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)
+            }
+            self.optimizer.state[parameter] = {
+                slot: torch.from_numpy(np.array(value)) for slot, value in slots.items()
+            }
+        torch.set_rng_state(torch.from_numpy(np.array(arrays["random.torch"])))
+
+
+def _table_name(column: ColumnInfo) -> str:
+    return column.vocabulary or column.name
+
+
+def _table_spec(
+    column: ColumnInfo, dim: int, optimizer: r.Optimizer, dynamic: r.Dynamic | None, seed: int
+) -> TableSpec:
+    given = {
+        "weight_decay": optimizer.weight_decay,
+        "l1": optimizer.l1,
+        "l2": optimizer.l2,
+        "eps": optimizer.eps,
+        "initial_accumulator": optimizer.initial_accumulator,
+    }
+    known = OPTIMIZERS[optimizer.name]
+    parameters = {name: value for name, value in given.items() if name in known and value is not None}
+    waits = dynamic is not None and column.size is None and dynamic.admit_after > 1
+    return TableSpec(
+        name=_table_name(column),
+        dim=dim,
+        optimizer=optimizer.name,
+        parameters=parameters,
+        num_rows=column.size,
+        init_scale=0.0 if dim == 1 else column.size**-0.5 if column.size else _DYNAMIC_SCALE,
+        seed=seed,
+        admit_after=dynamic.admit_after if dynamic is not None and waits else 1,
+        bloom_counters=dynamic.bloom_counters if dynamic is not None and waits else None,
+        shared_rows=dynamic.shared_rows if dynamic is not None and waits else 0,
+    )
+
+
+def columns_of(keys: Mapping[str, Keys], collection: EmbeddingCollection) -> dict[str, Column]:
+    """A batch's keys as a collection wants them."""
+    return {
+        feature.name: (keys[feature.name].values, keys[feature.name].offsets)
+        for feature in collection.features
+    }
+
+
+def check_numbers(batch: Batch, names: Sequence[str]) -> None:
+    """A number that is not finite would spoil every weight: name it before it does."""
+    if np.isfinite(batch.numbers).all():
+        return
+    row, place = np.argwhere(~np.isfinite(batch.numbers))[0]
+    raise FeatureError(
+        f'Feature "{names[place]}" is {batch.numbers[row, place]} in row {row} of a batch; '
+        "models need finite numbers. Add a fill or clip step to the feature and prepare again."
+    )
+
+
+def check_labels(label: str, values: Array) -> None:
+    """Clicks are 0 or 1, nothing else."""
+    wrong = (values != 0) & (values != 1)
+    if wrong.any():
+        raise FeatureError(
+            f'Label "{label}" is {values[wrong][0]:g} in {int(wrong.sum())} rows of a batch; expected 0 or 1. '
+            "Make it so in the label's steps, such as an expression."
+        )
+
+
+def check_dims(columns: Iterable[ColumnInfo], layout: Layout, dim: int, section: str) -> None:
+    for column in columns:
+        if column.name in layout.keys and column.dim not in (None, dim):
+            raise FeatureError(
+                f'Feature "{column.name}" has dim {column.dim}, but {section}.embedding_dim is {dim}; '
+                "tables of one model have one dim."
+            )
+    if layout.lists:
+        raise FeatureError(
+            f'{section.capitalize()} cannot use "{layout.lists[0]}": lists of numbers have no place in it.'
+        )

@@ -1,0 +1,286 @@
+"""A retriever: users and items through two towers to unit vectors that lie close when they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recmill.batches import Array, Batch, Keys, Layout
+from recmill.embeddings.collection import Looked
+from recmill.embeddings.table import DiskTier
+from recmill.errors import FeatureError
+from recmill.features.chain import ColumnInfo
+from recmill.learner.base import (
+    Learner,
+    Step,
+    check_dims,
+    check_labels,
+    check_numbers,
+    columns_of,
+)
+from recmill.learner.questions import Pairs, Questions, Side, id_feature
+from recmill.metrics import RankingSums
+from recmill.models.two_tower import TwoTower, in_batch_softmax, pairwise_bce
+from recmill.protocols import Protocol, protocol_for
+from recmill.spec import recipe as r
+from recmill.table import Table
+
+METRIC = "ndcg@10"
+
+_ROWS_AT_ONCE = 256  # users whose scores of all items of a batch stay in the cache
+_SCORES_AT_ONCE = 1 << 24  # of users and all items in an evaluation: 64 MB
+_COUNTED_KEYS = 1 << 20  # places for counts of items whose keys have no bound
+
+
+class Retriever(Learner):
+    """The two towers of a recipe, the tables that feed them and their optimizers. Towers share no table."""
+
+    def __init__(
+        self,
+        recipe: r.Recipe,
+        columns: Sequence[ColumnInfo],
+        num_threads: int = 1,
+        disk: DiskTier | None = None,
+    ) -> None:
+        spec = recipe.retrieval
+        assert spec is not None
+        super().__init__(spec.train, num_threads, disk)
+        self.spec = spec
+        self.item_id = id_feature(recipe, columns, "item")
+        self.layout = Layout.of(columns, [*spec.user, *spec.item])
+        check_dims(columns, self.layout, spec.embedding_dim, "retrieval")
+        self.layouts: dict[Side, Layout] = {
+            "user": Layout.of(columns, spec.user),
+            "item": Layout.of(columns, spec.item),
+        }
+        known = {column.name: column for column in columns}
+        for side, layout in self.layouts.items():
+            self._add_tables(side, [known[name] for name in layout.keys])
+        self.towers = TwoTower(spec, _sizes(self.layouts["user"]), _sizes(self.layouts["item"]))
+        self.set_model(self.towers)
+        self.counts = ItemCounts(known[self.item_id].size)
+        self._asked: tuple[tuple[object, ...], Questions] | None = None
+
+    @property
+    def trains_on(self) -> str | None:
+        """The label that a row must have to teach anything; None when all rows do."""
+        return self.spec.label if self.spec.loss == "in_batch_softmax" else None
+
+    def _add_tables(self, side: Side, columns: Sequence[ColumnInfo]) -> None:
+        if not columns:
+            raise FeatureError(
+                f"retrieval.{side} has only numbers; a tower needs at least one feature of ids or keys."
+            )
+        self.add_tables(side, columns, self.spec.embedding_dim, self.spec.train.sparse)
+
+    def step(self, batch: Batch, rate_factor: float = 1.0) -> Step:
+        """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed.
+
+        The softmax learns from the rows whose label is 1 and takes no notice of others.
+        """
+        check_numbers(batch, self.layout.numbers)
+        check_labels(self.spec.label, batch.labels[self.spec.label])
+        if self.trains_on is not None:
+            batch = some_rows(batch, np.flatnonzero(batch.labels[self.trains_on] == 1))
+        self.model.train()
+        self.steps += 1
+        if not batch.size:
+            return Step(0.0)
+        item_keys, first_rows, own, counts = np.unique(
+            batch.keys[self.item_id].values, return_index=True, return_inverse=True, return_counts=True
+        )
+        users = self._forward("user", self._part("user", batch))
+        items = self._forward("item", self._part("item", some_rows(batch, first_rows)))
+        self.counts.add(item_keys, counts)
+        task = _Task(batch, own, counts, self.counts.log_q(item_keys) if self.spec.log_q else None)
+        loss, user_grads, item_grads, rest = self._loss(task, users.vectors, items.vectors)
+        user_dense, user_sparse = self._backward("user", users, user_grads)
+        item_dense, item_sparse = self._backward("item", items, item_grads)
+        dense = [*rest, *user_dense, *item_dense]
+        self.check_finite(loss, [[*dense, torch.from_numpy(user_sparse), torch.from_numpy(item_sparse)]])
+        for side, pieces, grads in (("user", users, user_sparse), ("item", items, item_sparse)):
+            self.update_rows(side, pieces.looked, grads, rate_factor)
+        self.apply_dense([dense], rate_factor)
+        return Step(loss)
+
+    def user_vectors(self, batch: Batch) -> Array:
+        """Unit vectors [B, V] of a batch of `layouts["user"]`; learns nothing. New users get one too."""
+        return self._vectors("user", batch)
+
+    def item_vectors(self, batch: Batch) -> Array:
+        """Unit vectors [B, V] of a batch of `layouts["item"]`; learns nothing."""
+        return self._vectors("item", batch)
+
+    def evaluate(self, table: Table, split: str = "eval", protocol: Protocol | None = None) -> RankingSums:
+        """Rank the whole catalogue for each question of a split, some users at a time.
+
+        What is asked is kept for the next evaluation of the same rows.
+        """
+        protocol = protocol or protocol_for(table.recipe)
+        key = (table.path, split, protocol.name)
+        if self._asked is None or self._asked[0] != key:
+            self._asked = key, Questions.of(table, split, protocol)
+        questions = self._asked[1]
+        items = torch.from_numpy(self.item_vectors(questions.catalogue.batch(self.layouts["item"])))
+        sums = RankingSums(protocol.cutoffs)
+        at_once = max(16, _SCORES_AT_ONCE // len(items))
+        for first in range(0, len(questions), at_once):
+            some = slice(first, min(first + at_once, len(questions)))
+            users = torch.from_numpy(self.user_vectors(questions.batch(some, self.layouts["user"])))
+            ranked = self._rank(users, items, questions.seen.of(some), max(protocol.cutoffs))
+            relevant = questions.relevant.of(some)
+            sums.add(ranked, relevant.offsets, relevant.items)
+        return sums
+
+    def _rank(self, users: Tensor, items: Tensor, seen: Pairs, k: int) -> Array:
+        """The k best items for each user, best first, without those seen; -1 where there are no more."""
+
+        def piece(rows: slice) -> Array:
+            scores = users[rows] @ items.T
+            masked = seen.of(rows)
+            scores[torch.from_numpy(masked.questions), torch.from_numpy(masked.items)] = -torch.inf
+            best, places = scores.topk(min(k, len(items)), dim=1)
+            return torch.where(torch.isfinite(best), places, -1).numpy()
+
+        return np.concatenate(self.shares(piece, len(users)))
+
+    def arrays(self) -> dict[str, Array]:
+        return {**super().arrays(), "items.counts": self.counts.values.copy()}
+
+    def load_arrays(self, arrays: Mapping[str, Array]) -> None:
+        super().load_arrays(arrays)
+        self.counts.values[:] = arrays["items.counts"]
+
+    def _vectors(self, side: Side, batch: Batch) -> Array:
+        check_numbers(batch, self.layouts[side].numbers)
+        self.model.eval()
+        return np.asarray(self._forward(side, batch, train=False).vectors.numpy())
+
+    def _part(self, side: Side, batch: Batch) -> Batch:
+        """What a tower reads of a batch of both: numbers of users stand before those of items."""
+        num_user = len(self.layouts["user"].numbers)
+        numbers = batch.numbers[:, :num_user] if side == "user" else batch.numbers[:, num_user:]
+        return Batch(batch.size, numbers, batch.keys, batch.lists, batch.labels)
+
+    def _forward(self, side: Side, batch: Batch, train: bool = True) -> _Pieces:
+        """Look up a side's embeddings and take them through its tower, each thread some rows."""
+        collection = self.collections[side]
+        looked = collection.lookup(columns_of(batch.keys, collection), train, self.steps)
+        tower = getattr(self.towers, side)
+
+        def piece(rows: slice) -> tuple[Tensor, Tensor]:
+            pooled = torch.from_numpy(looked.values[rows]).requires_grad_(train)
+            with torch.set_grad_enabled(train):
+                return pooled, tower(torch.from_numpy(batch.numbers[rows]), pooled)
+
+        return _Pieces(looked, self.shares(piece, batch.size))
+
+    def _loss(self, task: _Task, users: Tensor, items: Tensor) -> tuple[float, Tensor, Tensor, list[Tensor]]:
+        """The batch's mean loss and its gradients: of users, of items, and of what stands outside of towers."""
+        items = items.requires_grad_()
+        outside = [self.towers.bias] if self.towers.bias is not None else []
+
+        def piece(rows: slice) -> tuple[float, list[Tensor]]:
+            some = users[rows].requires_grad_()
+            loss = self._loss_of(task, some, items, rows) / task.batch.size
+            return float(loss.detach()), list(torch.autograd.grad(loss, [some, items, *outside]))
+
+        num_pieces = -(-task.batch.size // (_ROWS_AT_ONCE * self.num_threads))
+        losses, grads = zip(*self.shares(piece, task.batch.size, num_pieces), strict=True)
+        of_users, *others = zip(*grads, strict=True)
+        of_items, *of_outside = (torch.stack(parts).sum(dim=0) for parts in others)
+        return sum(losses), torch.cat(of_users), of_items, of_outside
+
+    def _loss_of(self, task: _Task, users: Tensor, items: Tensor, rows: slice) -> Tensor:
+        spec, own = self.spec, torch.from_numpy(task.own[rows])
+        if self.towers.bias is not None:
+            labels = torch.from_numpy(task.batch.labels[spec.label][rows])
+            return pairwise_bce(users, items, own, labels, self.towers.bias, spec.temperature)
+        counts = torch.from_numpy(task.counts.astype(np.float32))
+        log_q = None if task.log_q is None else torch.from_numpy(task.log_q)
+        return in_batch_softmax(users, items, own, counts, spec.temperature, log_q)
+
+    def _backward(self, side: Side, pieces: _Pieces, grads: Tensor) -> tuple[list[Tensor], Array]:
+        """Gradients of a tower's weights and of the embeddings that went into it."""
+        weights = list(getattr(self.towers, side).parameters())
+        parts = torch.split(grads, [len(vectors) for _, vectors in pieces.parts])
+
+        def piece(number: slice) -> list[Tensor]:
+            pooled, vectors = pieces.parts[number.start]
+            return list(torch.autograd.grad(vectors, [*weights, pooled], parts[number.start]))
+
+        # There are at most as many pieces as threads, so each share is one of them.
+        *dense, of_pooled = zip(*self.shares(piece, len(parts)), strict=True)
+        return [torch.stack(part).sum(dim=0) for part in dense], torch.cat(of_pooled).numpy()
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """One side of a batch after its tower: what was looked up, and inputs and vectors of each thread's rows."""
+
+    looked: Looked
+    parts: Sequence[tuple[Tensor, Tensor]]
+
+    @property
+    def vectors(self) -> Tensor:
+        return torch.cat([vectors.detach() for _, vectors in self.parts])
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What the loss asks: each row's item as a place among the batch's different items, and their counts."""
+
+    batch: Batch
+    own: Array
+    counts: Array
+    log_q: Array | None
+
+
+class ItemCounts:
+    """How often each item was trained on so far: an estimate of the chance that a batch draws it.
+
+    Keys without bound share places now and then; that only blurs the estimate.
+    """
+
+    def __init__(self, size: int | None) -> None:
+        self.values = np.zeros(size or _COUNTED_KEYS, dtype=np.int64)
+
+    def add(self, keys: Array, counts: Array) -> None:
+        """Count different keys, each with its number of rows."""
+        np.add.at(self.values, self._places(keys), counts)
+
+    def log_q(self, keys: Array) -> Array:
+        counts = self.values[self._places(keys)] + 1
+        chances: Array = np.log(counts / (self.values.sum() + len(self.values))).astype(np.float32)
+        return chances
+
+    def _places(self, keys: Array) -> Array:
+        return np.asarray(keys % len(self.values))
+
+
+def some_rows(batch: Batch, rows: Array) -> Batch:
+    """These rows of a batch, in the order given."""
+    return Batch(
+        len(rows),
+        batch.numbers[rows],
+        {name: _some_keys(keys, rows) for name, keys in batch.keys.items()},
+        {name: _some_keys(keys, rows) for name, keys in batch.lists.items()},
+        {name: labels[rows] for name, labels in batch.labels.items()},
+    )
+
+
+def _some_keys(keys: Keys, rows: Array) -> Keys:
+    if keys.offsets is None:
+        return Keys(keys.values[rows])
+    starts, lengths = keys.offsets[rows], np.diff(keys.offsets)[rows]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+    return Keys(keys.values[places], offsets)
+
+
+def _sizes(layout: Layout) -> tuple[int, int]:
+    return len(layout.numbers), len(layout.keys)

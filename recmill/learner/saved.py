@@ -1,0 +1,53 @@
+"""Learners by name: new from a recipe, or as a checkpoint holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recmill.checkpoint import Checkpoint, CheckpointFolder
+from recmill.embeddings.table import DiskTier
+from recmill.errors import RecmillError
+from recmill.features.chain import ColumnInfo
+from recmill.learner.ranking import Ranker
+from recmill.learner.retrieval import Retriever
+from recmill.spec.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A learner restored from one checkpoint."""
+
+    learner: Ranker | Retriever
+    checkpoint: Checkpoint
+
+
+def models_of(recipe: Recipe) -> list[str]:
+    """The models that a recipe has, in the order in which they are trained."""
+    return [name for name in ("retrieval", "ranking") if getattr(recipe, name) is not None]
+
+
+def new_learner(
+    recipe: Recipe,
+    model: str,
+    columns: Sequence[ColumnInfo],
+    num_threads: int,
+    disk: DiskTier | None = None,
+) -> Ranker | Retriever:
+    """A learner that knows nothing yet."""
+    if model == "ranking" and recipe.ranking is not None:
+        return Ranker(recipe.ranking, columns, num_threads, disk)
+    if model == "retrieval" and recipe.retrieval is not None:
+        return Retriever(recipe, columns, num_threads, disk)
+    known = ", ".join(models_of(recipe)) or "none"
+    raise RecmillError(f'Recipe "{recipe.name}" has no [{model}]; its models: {known}.')
+
+
+def open_learner(folder: CheckpointFolder, model: str, which: str = "best", num_threads: int = 1) -> Saved:
+    """The model as of its `best` or `last` checkpoint, or as of a step; every file is checked against its digest."""
+    checkpoints = folder.of(model)
+    checkpoint = checkpoints.find(which)
+    learner = new_learner(folder.recipe, model, folder.columns, num_threads)
+    learner.load_arrays(checkpoints.restore(checkpoint, learner.tables))
+    learner.steps = checkpoint.step
+    return Saved(learner, checkpoint)

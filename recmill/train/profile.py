@@ -1,0 +1,30 @@
+"""A Chrome trace of some steps: where the time of a step goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+_WARM_UP = 3
+
+
+@contextmanager
+def profiled(num_steps: int | None, into: Path) -> Iterator[Callable[[], None]]:
+    """Call what this yields after each step; the steps after a short warm-up land in `into`."""
+    if num_steps is None:
+        yield lambda: None
+        return
+    into.parent.mkdir(parents=True, exist_ok=True)
+    # Shares of a batch run on threads of their own, which torch leaves out unless told.
+    every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=_WARM_UP, active=num_steps, repeat=1),
+        on_trace_ready=lambda found: found.export_chrome_trace(str(into)),
+        experimental_config=every_thread,
+    ) as profiler:
+        yield profiler.step

@@ -1,0 +1,165 @@
+"""Where the rows of a run come from: a Table, or a raw log with a Plan that was fitted before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from recmill.batches import Batches
+from recmill.errors import ArtifactError, RecmillError
+from recmill.features.chain import ColumnInfo
+from recmill.features.plan import Plan
+from recmill.learner.ranking import Ranker
+from recmill.learner.retrieval import Retriever
+from recmill.log_batches import LogBatches
+from recmill.logs.tally import DEFAULT_MAX_BAD
+from recmill.spec import recipe as r
+from recmill.table import Table
+from recmill.train.trainer import BatchSource, Metrics
+
+EVALUATION_BATCH = 8192
+
+Learners = Ranker | Retriever
+Evaluation = Callable[[], Metrics]
+
+
+class Source(Protocol):
+    """Rows with their features, and how a learner is measured on those held out."""
+
+    @property
+    def name(self) -> str:
+        """Tells sources apart: a run goes on only with the source that it began with."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def columns(self) -> list[ColumnInfo]: ...
+    def check(self, recipe: r.Recipe) -> None:
+        """Raise when the features are not those of the recipe."""
+
+    def batches(self, learner: Learners) -> BatchSource: ...
+    def evaluation(self, learner: Learners) -> Evaluation | None:
+        """Metrics of the eval rows; None when the recipe holds none out."""
+
+    def num_rows(self, split: str) -> int: ...
+
+
+class TableSource:
+    """Rows of a Table. A shuffled one comes in another order in each epoch; a log's order is kept."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.name = f"table {table.digest}"
+        self.columns = table.columns
+
+    @property
+    def plan(self) -> Plan:
+        return self.table.plan
+
+    def check(self, recipe: r.Recipe) -> None:
+        for part in ("log", "rows", "features", "labels", "split"):
+            if getattr(recipe, part) != getattr(self.table.recipe, part):
+                raise ArtifactError(
+                    f'Table {self.table.path} was prepared with another [{part}] than recipe "{recipe.name}" has. '
+                    "Run `recmill prepare` again."
+                )
+
+    def batches(self, learner: Learners) -> BatchSource:
+        train = learner.train_spec
+        seed = train.seed if self.table.recipe.table.order == "shuffle" else None
+        # A softmax over items learns from clicks alone.
+        clicks_only = isinstance(learner, Retriever) and learner.spec.loss == "in_batch_softmax"
+        where = learner.spec.label if clicks_only else None
+        return Batches(self.table, train.batch_size, "train", learner.layout.features, seed, where)
+
+    def evaluation(self, learner: Learners) -> Evaluation | None:
+        if not self.num_rows("eval"):
+            return None
+        if isinstance(learner, Retriever):
+            return lambda: learner.evaluate(self.table, "eval").means()
+        batches = Batches(self.table, EVALUATION_BATCH, "eval", learner.layout.features)
+        return lambda: learner.evaluate(batches.read()).metrics().as_dict()
+
+    def num_rows(self, split: str) -> int:
+        return self.table.num_rows(split)
+
+
+class LogSource:
+    """Rows of a raw log, with features applied on the fly. Rankers only: retrieval looks at a Table's catalogue."""
+
+    def __init__(
+        self,
+        recipe: r.Recipe,
+        data: str,
+        plan_from: Path | None = None,
+        max_bad: float = DEFAULT_MAX_BAD,
+        note: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.recipe = recipe
+        self.data = data
+        self.max_bad = max_bad
+        self.note = note
+        self.plan = _plan(recipe, plan_from)
+        self.name = f"log {data}, plan {self.plan.digest()}"
+        self.columns = self.plan.columns()
+        self._opened: LogBatches | None = None
+
+    def check(self, recipe: r.Recipe) -> None:
+        for part in ("log", "features", "labels"):
+            if getattr(recipe, part) != getattr(self.plan.recipe, part):
+                raise ArtifactError(
+                    f'The Plan was fitted with another [{part}] than recipe "{recipe.name}" has. '
+                    "Run `recmill prepare` again."
+                )
+
+    def batches(self, learner: Learners) -> BatchSource:
+        return self._open(learner)
+
+    def evaluation(self, learner: Learners) -> Evaluation | None:
+        if isinstance(learner, Retriever) or not self.num_rows("eval"):
+            return None
+        batches = self._open(learner).of_split("eval", EVALUATION_BATCH)
+        return lambda: learner.evaluate(batches.read()).metrics().as_dict()
+
+    def num_rows(self, split: str) -> int:
+        return self._opened.log.num_rows(split) if self._opened is not None else 0
+
+    def _open(self, learner: Learners) -> LogBatches:
+        if isinstance(learner, Retriever):
+            raise RecmillError(
+                "[retrieval] trains from a Table, which holds the catalogue of items. "
+                "Train it with --table, or only the ranker with --only ranking."
+            )
+        if self._opened is None:
+            train = learner.train_spec
+            self._opened = LogBatches(
+                self.recipe,
+                self.plan,
+                self.data,
+                train.batch_size,
+                features=learner.layout.features,
+                num_workers=learner.num_threads,
+                max_bad=self.max_bad,
+            )
+            for line in self._opened.notes:
+                self.note(line)
+            if self._opened.bad:
+                self.note(f"{self._opened.bad:,} bad rows are left out")
+                for line in self._opened.tally.describe():
+                    self.note(f"  {line}")
+        return self._opened
+
+
+def _plan(recipe: r.Recipe, path: Path | None) -> Plan:
+    """The Plan of a Table or of a checkpoint; none is needed when there is nothing to fit."""
+    if path is not None:
+        inside = path / "plan"
+        return Plan.read(inside if inside.is_dir() else path)
+    plan = Plan(recipe)
+    if plan.pending():
+        raise RecmillError(
+            f'Recipe "{recipe.name}" has features that are fitted. Fit them once with `recmill prepare` and add '
+            "--plan DIR, the Table's directory."
+        )
+    return plan

@@ -1,0 +1,70 @@
+"""How many threads a run gets, from what the machine really gives."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_PROBE_SECONDS = 0.25
+_PROBE_SIZE = 256
+_WORTH_IT = 1.25  # a thread more must bring at least this much in all
+
+
+@dataclass(frozen=True)
+class Threads:
+    """The number chosen, and why."""
+
+    number: int
+    reason: str
+
+
+def choose_threads(asked: int | None = None) -> Threads:
+    """As many as asked for; else as many as the cores, the quota and half a second of trying are good for."""
+    torch.set_num_threads(1)  # one thread for each share of a batch, none inside
+    if asked is not None:
+        return Threads(asked, "as asked")
+    cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    allowed = max(1, min(cores, int(quota + 0.5) if quota else cores))
+    why = f"{cores} cores" + (f", quota {quota:g}" if quota else "")
+    if allowed == 1:
+        return Threads(1, why)
+    alone, together = _speed(1), _speed(allowed)
+    gain = together / alone
+    number = allowed if gain >= _WORTH_IT else 1
+    return Threads(number, f"{why}; {allowed} threads give {gain:.1f}x of one")
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores that the container's limit allows; None without a limit."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return None if quota == "max" else float(quota) / float(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        quota_us = int((root / "cpu/cpu.cfs_quota_us").read_text())
+        return quota_us / int((root / "cpu/cpu.cfs_period_us").read_text()) if quota_us > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def _speed(num_threads: int) -> float:
+    """Small matrix products a second, all threads together."""
+    matrix = torch.rand(_PROBE_SIZE, _PROBE_SIZE)
+    matrix @ matrix
+    end = time.perf_counter() + _PROBE_SECONDS
+
+    def work(_: int) -> int:
+        done = 0
+        while time.perf_counter() < end:
+            matrix @ matrix
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        return max(1, sum(pool.map(work, range(num_threads)))) / _PROBE_SECONDS

@@ -1,0 +1,123 @@
+"""A run that is killed again and again ends with the very weights of one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recmill.checkpoint import CheckpointFolder
+from recmill.logs.generate import generate
+from recmill.prepare import prepare
+from recmill.spec.load import load_recipe
+
+NUM_KILLS = 10
+# Dropout draws random numbers; keys come, wait, are evicted; a checkpoint every other step, so that kills hit writes.
+SET = [
+    "ranking.model=wide_deep",
+    "ranking.bottom=",
+    "ranking.top=",
+    "ranking.interaction=",
+    "ranking.hidden=[32]",
+    "ranking.dropout=0.1",
+    "ranking.wide=c1..c26",
+    "ranking.embedding_dim=8",
+    "ranking.dynamic={ admit_after = 2, evict_after_steps = 20, evict_every_steps = 7, capacity = 300 }",
+    "ranking.train.batch_size=100",
+    "ranking.train.epochs=2",
+    "ranking.train.evaluations=7",
+    "ranking.train.saving={ every_steps = 2, full_every = 4, keep = 2 }",
+    "ranking.train.dense={ name = 'adam', learning_rate = 0.002 }",
+]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    generate("criteo", 12_000, 3, folder / "log")
+    prepare(load_recipe("criteo-deeprec"), str(folder / "log"), folder / "table")
+    return folder / "table"
+
+
+def start(table: Path, into: Path, *flags: str) -> subprocess.Popen[str]:
+    overrides = [part for value in SET for part in ("--set", value)]
+    command = [
+        sys.executable,
+        "-m",
+        "recmill",
+        "train",
+        "criteo-deeprec",
+        "--table",
+        str(table),
+        "--into",
+        str(into),
+    ]
+    return subprocess.Popen(
+        [*command, *overrides, "--threads", "1", "--json", "--quiet", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> dict:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return json.loads(out)["models"][0]
+
+
+def weights(into: Path) -> dict[str, bytes]:
+    """Everything that the last checkpoint holds, whatever chain of deltas it is made of."""
+    from recmill.learner.saved import open_learner
+
+    saved = open_learner(CheckpointFolder.open(into), "ranking", "last")
+    found = {name: value.tobytes() for name, value in saved.learner.arrays().items()}
+    for name, table in saved.learner.tables.items():
+        with table.begin_snapshot() as snapshot:
+            for piece in snapshot:
+                order = np.argsort(piece.keys)
+                parts = (piece.keys, piece.rows, piece.states, piece.counts, piece.steps)
+                found[name] = found.get(name, b"") + b"".join(part[order].tobytes() for part in parts)
+    return found
+
+
+def test_a_run_killed_ten_times_gives_the_same_bits(table, tmp_path):
+    undisturbed = finish(start(table, tmp_path / "whole"))
+    moments = random.Random(7)
+    kills, during_write = 0, 0
+    while kills < NUM_KILLS:
+        process = start(table, tmp_path / "killed", "--resume")
+        before = progress_of(tmp_path / "killed")
+        while process.poll() is None and progress_of(tmp_path / "killed") <= before + moments.randrange(3):
+            time.sleep(0.002)
+        time.sleep(moments.random() * 0.05)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "the run came to its end before it could be killed"
+        kills += 1
+        during_write += any((tmp_path / "killed/ranking").glob("*.partial"))
+    assert during_write
+    resumed = finish(start(table, tmp_path / "killed", "--resume"))
+    assert resumed["resumed_from"] > 0
+    assert (resumed["samples"], resumed["metrics"]) == (undisturbed["samples"], undisturbed["metrics"])
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    steps = [
+        json.loads(line)["step"]
+        for line in (tmp_path / "killed/ranking/history.jsonl").read_text().splitlines()
+        if '"step"' in line
+    ]
+    assert steps == sorted(set(steps))
+
+
+def progress_of(into: Path) -> int:
+    """The step of the newest checkpoint."""
+    steps = [int(path.name[5:]) for path in (into / "ranking").glob("step-????????")]
+    return max(steps, default=0)
