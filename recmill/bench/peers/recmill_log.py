@@ -1,0 +1,28 @@
+"""Ours, straight from the raw log: features are applied on the fly while training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from recmill.log_batches import LogBatches
+from recmill.table import Table
+
+from .race import Task, compete
+from .recmill_table import full_batches, ranker_of, versions
+
+
+def losses(task: Task) -> Iterator[float]:
+    torch.set_num_threads(1)  # the ranker's own threads share the batch
+    table = Table.open(Path(task.folder) / "table")
+    ranker = ranker_of(table, task)
+    features = ranker.spec.features or None
+    batches = LogBatches(table.recipe, table.plan, task.log, task.batch_size, features=features)
+    for batch in full_batches(batches, task):
+        yield ranker.step(batch).loss
+
+
+if __name__ == "__main__":
+    compete(losses, versions)

@@ -1,0 +1,147 @@
+"""bench train: everyone is measured on the same batches, and nobody disappears."""
+
+from __future__ import annotations
+
+import venv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recmill.batches import Batches
+from recmill.bench.peers.race import MemoryBatch, Task, memory_batches, write_batches
+from recmill.bench.train import PEERS, bench_train, describe, make_task, run_contestant, summarise
+from recmill.errors import RecmillError
+from recmill.table import Table
+
+DLRM = Task(
+    shape="dlrm",
+    log="",
+    folder="",
+    batch_size=64,
+    num_numbers=13,
+    sizes=[10] * 26,
+    embedding_dim=16,
+    bottom=[512, 256, 64, 16],
+    top=[512, 256],
+    hidden=[],
+    dense_rate=0.01,
+    sparse_rate=0.1,
+    wide_rate=0.1,
+    threads=1,
+    seconds=0.0,
+    least_steps=3,
+)
+WIDE_DEEP = replace(DLRM, shape="wide_deep", embedding_dim=32, hidden=[1024, 512, 256])
+
+
+def run_of(speed: float, loss: float) -> dict[str, object]:
+    return {"samples_per_second": speed, "samples_per_cpu_second": speed, "loss": loss, "versions": {}}
+
+
+def test_useful_work_counts_each_product_three_times_but_numbers_need_no_gradient() -> None:
+    bottom = 13 * 512 + 512 * 256 + 256 * 64 + 64 * 16
+    top = 432 * 512 + 512 * 256 + 256
+    assert DLRM.flops_per_sample() == 6 * (bottom + top) - 2 * 13 * 512 == 3_032_576
+    deep = (13 + 26 * 32) * 1024 + 1024 * 512 + 512 * 256 + 256
+    assert WIDE_DEEP.flops_per_sample() == 6 * deep - 2 * 13 * 1024 == 9_098_752
+
+
+@pytest.mark.parametrize("shape", ["dlrm", "wide_deep"])
+def test_peers_train_on_the_batches_that_we_read(shape: str, tmp_path: Path) -> None:
+    task = make_task(shape, 3000, tmp_path, seconds=0.0, least_steps=3)  # type: ignore[arg-type]
+    ours = Batches(Table.open(Path(task.folder) / "table"), task.batch_size)
+    first, _ = next(ours.read())
+    theirs = memory_batches(task)[0]
+    assert (theirs.numbers == first.numbers).all()
+    assert (theirs.ids[:, 3] == first.keys["c4"].values).all()
+    assert (theirs.labels == first.labels["click"]).all()
+    assert all(theirs.ids.max(axis=0) < task.sizes)
+
+
+@pytest.mark.parametrize("shape", [DLRM, WIDE_DEEP], ids=["dlrm", "wide_deep"])
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_peer_learns_what_only_its_tables_can_know(peer: str, shape: Task, tmp_path: Path) -> None:
+    """Even ids of the first feature click, odd ones do not."""
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 10, (6400, 4))
+    rows = MemoryBatch(np.zeros((6400, 2), np.float32), ids, (ids[:, 0] % 2 == 0).astype(np.float32))
+    write_batches(iter([rows]), tmp_path / "batches")
+    small = {
+        "num_numbers": 2,
+        "sizes": [10] * 4,
+        "embedding_dim": 4,
+        "bottom": [4],
+        "top": [8],
+        "hidden": [8],
+    }
+    task = replace(shape, folder=str(tmp_path), least_steps=90, **small)
+    result = run_contestant(peer, task, None)
+    if "absent" in result:
+        assert result["absent"].startswith("not installed: pip install")
+        pytest.skip(result["absent"])
+    assert result["loss"] < 0.1
+
+
+def test_everyone_is_in_the_result_even_a_peer_that_is_not_installed(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    bare = str(tmp_path / "bare" / "bin" / "python")
+    result = bench_train(
+        "dlrm",
+        rows=3000,
+        repeat=1,
+        threads=(1,),
+        peers=("torch_embedding_bag", "tensorflow"),
+        peer_python={"tensorflow": bare},
+        data=tmp_path,
+        seconds_each=0.0,
+        least_steps=3,
+    )
+    ours = ["recmill_table", "recmill_log", "dense_floor"]
+    assert list(result["contestants"]) == [*ours, "torch_embedding_bag", "tensorflow"]
+    measured = {name: of["threads"]["1"] for name, of in result["contestants"].items()}
+    assert measured["recmill_log"]["loss"] == measured["recmill_table"]["loss"]
+    assert measured["torch_embedding_bag"]["samples_per_second"] > 0
+    assert measured["tensorflow"]["absent"].startswith("not installed: pip install tensorflow-cpu")
+    assert "not installed: pip install tensorflow-cpu" in describe(result)
+
+
+def test_medians_are_compared_with_ours_and_with_the_peak() -> None:
+    runs = {
+        "gemm_peak": {1: [{"gflops": 90.0}, {"gflops": 100.0}]},
+        "recmill_table": {1: [run_of(20_000, 0.50), run_of(22_000, 0.50), run_of(90_000, 0.50)]},
+        "fbgemm": {1: [run_of(11_000, 0.51), run_of(11_000, 0.51), run_of(1, 0.51)]},
+        "tensorflow": {1: [run_of(33_000, 0.69)] * 3},
+    }
+    result = summarise(runs, DLRM, rows=1000, repeat=3)
+    found = {name: of["threads"]["1"] for name, of in result["contestants"].items()}
+    assert found["recmill_table"]["samples_per_second"] == 22_000
+    assert found["recmill_table"]["share_of_gemm_peak"] == round(22_000 * 3_032_576 / 100e9, 3)
+    assert (found["fbgemm"]["ours_is_times"], found["fbgemm"]["learns_like_ours"]) == (2.0, True)
+    assert (found["fbgemm"]["least"], found["fbgemm"]["most"]) == (1, 11_000)
+    assert found["tensorflow"]["learns_like_ours"] is False
+    lines = describe(result).splitlines()
+    assert [line.split()[0] for line in lines if "does not learn like ours" in line] == ["tensorflow"]
+
+
+def test_an_interpreter_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(RecmillError, match="--peer-python fbgemm=/no/python cannot be run: No such file"):
+        run_contestant("fbgemm", DLRM, "/no/python")
+
+
+def test_an_unknown_peer_is_named_with_the_known_ones() -> None:
+    with pytest.raises(
+        RecmillError, match='no peer "mxnet"; there are: torch_embedding_bag, fbgemm, tensorflow'
+    ):
+        bench_train("dlrm", peers=("mxnet",))
+
+
+def test_more_threads_than_cores_are_refused() -> None:
+    with pytest.raises(RecmillError, match="asked for 4096 threads, but this process may use"):
+        bench_train("dlrm", threads=(1, 4096))
+
+
+def test_too_few_rows_for_one_batch_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecmillError, match="at least one batch of 2048 rows, but 100 rows have only"):
+        bench_train("dlrm", rows=100, threads=(1,), data=tmp_path)
