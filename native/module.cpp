@@ -7,6 +7,7 @@ void register_lookup(nanobind::module_& m);
 void register_hashing(nanobind::module_& m);
 void register_exact_sum(nanobind::module_& m);
 void register_embedding(nanobind::module_& m);
+void register_dense(nanobind::module_& m);
 
 NB_MODULE(_native, m) {
   m.doc() = "recmill's native kernels";
@@ -16,4 +17,5 @@ NB_MODULE(_native, m) {
   register_hashing(m);
   register_exact_sum(m);
   register_embedding(m);
+  register_dense(m);
 }

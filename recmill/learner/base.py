@@ -186,6 +186,8 @@ def _table_spec(
         "l2": optimizer.l2,
         "eps": optimizer.eps,
         "initial_accumulator": optimizer.initial_accumulator,
+        "decay_rate": optimizer.decay_rate,
+        "decay_period": optimizer.decay_period,
     }
     known = OPTIMIZERS[optimizer.name]
     parameters = {name: value for name, value in given.items() if name in known and value is not None}

@@ -44,10 +44,9 @@ class Catalogue:
     rows: pl.DataFrame
 
     @classmethod
-    def of(cls, table: Table) -> Catalogue:
-        retrieval = retrieval_of(table)
-        item_id = id_feature(table.recipe, table.columns, "item")
-        names = dict.fromkeys([item_id, *retrieval.item])
+    def of(cls, table: Table, recipe: Recipe) -> Catalogue:
+        item_id = id_feature(recipe, table.columns, "item")
+        names = dict.fromkeys([item_id, *retrieval_of(recipe).item])
         rows = table.scan().select(*names).filter(pl.col(item_id) != 0)
         rows = rows.unique(item_id, keep="last", maintain_order=True).sort(item_id)
         return cls(item_id, rows.collect())
@@ -92,21 +91,24 @@ class Questions:
     relevant: Pairs  # an item that is not in the catalogue has the place after its last: it is right, but never found
 
     @classmethod
-    def of(cls, table: Table, split: str, protocol: Protocol) -> Questions:
+    def of(cls, table: Table, recipe: Recipe, split: str, protocol: Protocol) -> Questions:
         """Of a split's clicks. Users that cannot be told apart ask nothing: keep their column in the Table."""
-        catalogue = Catalogue.of(table)
-        clicks = _clicks(table, split, catalogue)
+        catalogue = Catalogue.of(table, recipe)
+        clicks = _clicks(table, recipe, split, catalogue)
         if not clicks.height:
             raise ArtifactError(
-                f'Table {table.path} has no {split} rows with label "{retrieval_of(table).label}" of known users; '
+                f'Table {table.path} has no {split} rows with label "{retrieval_of(recipe).label}" of known users; '
                 "there is nothing to ask."
             )
-        states = clicks.select("__user", *retrieval_of(table).user)
+        states = clicks.select("__user", *retrieval_of(recipe).user)
         users = states.unique(maintain_order=True).with_row_index("__question")
         _check_states(users, protocol)
         asked = clicks.with_columns(_question_of(states, users))
-        before = SPLITS[: SPLITS.index(split)]
-        seen_by_user = pl.concat([_seen(table, earlier, catalogue, users) for earlier in before]).unique()
+        before = [name for name in SPLITS[: SPLITS.index(split)] if table.num_rows(name)]
+        nothing = users.select("__user", pl.lit(0, pl.Int64).alias("__place")).clear()
+        seen_by_user = pl.concat(
+            [nothing, *(_seen(table, recipe, name, catalogue, users) for name in before)]
+        ).unique()
         seen = (
             users.select("__user", "__question")
             .join(seen_by_user, on="__user")
@@ -125,16 +127,15 @@ class Questions:
         return collate(self.users[questions], layout, with_labels=False)
 
 
-def retrieval_of(table: Table) -> Retrieval:
-    retrieval = table.recipe.retrieval
-    if retrieval is None:
-        raise FeatureError(f'Table {table.path}: recipe "{table.recipe.name}" has no [retrieval].')
-    return retrieval
+def retrieval_of(recipe: Recipe) -> Retrieval:
+    if recipe.retrieval is None:
+        raise FeatureError(f'Recipe "{recipe.name}" has no [retrieval].')
+    return recipe.retrieval
 
 
-def counts_of(table: Table) -> Counts:
+def counts_of(table: Table, recipe: Recipe) -> Counts:
     """Interactions, users and items of all splits; users and items only if the Table keeps their raw columns."""
-    label = retrieval_of(table).label
+    label = retrieval_of(recipe).label
     rows = pl.concat([table.scan(split) for split in SPLITS if table.num_rows(split)]).filter(
         pl.col(label) == 1
     )
@@ -146,36 +147,39 @@ def counts_of(table: Table) -> Counts:
     return Counts(**found.collect().row(0, named=True))
 
 
-def _identity(table: Table, side: Side) -> pl.Expr:
+def _identity(table: Table, recipe: Recipe, side: Side) -> pl.Expr:
     """Who or what a row is about: the raw column if the Table keeps it, else the id, which is null when it is 0."""
     raw = getattr(table.recipe.log, side)
     if raw in table.recipe.table.keep:
         return pl.col(f"raw_{raw}").alias(f"__{side}")
-    name = id_feature(table.recipe, table.columns, side)
+    name = id_feature(recipe, table.columns, side)
     return pl.when(pl.col(name) != 0).then(pl.col(name)).alias(f"__{side}")
 
 
-def _clicks(table: Table, split: str, catalogue: Catalogue) -> pl.DataFrame:
+def _clicks(table: Table, recipe: Recipe, split: str, catalogue: Catalogue) -> pl.DataFrame:
     """Held-out clicks of known users, with their features and the item's place in the catalogue."""
-    retrieval = retrieval_of(table)
+    retrieval = retrieval_of(recipe)
     places = catalogue.rows.lazy().select(catalogue.item_id).with_row_index("__place")
     # Without the raw column, each unknown item is one of its own.
-    item = pl.coalesce(_identity(table, "item").cast(pl.String), pl.format("row {}", pl.int_range(pl.len())))
+    item = pl.coalesce(
+        _identity(table, recipe, "item").cast(pl.String), pl.format("row {}", pl.int_range(pl.len()))
+    )
     clicks = table.scan(split).filter(pl.col(retrieval.label) == 1)
-    clicks = clicks.select(_identity(table, "user"), item.alias("__item"), catalogue.item_id, *retrieval.user)
+    clicks = clicks.select(
+        _identity(table, recipe, "user"), item.alias("__item"), catalogue.item_id, *retrieval.user
+    )
     clicks = clicks.drop_nulls("__user").join(places, on=catalogue.item_id, how="left", maintain_order="left")
     return clicks.with_columns(pl.col("__place").fill_null(len(catalogue)).cast(pl.Int64)).collect()
 
 
-def _seen(table: Table, split: str, catalogue: Catalogue, users: pl.DataFrame) -> pl.DataFrame:
+def _seen(
+    table: Table, recipe: Recipe, split: str, catalogue: Catalogue, users: pl.DataFrame
+) -> pl.DataFrame:
     """User and place of the items that these users clicked in an earlier split."""
     places = catalogue.rows.lazy().select(catalogue.item_id).with_row_index("__place")
     wanted = users.lazy().select("__user").unique()
-    empty = pl.DataFrame(schema={"__user": users.schema["__user"], "__place": pl.Int64})
-    if not table.num_rows(split):
-        return empty
-    clicks = table.scan(split).filter(pl.col(retrieval_of(table).label) == 1)
-    clicks = clicks.select(_identity(table, "user"), catalogue.item_id)
+    clicks = table.scan(split).filter(pl.col(retrieval_of(recipe).label) == 1)
+    clicks = clicks.select(_identity(table, recipe, "user"), catalogue.item_id)
     pairs = clicks.join(wanted, on="__user", how="semi").join(places, on=catalogue.item_id)
     return pairs.select("__user", pl.col("__place").cast(pl.Int64)).unique().collect()
 

@@ -39,6 +39,8 @@ class Ranker(Learner):
         self.spec = spec
         deep = Layout.of(columns, spec.features or None)
         check_dims(columns, deep, spec.embedding_dim, "ranking")
+        if not deep.keys:
+            raise FeatureError("Ranking has only numbers; it needs at least one feature of ids or keys.")
         known = {column.name: column for column in columns}
         self.layout = Layout.of(
             columns, [*deep.features, *(name for name in spec.wide if name not in deep.keys)]
@@ -68,7 +70,8 @@ class Ranker(Learner):
         dense = [share[1] for share in shares]
         self.check_finite(loss, dense)
         for place, (name, read) in enumerate(looked.items()):
-            grads = np.concatenate([share[2][place] for share in shares])
+            parts = [share[2][place] for share in shares]
+            grads = np.concatenate(parts) if len(parts) > 1 else parts[0]
             self.update_rows(name, read, grads, rate_factor)
         self.apply_dense(dense, rate_factor)
         dynamic = self.spec.dynamic

@@ -49,6 +49,7 @@ class Retriever(Learner):
         spec = recipe.retrieval
         assert spec is not None
         super().__init__(spec.train, num_threads, disk)
+        self.recipe = recipe
         self.spec = spec
         self.item_id = id_feature(recipe, columns, "item")
         self.layout = Layout.of(columns, [*spec.user, *spec.item])
@@ -84,8 +85,8 @@ class Retriever(Learner):
         """
         check_numbers(batch, self.layout.numbers)
         check_labels(self.spec.label, batch.labels[self.spec.label])
-        if self.trains_on is not None:
-            batch = some_rows(batch, np.flatnonzero(batch.labels[self.trains_on] == 1))
+        if self.trains_on is not None and not batch.labels[self.trains_on].all():
+            batch = some_rows(batch, np.flatnonzero(batch.labels[self.trains_on]))
         self.model.train()
         self.steps += 1
         if not batch.size:
@@ -94,7 +95,7 @@ class Retriever(Learner):
             batch.keys[self.item_id].values, return_index=True, return_inverse=True, return_counts=True
         )
         users = self._forward("user", self._part("user", batch))
-        items = self._forward("item", self._part("item", some_rows(batch, first_rows)))
+        items = self._forward("item", some_rows(self._part("item", batch), first_rows))
         self.counts.add(item_keys, counts)
         task = _Task(batch, own, counts, self.counts.log_q(item_keys) if self.spec.log_q else None)
         loss, user_grads, item_grads, rest = self._loss(task, users.vectors, items.vectors)
@@ -120,10 +121,10 @@ class Retriever(Learner):
 
         What is asked is kept for the next evaluation of the same rows.
         """
-        protocol = protocol or protocol_for(table.recipe)
+        protocol = protocol or protocol_for(self.recipe)
         key = (table.path, split, protocol.name)
         if self._asked is None or self._asked[0] != key:
-            self._asked = key, Questions.of(table, split, protocol)
+            self._asked = key, Questions.of(table, self.recipe, split, protocol)
         questions = self._asked[1]
         items = torch.from_numpy(self.item_vectors(questions.catalogue.batch(self.layouts["item"])))
         sums = RankingSums(protocol.cutoffs)
@@ -164,7 +165,9 @@ class Retriever(Learner):
         """What a tower reads of a batch of both: numbers of users stand before those of items."""
         num_user = len(self.layouts["user"].numbers)
         numbers = batch.numbers[:, :num_user] if side == "user" else batch.numbers[:, num_user:]
-        return Batch(batch.size, numbers, batch.keys, batch.lists, batch.labels)
+        return Batch(
+            batch.size, numbers, {name: batch.keys[name] for name in self.layouts[side].keys}, {}, {}
+        )
 
     def _forward(self, side: Side, batch: Batch, train: bool = True) -> _Pieces:
         """Look up a side's embeddings and take them through its tower, each thread some rows."""

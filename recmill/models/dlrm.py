@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recmill.models.layers import CrossNetwork, DotInteraction, mlp
+from recmill.errors import FeatureError
+from recmill.models.layers import MLP, CrossNetwork, DotInteraction
 from recmill.spec.recipe import Ranking
 
 
@@ -14,27 +15,28 @@ class DLRM(nn.Module):
 
     def __init__(self, spec: Ranking, num_numbers: int, num_embedded: int) -> None:
         super().__init__()
-        dim = spec.embedding_dim
-        self.bottom = mlp([num_numbers, *spec.bottom], last_relu=True) if num_numbers else None
-        num_vectors = num_embedded + (self.bottom is not None)
-        width = num_vectors * dim
-        self.dot = DotInteraction(num_vectors) if spec.interaction == "dot" else None
-        self.cross = (
-            CrossNetwork(width, spec.cross_layers, spec.cross_rank) if spec.interaction == "cross" else None
-        )
-        if self.dot is not None:
-            width = self.dot.num_pairs + (dim if self.bottom is not None else 0)
-        self.top = mlp([width, *spec.top, 1], last_relu=False)
+        self.bottom = MLP([num_numbers, *spec.bottom], last_relu=True, dropout=spec.dropout)
+        self.dot = self.cross = None
+        width_below = spec.bottom[-1] if spec.bottom and num_numbers else num_numbers
+        width = width_below + num_embedded * spec.embedding_dim
+        if spec.interaction == "dot":
+            if num_numbers and width_below != spec.embedding_dim:
+                raise FeatureError(
+                    f'ranking.interaction = "dot" needs ranking.bottom to end with embedding_dim = {spec.embedding_dim}: '
+                    f"numbers must come out as one more vector, and they have {width_below} values."
+                )
+            self.dot = DotInteraction(num_embedded + bool(num_numbers))
+            width = width_below + self.dot.num_pairs
+        elif spec.interaction == "cross":
+            self.cross = CrossNetwork(width, spec.cross_layers, spec.cross_rank)
+        self.top = MLP([width, *spec.top, 1], last_relu=False, dropout=spec.dropout)
 
     def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor) -> Tensor:
-        vectors = pooled_BTD
-        below = self.bottom(numbers_BF) if self.bottom is not None else None
-        if below is not None:
-            vectors = torch.cat([below.unsqueeze(1), pooled_BTD], dim=1)
+        below = self.bottom(numbers_BF) if numbers_BF.shape[1] else numbers_BF
         if self.dot is not None:
-            products = self.dot(vectors)
-            mixed = products if below is None else torch.cat([below, products], dim=1)
+            vectors = [below.unsqueeze(1), pooled_BTD] if below.shape[1] else [pooled_BTD]
+            mixed = torch.cat([below, self.dot(torch.cat(vectors, dim=1))], dim=1)
         else:
-            mixed = vectors.flatten(1)
+            mixed = torch.cat([below, pooled_BTD.flatten(1)], dim=1)
             mixed = self.cross(mixed) if self.cross is not None else mixed
         return self.top(mixed).squeeze(1)  # type: ignore[no-any-return]

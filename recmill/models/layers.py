@@ -4,21 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from recmill import _native
 
 
-def mlp(sizes: Sequence[int], last_relu: bool, dropout: float = 0.0) -> nn.Sequential:
+class MLP(nn.Module):
     """Linear layers with ReLU between them; no batch statistics, so a row's result depends on that row alone."""
-    layers: list[nn.Module] = []
-    for number, (width, next_width) in enumerate(pairwise(sizes)):
-        layers.append(_linear(width, next_width))
-        if last_relu or number < len(sizes) - 2:
-            layers.append(nn.ReLU())
-            if dropout:
-                layers.append(nn.Dropout(dropout))
-    return nn.Sequential(*layers)
+
+    def __init__(self, sizes: Sequence[int], last_relu: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_linear(*pair) for pair in pairwise(sizes))
+        self.relus = [last_relu or number < len(sizes) - 2 for number in range(len(sizes) - 1)]
+        self.dropout = dropout
+
+    def forward(self, inputs_BX: Tensor) -> Tensor:
+        if self._can_be_fused(inputs_BX):
+            weights = [part for layer in self.layers for part in (layer.weight, layer.bias)]
+            return _FusedMLP.apply(inputs_BX, self.relus, *weights)  # type: ignore[no-any-return, no-untyped-call]
+        for layer, relu in zip(self.layers, self.relus, strict=True):
+            inputs_BX = layer(inputs_BX)
+            if relu:
+                inputs_BX = functional.dropout(functional.relu(inputs_BX), self.dropout, self.training)
+        return inputs_BX
+
+    def _can_be_fused(self, inputs: Tensor) -> bool:
+        plain = inputs.device.type == "cpu" and inputs.dtype == torch.float32 and inputs.dim() == 2
+        other_ways = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
+        dropped = self.training and self.dropout > 0
+        return plain and torch.is_grad_enabled() and not other_ways and not dropped and len(self.layers) > 0
+
+
+class _FusedMLP(torch.autograd.Function):
+    """All layers at once: matrix products by torch, and one pass of ours between them instead of torch's two.
+
+    Saves about a tenth of a training step, which is bound by memory wherever it does not multiply.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, relus: Sequence[bool], *weights_and_biases: Tensor) -> Tensor:
+        activations = [inputs]
+        weights, biases = weights_and_biases[::2], weights_and_biases[1::2]
+        for weight, bias, relu in zip(weights, biases, relus, strict=True):
+            activations.append(torch.mm(activations[-1], weight.t()))
+            _native.bias_relu(activations[-1].numpy(), bias.detach().numpy(), relu)
+        ctx.save_for_backward(*activations, *weights)
+        ctx.relus = relus
+        return activations[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        num_layers = len(ctx.relus)
+        activations, weights = ctx.saved_tensors[: num_layers + 1], ctx.saved_tensors[num_layers + 1 :]
+        found: list[Tensor] = []
+        grad = grad.clone(memory_format=torch.contiguous_format)  # it is changed in place
+        for number in reversed(range(num_layers)):
+            of_bias = torch.empty(grad.shape[1])
+            _native.bias_relu_backward(
+                grad.numpy(), activations[number + 1].numpy(), of_bias.numpy(), ctx.relus[number]
+            )
+            found += [of_bias, torch.mm(grad.t(), activations[number])]
+            if number or ctx.needs_input_grad[0]:
+                grad = torch.mm(grad, weights[number])
+        return grad if ctx.needs_input_grad[0] else None, None, *reversed(found)
 
 
 def _linear(width: int, next_width: int) -> nn.Linear:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recmill.models.layers import mlp
+from recmill.models.layers import MLP
 from recmill.spec.recipe import Retrieval
 
 
@@ -24,7 +24,7 @@ class Tower(nn.Module):
         super().__init__()
         dim = spec.embedding_dim
         if spec.hidden:
-            self.layers = mlp([num_numbers + num_embedded * dim, *spec.hidden], last_relu=False)
+            self.layers = MLP([num_numbers + num_embedded * dim, *spec.hidden], last_relu=False)
         else:
             self.weights = nn.Parameter(torch.ones(num_embedded))
             self.numbers = nn.Linear(num_numbers, dim, bias=False) if num_numbers else None

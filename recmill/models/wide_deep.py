@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recmill.models.layers import mlp
+from recmill.models.layers import MLP
 from recmill.spec.recipe import Ranking
 
 
@@ -18,8 +18,8 @@ class WideDeep(nn.Module):
     def __init__(self, spec: Ranking, num_numbers: int, num_embedded: int) -> None:
         super().__init__()
         width = num_numbers + num_embedded * spec.embedding_dim
-        self.deep = mlp([width, *spec.hidden, 1], last_relu=False, dropout=spec.dropout)
+        self.deep = MLP([width, *spec.hidden, 1], last_relu=False, dropout=spec.dropout)
 
-    def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor, wide_BW: Tensor) -> Tensor:
+    def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor, wide_BW: Tensor | None = None) -> Tensor:
         deep = self.deep(torch.cat([numbers_BF, pooled_BTD.flatten(1)], dim=1)).squeeze(1)
-        return deep + wide_BW.sum(dim=1)  # type: ignore[no-any-return]
+        return deep if wide_BW is None else deep + wide_BW.sum(dim=1)  # type: ignore[no-any-return]

@@ -25,7 +25,7 @@ _OPTIMIZER_SETTINGS: dict[str, tuple[str, ...]] = {
     "adamw": ("eps", "weight_decay"),
     "lamb": ("eps", "weight_decay"),
     "ftrl": ("l1", "l2", "initial_accumulator"),
-    "adagrad_decay": ("eps", "weight_decay", "initial_accumulator"),
+    "adagrad_decay": ("eps", "weight_decay", "initial_accumulator", "decay_rate", "decay_period"),
 }
 _ROWS_ONLY = ("rowwise_adagrad", "ftrl", "adagrad_decay")
 _DENSE_ONLY = ("adamw", "lamb")
@@ -105,7 +105,7 @@ def _check_training(path: str, training: r.Training) -> Iterator[str]:
 
 
 def _check_optimizer(path: str, optimizer: r.Optimizer) -> Iterator[str]:
-    for name in ("eps", "weight_decay", "l1", "l2", "initial_accumulator"):
+    for name in ("eps", "weight_decay", "l1", "l2", "initial_accumulator", "decay_rate", "decay_period"):
         is_set = getattr(optimizer, name) != default_of(r.Optimizer, name)
         if is_set and name not in _OPTIMIZER_SETTINGS[optimizer.name]:
             known = ", ".join(_OPTIMIZER_SETTINGS[optimizer.name])

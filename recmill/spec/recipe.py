@@ -248,6 +248,8 @@ class Optimizer:
     l1: NotNegative = 0.0
     l2: NotNegative = 0.0
     initial_accumulator: NotNegative | None = None
+    decay_rate: Fraction | None = None
+    decay_period: Positive | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from recmill.spec import recipe as r
 from recmill.tracking import Trackers, open_trackers
 from recmill.train.profile import profiled
 from recmill.train.source import Source
-from recmill.train.threads import Threads, choose_threads
+from recmill.train.threads import Threads, choose_threads, keep_freed_memory
 from recmill.train.trainer import Metrics, Progress, State, Trainer
 
 _STEPS_BETWEEN_LINES = 50
@@ -71,6 +71,7 @@ def train(
     models = _chosen(recipe, options)
     folder = _open_folder(recipe, source, into, options)
     threads = choose_threads(options.threads)
+    keep_freed_memory()
     found = []
     for model in models:
         found.append(_train_model(folder, recipe, model, source, threads, options, bars or Bars(quiet=True)))

@@ -9,16 +9,19 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from shop_truth import best_reachable
 
 from recmill.batches import Batch, Batches, Keys
-from recmill.errors import ArtifactError, FeatureError, TrainingError
+from recmill.errors import ArtifactError, FeatureError, RecipeError, TrainingError
 from recmill.learner.questions import Catalogue, Questions, counts_of
-from recmill.learner.retrieval import ItemCounts, Retriever, some_rows
+from recmill.learner.retrieval import METRIC, ItemCounts, Retriever, some_rows
+from recmill.logs.generate import generate
 from recmill.prepare import prepare
 from recmill.protocols import HELD_OUT_CLICKS
-from recmill.spec.load import recipe_from_dict
+from recmill.spec.load import load_recipe, recipe_from_dict
 from recmill.spec.recipe import Recipe
 from recmill.table import Table
+from recmill.train.trainer import Trainer
 
 NUM_USERS, NUM_ITEMS = 60, 120
 
@@ -112,7 +115,7 @@ SHAPES = {
 
 def top_items(table: Table, learner: Retriever, k: int) -> tuple[Questions, np.ndarray]:
     """The first k of the catalogue for every question of the test split."""
-    questions = Questions.of(table, "test", HELD_OUT_CLICKS)
+    questions = Questions.of(table, learner.recipe, "test", HELD_OUT_CLICKS)
     items = learner.item_vectors(questions.catalogue.batch(learner.layouts["item"]))
     users = learner.user_vectors(questions.batch(slice(0, len(questions)), learner.layouts["user"]))
     return questions, learner._rank(torch.from_numpy(users), torch.from_numpy(items), questions.seen, k)
@@ -160,7 +163,7 @@ def test_rows_without_a_click_teach_the_softmax_nothing(table):
     batch = batches(table, one)[0]
     clicks = some_rows(batch, np.flatnonzero(batch.labels["clicked"] == 1))
     assert one.step(batch).loss == other.step(clicks).loss
-    catalogue = Catalogue.of(table).batch(one.layouts["item"])
+    catalogue = Catalogue.of(table, table.recipe).batch(one.layouts["item"])
     assert (one.item_vectors(catalogue) == other.item_vectors(catalogue)).all()
     nothing = some_rows(batch, np.flatnonzero(batch.labels["clicked"] == 0))
     assert one.step(nothing).loss == 0.0
@@ -244,6 +247,11 @@ def test_a_number_that_is_not_finite_is_an_error_before_anything_changes(table):
     assert all(table.statistics().keys for table in learner.tables.values())
 
 
+def test_an_item_tower_that_cannot_tell_items_apart_is_no_recipe():
+    with pytest.raises(RecipeError, match=r'retrieval\.item has no feature made of "item" alone'):
+        even_odd_recipe(item=["price"])
+
+
 def test_a_tower_of_numbers_alone_is_an_error(table):
     recipe = even_odd_recipe()
     retrieval = dataclasses.replace(recipe.retrieval, user=("price",))
@@ -252,14 +260,14 @@ def test_a_tower_of_numbers_alone_is_an_error(table):
 
 
 def test_the_catalogue_has_every_known_item_once_as_last_seen(table):
-    catalogue = Catalogue.of(table)
+    catalogue = Catalogue.of(table, table.recipe)
     assert catalogue.ids.tolist() == list(range(1, NUM_ITEMS + 1))
     last = {row["item"]: row["price"] for row in table.scan().collect().iter_rows(named=True)}
     assert dict(catalogue.rows.select("item", "price").iter_rows()) == last
 
 
 def test_seen_items_are_neither_ranked_nor_right(table):
-    questions = Questions.of(table, "test", HELD_OUT_CLICKS)
+    questions = Questions.of(table, table.recipe, "test", HELD_OUT_CLICKS)
     earlier = pl.concat([table.scan(split).collect() for split in ("train", "eval")])
     clicked = (
         earlier.filter(pl.col("clicked") == 1).group_by("user").agg("item").rows_by_key("user", unique=True)
@@ -273,14 +281,20 @@ def test_seen_items_are_neither_ranked_nor_right(table):
         assert not seen & set(right.tolist())
 
 
+def test_nothing_is_masked_for_questions_of_the_training_rows(table):
+    questions = Questions.of(table, table.recipe, "train", HELD_OUT_CLICKS)
+    assert len(questions.seen.items) == 0
+    assert retriever(table).evaluate(table, "train").users == len(questions)
+
+
 def test_a_history_that_grew_makes_another_question_of_the_same_user(table):
-    questions = Questions.of(table, "test", HELD_OUT_CLICKS)
+    questions = Questions.of(table, table.recipe, "test", HELD_OUT_CLICKS)
     clicks = table.scan("test").collect().filter(pl.col("clicked") == 1)
     assert len(questions) == clicks.select("user", "recent").n_unique()
     assert questions.users["user"].n_unique() < len(questions)
     once = dataclasses.replace(HELD_OUT_CLICKS, name="once", ask="user")
     with pytest.raises(FeatureError, match=r"once asks once for each user, but user .* different"):
-        Questions.of(table, "test", once)
+        Questions.of(table, table.recipe, "test", once)
 
 
 def test_ranking_some_users_at_a_time_changes_nothing(table, monkeypatch):
@@ -291,8 +305,15 @@ def test_ranking_some_users_at_a_time_changes_nothing(table, monkeypatch):
     assert learner.evaluate(table, "test").means() == pytest.approx(whole)
 
 
+def test_towers_may_read_other_features_than_the_tables_recipe_says(table):
+    learner = retriever(table, user=["user"], item=["item"])
+    users = table.scan("test").collect().filter(pl.col("clicked") == 1)["user"].n_unique()
+    assert len(Questions.of(table, learner.recipe, "test", HELD_OUT_CLICKS)) == users
+    assert learner.evaluate(table, "test").users <= users
+
+
 def test_counts_know_items_only_if_the_table_keeps_them(table):
-    found = counts_of(table)
+    found = counts_of(table, table.recipe)
     assert found.interactions == sum(
         table.scan(split).collect()["clicked"].sum() for split in ("train", "eval", "test")
     )
@@ -303,7 +324,7 @@ def test_a_split_without_clicks_is_an_error(tmp_path):
     recipe = dataclasses.replace(even_odd_recipe(), split=None)
     whole = prepare(recipe, str(write_log(tmp_path / "log", 200)), tmp_path / "table").table
     with pytest.raises(ArtifactError, match="has no eval rows; its recipe holds none out"):
-        Questions.of(whole, "eval", HELD_OUT_CLICKS)
+        Questions.of(whole, recipe, "eval", HELD_OUT_CLICKS)
     log = tmp_path / "log" / "events.tsv"
     rows = log.read_text().splitlines()
     log.write_text(
@@ -311,4 +332,19 @@ def test_a_split_without_clicks_is_an_error(tmp_path):
     )
     clickless = prepare(even_odd_recipe(), str(tmp_path / "log"), tmp_path / "clickless").table
     with pytest.raises(ArtifactError, match='has no test rows with label "clicked"'):
-        Questions.of(clickless, "test", HELD_OUT_CLICKS)
+        Questions.of(clickless, recipe, "test", HELD_OUT_CLICKS)
+
+
+def test_two_towers_come_near_the_best_reachable_on_a_planted_shop(tmp_path):
+    rows, seed = 100_000, 1
+    generate("shop", rows, seed, tmp_path / "log")
+    recipe = load_recipe("quickstart")
+    shop = prepare(recipe, str(tmp_path / "log"), tmp_path / "table").table
+    learner = Retriever(recipe, shop.columns)
+    clicks = Batches(
+        shop, learner.train_spec.batch_size, "train", learner.layout.features, 0, learner.trains_on
+    )
+    Trainer(learner, clicks, METRIC).train()
+    found, best = learner.evaluate(shop, "test").means(), best_reachable(rows, seed, (10, 50))
+    # 0.90 to 0.95 from seed to seed; more rows bring it nearer.
+    assert 0.85 < found["recall@50"] / best["recall@50"] < 1.02

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from recmill.logs.generate import criteo, generate, recsys2021, shop
+from recmill.logs.generate.truth import BestScores
 
 ROWS = 60_000
 
@@ -70,6 +71,49 @@ def test_criteo_days_are_the_kaggle_file_in_equal_parts(tmp_path):
     assert [part.count(b"\n") for part in parts] == [250] * 4
     assert b"".join(parts) == (tmp_path / "whole" / "train.txt").read_bytes()
     assert "day_23" in report.note
+
+
+def criteo_parts(seed: int) -> tuple[criteo.Model, np.ndarray, list[np.ndarray]]:
+    """A model, rows over its whole log, and what each planted part adds to their logits."""
+    model, index = criteo.Model(seed, 1_000_000), np.arange(0, 1_000_000, 10)
+    parts = model._effects(index, model._integers(index), model._ids(index))
+    return (
+        model,
+        index,
+        [strength * model.scale * part for strength, (_, part) in zip(model.strengths, parts, strict=True)],
+    )
+
+
+def auc_of(logits: np.ndarray, labels: np.ndarray) -> float:
+    scores = BestScores()
+    scores.add(logits, labels)
+    return scores.auc()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_criteo_cannot_be_learned_without_its_crosses(seed):
+    model, index, parts = criteo_parts(seed)
+    labels = model.rows(index)[2]
+    whole, linear = auc_of(sum(parts), labels), auc_of(sum(parts[: -len(criteo.CROSSES)]), labels)
+    assert 0.78 < whole < 0.82
+    assert linear < whole - 0.015
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_criteo_plants_its_truth_on_ids_that_come_back(seed):
+    model, index, parts = criteo_parts(seed)
+    ids = model._ids(index)
+    planted = [number for number, column in enumerate(criteo.CATEGORIES) if column.pull]
+    num_integers = sum(1 for column in criteo.INTEGERS if column.pull)
+    rare = [part[ids[number][0] >= 500] for number, part in zip(planted, parts[num_integers:], strict=False)]
+    assert sum(np.square(part).sum() for part in rare) / len(index) < 0.01 * sum(parts).var()
+
+
+def test_criteo_effects_drift_so_that_the_past_is_not_quite_the_present():
+    model, index, _ = criteo_parts(0)
+    ids = model._ids(index)[8][0]
+    first, last = (model._id_effect(8, ids, np.full(len(ids), angle)) for angle in (0.0, criteo.DRIFT))
+    assert 0.8 < np.corrcoef(first, last)[0, 1] < 0.99
 
 
 @pytest.fixture(scope="module")

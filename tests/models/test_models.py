@@ -100,55 +100,64 @@ def test_wide_weights_add_to_the_logit():
     torch.testing.assert_close(difference, torch.ones(3))
 
 
-def towers():
+def towers(**keys):
     torch.manual_seed(0)
-    spec = Retrieval(label="click", user=("u",), item=("i",), embedding_dim=4, hidden=(8, 6))
+    spec = Retrieval(
+        **{"label": "click", "user": ("u",), "item": ("i",), "embedding_dim": 4, "hidden": (8, 6), **keys}
+    )
     return TwoTower(spec, (1, 2), (0, 3))
 
 
-def test_towers_give_unit_vectors():
-    model = towers()
+@pytest.mark.parametrize(("hidden", "size"), [((8, 6), 6), ((), 4)])
+def test_towers_give_unit_vectors(hidden, size):
+    model = towers(hidden=hidden)
     users = model.user(torch.randn(5, 1), torch.randn(5, 2, 4))
     items = model.item(torch.empty(5, 0), torch.randn(5, 3, 4))
-    assert users.shape == items.shape == (5, 6)
+    assert users.shape == items.shape == (5, size)
     torch.testing.assert_close(users.norm(dim=1), torch.ones(5))
+
+
+def test_a_tower_without_layers_adds_its_embeddings():
+    pooled = torch.randn(5, 3, 4)
+    expected = functional.normalize(pooled.sum(dim=1), dim=1)
+    torch.testing.assert_close(towers(hidden=()).item(torch.empty(5, 0), pooled), expected)
+
+
+def softmax(users, items, own, counts, temperature=1.0, log_q=None):
+    return in_batch_softmax(users, items, torch.tensor(own), torch.tensor(counts), temperature, log_q).item()
 
 
 def test_in_batch_softmax_of_two_rows_by_hand():
     users = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     items = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
-    loss = in_batch_softmax(users, items, torch.tensor([1, 2]), temperature=0.5)
     first = -math.log(math.exp(2.0) / (math.exp(2.0) + math.exp(1.2)))
     second = -math.log(math.exp(1.6) / (math.exp(0.0) + math.exp(1.6)))
-    assert loss.item() == pytest.approx((first + second) / 2)
+    assert softmax(users, items, [0, 1], [1.0, 1.0], temperature=0.5) == pytest.approx(first + second)
 
 
 def test_the_same_item_in_another_row_is_no_negative():
     users = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    items = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    assert in_batch_softmax(users, items, torch.tensor([7, 7]), temperature=0.1).item() == 0.0
+    assert softmax(users, torch.tensor([[1.0, 0.0]]), [0, 0], [2.0], temperature=0.1) == 0.0
+
+
+def test_an_item_of_two_rows_is_two_negatives_for_a_third():
+    found = softmax(torch.zeros(3, 2), torch.zeros(2, 2), [0, 1, 1], [1.0, 2.0])
+    assert found == pytest.approx(math.log(3) + 2 * math.log(2))
 
 
 def test_log_q_takes_off_the_popularity_of_negatives():
-    users, items, keys = torch.eye(2), torch.eye(2), torch.tensor([1, 2])
-    plain = in_batch_softmax(users, items, keys, 1.0)
-    popular_negative = in_batch_softmax(users, items, keys, 1.0, log_q_B=torch.log(torch.tensor([0.1, 0.9])))
-    assert popular_negative.item() != pytest.approx(plain.item())
-    uniform = in_batch_softmax(users, items, keys, 1.0, log_q_B=torch.log(torch.tensor([0.5, 0.5])))
-    assert uniform.item() == pytest.approx(plain.item())
-
-
-def test_rows_without_a_click_ask_nothing():
-    users, items, keys = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
-    weights = torch.tensor([1.0, 0.0, 0.0, 1.0])
-    one = in_batch_softmax(users, items, keys, 0.5, weights_B=weights)
-    users[1] = 100.0
-    assert in_batch_softmax(users, items, keys, 0.5, weights_B=weights).item() == pytest.approx(one.item())
-    assert in_batch_softmax(users, items, keys, 0.5, weights_B=torch.zeros(4)).item() == 0.0
+    users, items = torch.eye(2), torch.eye(2)
+    plain = softmax(users, items, [0, 1], [1.0, 1.0])
+    popular = softmax(users, items, [0, 1], [1.0, 1.0], log_q=torch.log(torch.tensor([0.1, 0.9])))
+    assert popular != pytest.approx(plain)
+    uniform = softmax(users, items, [0, 1], [1.0, 1.0], log_q=torch.log(torch.tensor([0.5, 0.5])))
+    assert uniform == pytest.approx(plain)
 
 
 def test_pairwise_bce_is_low_when_cosines_agree_with_clicks():
     users = functional.normalize(torch.randn(6, 4), dim=1)
     labels = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 0.0])
     items = users * (2 * labels[:, None] - 1)
-    assert pairwise_bce(users, items, labels, 0.1) < 0.01 < pairwise_bce(users, items, 1 - labels, 0.1)
+    rows, bias = torch.arange(6), torch.zeros(())
+    right, wrong = (pairwise_bce(users, items, rows, truth, bias, 0.1) for truth in (labels, 1 - labels))
+    assert right < 0.01 < wrong

@@ -12,6 +12,7 @@ import torch
 from recmill.batches import Array, Batch
 from recmill.embeddings.collection import Looked
 from recmill.table import Table
+from recmill.train.threads import keep_freed_memory
 
 from .race import Task, compete
 from .recmill_table import ranker_of, versions
@@ -35,6 +36,7 @@ class FixedVectors:
 
 
 def losses(task: Task) -> Iterator[float]:
+    keep_freed_memory()
     torch.set_num_threads(1)  # the ranker's own threads share the batch
     ranker = ranker_of(Table.open(Path(task.folder) / "table"), task)
     for name, collection in ranker.collections.items():

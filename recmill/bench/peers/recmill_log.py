@@ -9,12 +9,14 @@ import torch
 
 from recmill.log_batches import LogBatches
 from recmill.table import Table
+from recmill.train.threads import keep_freed_memory
 
 from .race import Task, compete
 from .recmill_table import full_batches, ranker_of, versions
 
 
 def losses(task: Task) -> Iterator[float]:
+    keep_freed_memory()
     torch.set_num_threads(1)  # the ranker's own threads share the batch
     table = Table.open(Path(task.folder) / "table")
     ranker = ranker_of(table, task)

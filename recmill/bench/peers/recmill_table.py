@@ -11,11 +11,13 @@ from recmill.batches import Batch, Batches
 from recmill.learner.ranking import Ranker
 from recmill.log_batches import LogBatches
 from recmill.table import Table
+from recmill.train.threads import keep_freed_memory
 
 from .race import Task, compete
 
 
 def losses(task: Task) -> Iterator[float]:
+    keep_freed_memory()
     torch.set_num_threads(1)  # the ranker's own threads share the batch
     table = Table.open(Path(task.folder) / "table")
     ranker = ranker_of(table, task)
