@@ -22,7 +22,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, float]] = {
     "adagrad": {"initial_accumulator": 0.0, "eps": 1e-8, "weight_decay": 0.0},
     "rowwise_adagrad": {"initial_accumulator": 0.0, "eps": 1e-8, "weight_decay": 0.0},
     "adam": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
-    "ftrl": {"l1": 0.0, "l2": 0.0, "beta": 1.0, "initial_accumulator": 0.0},
+    "ftrl": {"l1": 0.0, "l2": 0.0, "beta": 0.0, "initial_accumulator": 0.1},
     "adagrad_decay": {
         "initial_accumulator": 0.1,
         "decay_rate": 0.9,

@@ -23,6 +23,7 @@ from recmill.spec import recipe as r
 T = TypeVar("T")
 
 _DYNAMIC_SCALE = 0.01
+_MOST = 1e12  # squares of larger gradients would overflow the optimizers' sums
 _LOWER = "Lower the learning rates, or look for outliers in number features (clip, log, standardise)."
 
 
@@ -106,7 +107,9 @@ class Learner:
 
     def update_rows(self, collection: str, looked: Looked, grads: Array, rate_factor: float) -> None:
         """One step of the rows that were looked up."""
-        rate = self._sparse[collection].learning_rate * rate_factor
+        optimizer = self._sparse[collection]
+        # FTRL's weights are a function of its sums and of the rate: a rate that falls to 0 would take them along.
+        rate = optimizer.learning_rate * (1.0 if optimizer.name == "ftrl" else rate_factor)
         try:
             self.collections[collection].update(looked, grads, rate, self.steps)
         except ValueError as error:
@@ -123,13 +126,25 @@ class Learner:
             group["lr"] = self.train_spec.dense.learning_rate * rate_factor
         self.optimizer.step()
 
-    def check_finite(self, loss: float, parts: Sequence[Sequence[Tensor]]) -> None:
-        """Nothing that is not finite may reach a weight."""
-        sizes = [size for part in parts for size in torch._foreach_norm(list(part))]
-        if not np.isfinite(loss) or not bool(torch.isfinite(torch.stack(sizes).sum())):
+    def check_finite(self, loss: float, sizes: Iterable[float]) -> None:
+        """Nothing that is not finite may reach a weight; `sizes` are norms of gradients."""
+        size = sum(sizes)
+        if not np.isfinite(loss) or not size < _MOST:
             raise TrainingError(
-                f"Step {self.steps}: the loss is {loss} and a gradient is not finite; nothing was updated. {_LOWER}"
+                f"Step {self.steps}: the loss is {loss:g} and its gradient has size {size:g}; nothing was updated. "
+                f"{_LOWER}"
             )
+
+    def side_by_side(self, first: Callable[[], None], second: Callable[[], None]) -> None:
+        """Two things that do not touch each other, at once if there are threads for it."""
+        if self._pool is None:
+            first()
+            return second()
+        other = self._pool.submit(first)
+        try:
+            second()
+        finally:
+            other.result()
 
     def shares(self, function: Callable[[slice], T], size: int, num_pieces: int = 1) -> list[T]:
         """`function` of each piece of the rows: threads side by side, the pieces of a thread one after the other."""
@@ -204,6 +219,11 @@ def _table_spec(
         bloom_counters=dynamic.bloom_counters if dynamic is not None and waits else None,
         shared_rows=dynamic.shared_rows if dynamic is not None and waits else 0,
     )
+
+
+def norm_of(gradients: Sequence[Tensor]) -> float:
+    """One number that is finite only if all of them are."""
+    return float(torch.stack(torch._foreach_norm(list(gradients))).sum())
 
 
 def columns_of(keys: Mapping[str, Keys], collection: EmbeddingCollection) -> dict[str, Column]:

@@ -15,7 +15,15 @@ from recmill.embeddings.collection import Looked
 from recmill.embeddings.table import DiskTier
 from recmill.errors import FeatureError, TrainingError
 from recmill.features.chain import ColumnInfo
-from recmill.learner.base import Learner, Step, check_dims, check_labels, check_numbers, columns_of
+from recmill.learner.base import (
+    Learner,
+    Step,
+    check_dims,
+    check_labels,
+    check_numbers,
+    columns_of,
+    norm_of,
+)
 from recmill.metrics import ScoreSums
 from recmill.models.dlrm import DLRM
 from recmill.models.wide_deep import WideDeep
@@ -63,21 +71,19 @@ class Ranker(Learner):
         self.model.train()
         self.steps += 1
         looked = self._look_up(batch, train=True)
+        row_grads = [np.empty_like(read.values) for read in looked.values()]
         shares = self.shares(
-            lambda rows: self._share(batch, looked, rows), batch.size, self.spec.train.micro_batches
+            lambda rows: self._share(batch, looked, row_grads, rows), batch.size, self.spec.train.micro_batches
         )
-        loss = sum(share[0] for share in shares)
-        dense = [share[1] for share in shares]
-        self.check_finite(loss, dense)
-        for place, (name, read) in enumerate(looked.items()):
-            parts = [share[2][place] for share in shares]
-            grads = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            self.update_rows(name, read, grads, rate_factor)
-        self.apply_dense(dense, rate_factor)
+        losses, dense, sizes = zip(*shares, strict=True)
+        self.check_finite(sum(losses), sizes)
+        self.side_by_side(
+            lambda: self.apply_dense(dense, rate_factor), lambda: self._update_rows(looked, row_grads, rate_factor)
+        )
         dynamic = self.spec.dynamic
         if dynamic is not None and self.steps % dynamic.evict_every_steps == 0:
             self.evict(dynamic)
-        return Step(loss)
+        return Step(sum(losses))
 
     def predict(self, batch: Batch) -> Array:
         """Probabilities [B]; learns nothing, not even which keys exist."""
@@ -106,20 +112,22 @@ class Ranker(Learner):
         }
 
     def _share(
-        self, batch: Batch, looked: dict[str, Looked], rows: slice
-    ) -> tuple[float, list[Tensor], list[Array]]:
-        """Loss and gradients (of dense weights, of looked-up vectors) of some rows, as parts of the batch's mean."""
+        self, batch: Batch, looked: dict[str, Looked], row_grads: Sequence[Array], rows: slice
+    ) -> tuple[float, list[Tensor], float]:
+        """Loss and dense gradients of some rows, as parts of the batch's mean, and a norm; fills their `row_grads`."""
         vectors = [vector.requires_grad_() for vector in _vectors(looked, rows)]
         labels = torch.from_numpy(batch.labels[self.spec.label][rows])
         logits = self._logits(torch.from_numpy(batch.numbers[rows]), vectors)
         loss = functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / batch.size
         gradients = torch.autograd.grad(loss, [*self.parameters, *vectors])
-        num_dense = len(self.parameters)
-        return (
-            float(loss.detach()),
-            list(gradients[:num_dense]),
-            [grad.numpy() for grad in gradients[num_dense:]],
-        )
+        dense = list(gradients[: len(self.parameters)])
+        for into, gradient in zip(row_grads, gradients[len(dense) :], strict=True):
+            into[rows] = gradient.numpy()
+        return float(loss.detach()), dense, norm_of(gradients)
+
+    def _update_rows(self, looked: dict[str, Looked], row_grads: Sequence[Array], rate_factor: float) -> None:
+        for (name, read), grads in zip(looked.items(), row_grads, strict=True):
+            self.update_rows(name, read, grads, rate_factor)
 
     def _logits(self, numbers_BF: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         inputs = [numbers_BF, vectors[0], *(wide.squeeze(2) for wide in vectors[1:])]

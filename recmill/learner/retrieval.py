@@ -21,6 +21,7 @@ from recmill.learner.base import (
     check_labels,
     check_numbers,
     columns_of,
+    norm_of,
 )
 from recmill.learner.questions import Pairs, Questions, Side, id_feature
 from recmill.metrics import RankingSums
@@ -102,7 +103,8 @@ class Retriever(Learner):
         user_dense, user_sparse = self._backward("user", users, user_grads)
         item_dense, item_sparse = self._backward("item", items, item_grads)
         dense = [*rest, *user_dense, *item_dense]
-        self.check_finite(loss, [[*dense, torch.from_numpy(user_sparse), torch.from_numpy(item_sparse)]])
+        all_gradients = [*dense, torch.from_numpy(user_sparse), torch.from_numpy(item_sparse)]
+        self.check_finite(loss, [norm_of(all_gradients)])
         for side, pieces, grads in (("user", users, user_sparse), ("item", items, item_sparse)):
             self.update_rows(side, pieces.looked, grads, rate_factor)
         self.apply_dense([dense], rate_factor)

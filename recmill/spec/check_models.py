@@ -53,10 +53,14 @@ def check_retrieval(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     retrieval = recipe.retrieval
     if retrieval is None:
         return
-    yield from _check_model("retrieval", retrieval.model, ("two_tower",))
     for name in ("user", "item"):
         if not getattr(retrieval, name):
             yield f"retrieval.{name} is empty; name the features of that tower"
+    if retrieval.loss == "bce" and not retrieval.log_q:
+        yield 'retrieval.log_q has no meaning for loss = "bce"; remove it'
+    for name in ("micro_batches", "precision"):
+        if getattr(retrieval.train, name) != default_of(r.Training, name):
+            yield f"retrieval.train.{name} has no meaning for two towers; remove it"
     yield from _check_training("retrieval.train", retrieval.train)
 
 

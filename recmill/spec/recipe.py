@@ -345,12 +345,16 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Two towers, one of users and one of items, that meet in a dot product."""
+    """Two towers, one of users and one of items, that meet in a dot product.
+
+    Without `hidden` layers a tower adds up its embeddings. in_batch_softmax learns from rows whose label is 1, bce from
+    all.
+    """
 
     label: str
     user: Names
     item: Names
-    model: str = "two_tower"
+    model: Literal["two_tower"] = "two_tower"
     embedding_dim: Positive = 16
     hidden: tuple[Positive, ...] = (128, 64)
     loss: Literal["in_batch_softmax", "bce"] = "in_batch_softmax"

@@ -116,6 +116,12 @@ def test_criteo_effects_drift_so_that_the_past_is_not_quite_the_present():
     assert 0.8 < np.corrcoef(first, last)[0, 1] < 0.99
 
 
+def test_criteo_knows_the_best_of_eval_and_of_test(tmp_path):
+    best = generate("criteo", ROWS, 11, tmp_path).best
+    assert list(best) == ["auc", "logloss", "auc_eval", "logloss_eval", "auc_test", "logloss_test"]
+    assert best["logloss"] == pytest.approx((best["logloss_eval"] + best["logloss_test"]) / 2, abs=1e-4)
+
+
 @pytest.fixture(scope="module")
 def engagements(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
     folder = tmp_path_factory.mktemp("recsys2021")

@@ -18,6 +18,7 @@ from recmill.checkpoint import CheckpointFolder
 from recmill.logs.generate import generate
 from recmill.prepare import prepare
 from recmill.spec.load import load_recipe
+from recmill.tracking import read_history
 
 NUM_KILLS = 10
 # Dropout draws random numbers; keys come, wait, are evicted; a checkpoint every other step, so that kills hit writes.
@@ -109,11 +110,7 @@ def test_a_run_killed_ten_times_gives_the_same_bits(table, tmp_path):
     assert resumed["resumed_from"] > 0
     assert (resumed["samples"], resumed["metrics"]) == (undisturbed["samples"], undisturbed["metrics"])
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-    steps = [
-        json.loads(line)["step"]
-        for line in (tmp_path / "killed/ranking/history.jsonl").read_text().splitlines()
-        if '"step"' in line
-    ]
+    steps = [line["step"] for line in read_history(tmp_path / "killed/ranking/history.jsonl")]
     assert steps == sorted(set(steps))
 
 

@@ -135,21 +135,32 @@ def check(job: Job) -> None:
 
 
 def write(job: Job, aside: Aside) -> tuple[dict[str, float], str]:
-    """Write train.txt, or one file a day, and measure the best scores on the part to be held out."""
+    """Write train.txt, or one file a day, and measure the best scores on the part to be held out and its halves."""
     parts = _parts(job)
     aside.claim([name for name, _, _ in parts])
     model = Model(job.seed, job.rows)
-    first_held_out = parts[-1][1] if len(parts) > 1 else job.rows - ceil(job.rows / 7)
-    scores = BestScores()
+    held_out = _held_out(job, parts)
+    scores = {suffix: BestScores() for suffix in held_out}
     for name, start, stop in parts:
         with aside.open(name) as file:
             for first, last in files.chunks(start, stop, files.CHUNK_ROWS):
                 frame, logits, labels = model.rows(np.arange(first, last))
                 files.write_rows(file, frame, "\t")
-                held_out = slice(max(first_held_out - first, 0), None)
-                scores.add(logits[held_out], labels[held_out])
+                for suffix, (begin, end) in held_out.items():
+                    rows = slice(max(begin - first, 0), max(end - first, 0))
+                    scores[suffix].add(logits[rows], labels[rows])
                 job.progress(last)
-    return scores.best(), _note(job)
+    best: dict[str, float] = {}
+    for suffix, of_part in scores.items():
+        best |= of_part.best(suffix)
+    return best, _note(job)
+
+
+def _held_out(job: Job, parts: list[tuple[str, int, int]]) -> dict[str, tuple[int, int]]:
+    """(first row, last row + 1) of all held-out rows, and of the halves that recipes call eval and test."""
+    first = parts[-1][1] if len(parts) > 1 else job.rows - ceil(job.rows / 7)
+    middle = (first + job.rows) // 2
+    return {"": (first, job.rows), "_eval": (first, middle), "_test": (middle, job.rows)}
 
 
 def _parts(job: Job) -> list[tuple[str, int, int]]:
@@ -168,8 +179,9 @@ def _note(job: Job) -> str:
     return (
         "Clicks are drawn from effects of the ids of 17 categories, smaller for rarer ids (two categories drift), "
         "smooth effects of 8 integers and 2 crosses. best scores the true probabilities against the drawn labels "
-        f"over {where}: they know every effect, ids never seen before included, as of that time. A model that "
-        "has to learn the effects from earlier rows stays below, by chance and by drift."
+        f"over {where} (_eval and _test: over its halves): they know every effect, ids never seen before "
+        "included, as of that time. A model that has to learn the effects from earlier rows stays below, by "
+        "chance and by drift."
     )
 
 
