@@ -14,10 +14,14 @@ from recmill import train as training
 from recmill.checkpoint import CheckpointFolder
 from recmill.errors import RecmillError
 from recmill.evaluate.write import write_evaluation
-from recmill.learner.saved import models_of
+from recmill.learner.questions import Questions, id_feature
+from recmill.learner.retrieval import Retriever
+from recmill.learner.saved import models_of, open_learner
 from recmill.logs.generate import generate, read_truth
 from recmill.progress import Progress
+from recmill.protocols import protocol_for
 from recmill.spec.recipe import Recipe
+from recmill.table import Table
 from recmill.train.source import TableSource
 
 DEFAULT_ROWS = 100_000
@@ -86,6 +90,46 @@ def _evaluate(into: Path, table: Any, options: Options, progress: Progress) -> l
     evaluated = evaluation.evaluate(folder, table, wanted, progress)
     write_evaluation(folder, evaluated, into / "report.html")
     return evaluated
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What one user of the held-out rows is recommended, best first, and what they went on to click."""
+
+    user: str
+    items: list[str]
+    clicked: list[str]
+
+
+def recommend(into: Path, k: int = 10) -> Recommendation | None:
+    """An example from what a run left behind; None for a recipe without [retrieval]."""
+    folder, table = CheckpointFolder.open(into / "checkpoint"), Table.open(into / "table")
+    if "retrieval" not in folder.models:
+        return None
+    retriever = open_learner(folder, "retrieval").learner
+    assert isinstance(retriever, Retriever)
+    recipe, split = folder.recipe, "test" if table.num_rows("test") else "eval"
+    questions = Questions.of(table, recipe, split, protocol_for(recipe))
+    _, ranked = next(retriever.answers(questions, k))
+    names = table.plan.values_of(retriever.item_id)
+    ids = questions.catalogue.ids
+
+    def name(place: int) -> str:
+        known = place < len(ids)
+        return (
+            (str(names[int(ids[place]) - 1]) if names is not None else str(ids[place]))
+            if known
+            else "a new item"
+        )
+
+    user = questions.users["__user"][0]
+    users = table.plan.values_of(id_feature(recipe, folder.columns, "user"))
+    kept = recipe.log.user in recipe.table.keep
+    return Recommendation(
+        str(user) if users is None or kept else str(users[int(user) - 1]),
+        [name(int(place)) for place in ranked[0] if place >= 0],
+        [name(int(place)) for place in questions.relevant.of(slice(0, 1)).items],
+    )
 
 
 def _generate(recipe: Recipe, into: Path, rows: int) -> Any:

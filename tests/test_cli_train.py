@@ -193,7 +193,7 @@ def test_checkpoints_can_be_shown_compared_and_pruned(recmill, folder, tmp_path)
     code, out, _ = recmill("checkpoint", "diff", tmp_path, shown[0]["step"], "last")
     assert code == 0
     assert "deep/item" in out
-    assert "top.0.weight" in out
+    assert "top.layers.0.weight" in out
     code, out, _ = recmill("checkpoint", "prune", tmp_path, "--keep", 1, "--json")
     assert (code, json.loads(out)["ranking"]["kept"][-1]) == (0, 6)
     code, _, err = recmill("checkpoint", "diff", tmp_path, "last")
@@ -206,6 +206,7 @@ def test_run_takes_a_recipe_through_every_stage(recmill, tmp_path):
     assert (code, err) == (0, "")
     assert "AUC 0." in out
     assert "recall@50" in out
+    assert "is recommended   i" in out
     assert out.splitlines()[-1].startswith("seconds generate ")
     assert (tmp_path / "run/report.html").is_file()
     code, out, _ = recmill("run", "quickstart", "--into", tmp_path / "run", *flags, "--json")

@@ -27,7 +27,7 @@ from recmill.errors import RecmillError
 from recmill.logs.generate import generate, read_truth
 from recmill.prepare import prepare
 from recmill.spec.load import load_recipe
-from recmill.spec.recipe import Recipe
+from recmill.spec.recipe import Optimizer, Recipe, Training
 
 Shape = Literal["dlrm", "wide_deep"]
 Result = dict[str, Any]
@@ -116,7 +116,13 @@ def recipe_of(shape: Shape) -> Recipe:
         return load_recipe("criteo-widedeep", ['table.order="log"'])
     deeprec = load_recipe("criteo-deeprec").ranking
     assert deeprec is not None
-    return replace(load_recipe("criteo-dlrm"), ranking=replace(deeprec, dynamic=None))
+    # Optimizers that every contestant has, without a schedule.
+    train = Training(
+        batch_size=deeprec.train.batch_size,
+        dense=Optimizer("adam", 0.001),
+        sparse=Optimizer("rowwise_adagrad", 0.02),
+    )
+    return replace(load_recipe("criteo-dlrm"), ranking=replace(deeprec, dynamic=None, train=train))
 
 
 def make_task(shape: Shape, rows: int, data: Path, seconds: float, least_steps: int) -> Task:

@@ -83,7 +83,7 @@ def _show(parsed: argparse.Namespace, checkpoints: Any) -> list[dict[str, Any]]:
 
 
 def _diff(parsed: argparse.Namespace, checkpoints: Any) -> dict[str, Any]:
-    from recmill.checkpoint import diff
+    from recmill.checkpoint.compare import diff
 
     first, second = (checkpoints.find(step) for step in parsed.steps)
     return diff(checkpoints, first, second)

@@ -116,13 +116,26 @@ def say_evaluated(evaluated: list[Evaluated], report: Any, say: Callable[[str], 
                 f"PR-AUC {metrics['pr_auc']:.4f}   calibration {metrics['calibration']:.3f}"
             )
         else:
-            for name in (name for name in metrics if "@" in name and not name.endswith("_margin")):
-                say(f"{name:<10} {metrics[name]:.4f}   within {metrics[f'{name}_margin']:.4f}")
+            _say_retrieval(model, say)
         for part in model.segments:
             _say_segments(part, say)
         for verdict in model.verdicts:
             say(str(verdict))
     say(f"report {report}")
+
+
+def _say_retrieval(model: Evaluated, say: Callable[[str], None]) -> None:
+    metrics, protocol = model.metrics, model.protocol
+    for name in (name for name in metrics if "@" in name and not name.endswith("_margin")):
+        say(f"{name:<10} {metrics[name]:.4f}   within {metrics[f'{name}_margin']:.4f}")
+    if protocol is None:
+        return
+    say(f"protocol {protocol.name}   {metrics['users']:,.0f} questions")
+    for note in model.notes:
+        say(f"note   {note}: published numbers do not compare")
+    if not model.notes:
+        for who, found in protocol.published.items():
+            say(f"  {who:<12} " + "   ".join(f"{name} {value:.4f}" for name, value in found.items()))
 
 
 def _say_segments(part: Any, say: Callable[[str], None]) -> None:

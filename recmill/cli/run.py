@@ -82,9 +82,20 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.json:
         print(json.dumps(_as_json(ran)))
     else:
+        if "train" in ran.results:
+            _say_recommendation(into)
         times = "   ".join(f"{stage} {seconds:.1f}" for stage, seconds in ran.seconds.items())
         print(f"seconds {times}   all {sum(ran.seconds.values()):.1f}")
     return 0 if ran.passed else 1
+
+
+def _say_recommendation(into: Any) -> None:
+    from recmill.run import recommend
+
+    shown = recommend(into)
+    if shown is not None:
+        print(f"user {shown.user} is recommended   {', '.join(shown.items)}")
+        print(f"     and went on to click   {', '.join(shown.clicked)}")
 
 
 def _as_json(ran: Any) -> dict[str, Any]:

@@ -15,11 +15,13 @@ from recmill.checkpoint import Checkpoint, CheckpointFolder
 from recmill.errors import ArtifactError
 from recmill.evaluate.gate import Condition, GateError, Verdict, judge
 from recmill.evaluate.segments import Segments
+from recmill.learner.questions import counts_of
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
 from recmill.metrics import RankingSums, ScoreSums, exact_auc
 from recmill.progress import Progress, Stage
+from recmill.protocols import Protocol, protocol_for
 from recmill.table import Table
 
 ROWS_AT_ONCE = 1 << 14
@@ -51,6 +53,8 @@ class Evaluated:
     segments: list[Segments] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     tables: dict[str, Any] = field(default_factory=dict)
+    protocol: Protocol | None = None
+    notes: list[str] = field(default_factory=list)  # why published numbers must not be compared with these
 
     @property
     def passed(self) -> bool:
@@ -128,20 +132,22 @@ def _measure(
 ) -> Evaluated:
     saved = open_learner(folder, model, options.which, options.num_threads)
     learner = saved.learner
-    segments: list[Segments] = []
-    sums: ScoreSums | RankingSums
-    if isinstance(learner, Retriever):
-        sums = learner.evaluate(table, split)
-        metrics = {"users": float(sums.users), **sums.means()}
-        metrics |= {f"{name}_margin": margin for name, margin in sums.margins().items()}
-    else:
-        segments = [Segments.of(table, column, split) for column in options.by]
-        with bars.stage("evaluate", table.num_rows(split)) as stage:
-            sums, exact = _score(learner, table, split, segments, stage)
-        metrics = sums.metrics().as_dict()
-        metrics |= {"auc": exact} if exact is not None else {}
     statistics = {name: tables.statistics() for name, tables in learner.tables.items()}
-    return Evaluated(model, saved.checkpoint, split, metrics, sums, segments, [], statistics)
+    if isinstance(learner, Retriever):
+        ranked = learner.evaluate(table, split)
+        metrics = {"users": float(ranked.users), **ranked.means()}
+        metrics |= {f"{name}_margin": margin for name, margin in ranked.margins().items()}
+        protocol = protocol_for(folder.recipe)
+        notes = protocol.notes(folder.recipe, counts_of(table, folder.recipe))
+        return Evaluated(
+            model, saved.checkpoint, split, metrics, ranked, tables=statistics, protocol=protocol, notes=notes
+        )
+    segments = [Segments.of(table, column, split) for column in options.by]
+    with bars.stage("evaluate", table.num_rows(split)) as stage:
+        sums, exact = _score(learner, table, split, segments, stage)
+    metrics = sums.metrics().as_dict()
+    metrics |= {"auc": exact} if exact is not None else {}
+    return Evaluated(model, saved.checkpoint, split, metrics, sums, segments, tables=statistics)
 
 
 def _score(

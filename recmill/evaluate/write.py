@@ -50,6 +50,8 @@ def _as_json(model: Evaluated) -> dict[str, Any]:
         "step": model.checkpoint.step,
         "split": model.split,
         "metrics": model.metrics,
+        "protocol": model.protocol.name if model.protocol else None,
+        "notes": model.notes,
         "segments": {
             part.column: {name: found.as_dict() for name, found in part.metrics()} for part in model.segments
         },
@@ -95,7 +97,8 @@ def _sections(folder: CheckpointFolder, model: Evaluated) -> list[Section]:
         by_column = {part.column: dict(part.metrics()) for part in model.segments}
         measured = ranking_sections(model.sums, by_column)
     else:
-        measured = retrieval_sections(model.sums.means(), model.sums.margins())
+        published = model.protocol.published if model.protocol and not model.notes else None
+        measured = retrieval_sections(model.sums.means(), model.sums.margins(), published)
     history = training_sections(read_history(folder.path / model.model / JSONL_FILE))
     tables = tables_section([{"table": name, **asdict(found)} for name, found in model.tables.items()])
     return [*measured, *history, tables]

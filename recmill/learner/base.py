@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from recmill.batches import Array, Batch, Keys, Layout
 from recmill.embeddings.collection import Column, EmbeddingCollection, EmbeddingFeature, Looked
@@ -20,6 +21,7 @@ from recmill.features.chain import ColumnInfo
 from recmill.learner.optimizers import dense_optimizer
 from recmill.spec import recipe as r
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _DYNAMIC_SCALE = 0.01
@@ -52,10 +54,14 @@ class Learner:
         self._pool = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
 
     def set_model(self, model: nn.Module) -> None:
-        """The dense part; its optimizer follows from the recipe."""
+        """The dense part; its optimizer follows from the recipe. Each thread will have some of the weights."""
         self.model = model
         self.parameters = list(model.parameters())
-        self.optimizer = dense_optimizer(self.train_spec.dense, self.parameters)
+        self._groups = balanced([weights.numel() for weights in self.parameters], self.num_threads)
+        self._optimizers = [
+            dense_optimizer(self.train_spec.dense, [self.parameters[place] for place in group])
+            for group in self._groups
+        ]
 
     def add_tables(
         self,
@@ -115,16 +121,28 @@ class Learner:
         except ValueError as error:
             raise TrainingError(f"Step {self.steps}: {error}. {_LOWER}") from None
 
-    def apply_dense(self, parts: Sequence[Sequence[Tensor]], rate_factor: float) -> None:
-        """One step of the dense weights by the sum of the shares' gradients."""
-        for parameter, *gradients in zip(self.parameters, *parts, strict=True):
-            total = gradients[0]
-            for other in gradients[1:]:
-                total = total.add_(other)
-            parameter.grad = total
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.train_spec.dense.learning_rate * rate_factor
-        self.optimizer.step()
+    def sum_gradients(self, parts: Sequence[Sequence[Tensor]]) -> float:
+        """Give dense weights the sum of the shares' gradients, each thread some of the weights; a norm of all."""
+
+        def add_up(group: Sequence[int]) -> float:
+            for place in group:
+                total = parts[0][place]
+                for other in parts[1:]:
+                    total = total.add_(other[place])
+                self.parameters[place].grad = total
+            return norm_of([parts[0][place] for place in group])
+
+        return sum(self._each(add_up, self._groups))
+
+    def step_dense(self, rate_factor: float) -> None:
+        """One step of the dense weights by the gradients they were given, each thread some of the weights."""
+
+        def step(optimizer: Optimizer) -> None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.train_spec.dense.learning_rate * rate_factor
+            optimizer.step()
+
+        self._each(step, self._optimizers)
 
     def check_finite(self, loss: float, sizes: Iterable[float]) -> None:
         """Nothing that is not finite may reach a weight; `sizes` are norms of gradients."""
@@ -135,34 +153,34 @@ class Learner:
                 f"{_LOWER}"
             )
 
-    def side_by_side(self, first: Callable[[], None], second: Callable[[], None]) -> None:
-        """Two things that do not touch each other, at once if there are threads for it."""
-        if self._pool is None:
-            first()
-            return second()
-        other = self._pool.submit(first)
-        try:
-            second()
-        finally:
-            other.result()
-
     def shares(self, function: Callable[[slice], T], size: int, num_pieces: int = 1) -> list[T]:
         """`function` of each piece of the rows: threads side by side, the pieces of a thread one after the other."""
         count = self.num_threads * num_pieces
         edges = [size * number // count for number in range(count + 1)]
         pieces = [slice(start, stop) for start, stop in pairwise(edges) if start < stop]
-        if self._pool is None or len(pieces) == 1:
-            return [function(rows) for rows in pieces]
-        return list(self._pool.map(function, pieces))
+        return self._each(function, pieces)
+
+    def _each(self, function: Callable[[S], T], things: Sequence[S]) -> list[T]:
+        """`function` of each thing, on threads if there are some."""
+        if self._pool is None or len(things) == 1:
+            return [function(thing) for thing in things]
+        return list(self._pool.map(function, things))
 
     def arrays(self) -> dict[str, Array]:
         """A copy of all dense state by name: weights, optimizer state, random state."""
         found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        for name, parameter in self.model.named_parameters():
-            for slot, value in self.optimizer.state[parameter].items():
+        for name, state in self._optimizer_states():
+            for slot, value in state.items():
                 found[f"optimizer.{name}.{slot}"] = value
         found["random.torch"] = torch.get_rng_state()
         return {name: value.detach().numpy().copy() for name, value in found.items()}
+
+    def _optimizer_states(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """What optimizers know of each weight, by the weight's name."""
+        names = [name for name, _ in self.model.named_parameters()]
+        for group, optimizer in zip(self._groups, self._optimizers, strict=True):
+            for place in group:
+                yield names[place], optimizer.state[self.parameters[place]]
 
     def load_arrays(self, arrays: Mapping[str, Array]) -> None:
         """The inverse of `arrays`. Names or shapes that do not fit are an error."""
@@ -177,15 +195,21 @@ class Learner:
             raise FeatureError(
                 f"The checkpoint's dense weights do not fit this recipe's model: {error}"
             ) from None
-        for name, parameter in self.model.named_parameters():
+        for name, state in self._optimizer_states():
             prefix = f"optimizer.{name}."
             slots = {
                 key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)
             }
-            self.optimizer.state[parameter] = {
-                slot: torch.from_numpy(np.array(value)) for slot, value in slots.items()
-            }
+            state.update({slot: torch.from_numpy(np.array(value)) for slot, value in slots.items()})
         torch.set_rng_state(torch.from_numpy(np.array(arrays["random.torch"])))
+
+
+def balanced(sizes: Sequence[int], num_groups: int) -> list[list[int]]:
+    """Places of the sizes in groups of about equal sums, none of them empty."""
+    groups: list[list[int]] = [[] for _ in range(min(num_groups, len(sizes)))]
+    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        min(groups, key=lambda group: sum(sizes[other] for other in group)).append(place)
+    return groups
 
 
 def _table_name(column: ColumnInfo) -> str:

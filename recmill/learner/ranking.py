@@ -73,13 +73,15 @@ class Ranker(Learner):
         looked = self._look_up(batch, train=True)
         row_grads = [np.empty_like(read.values) for read in looked.values()]
         shares = self.shares(
-            lambda rows: self._share(batch, looked, row_grads, rows), batch.size, self.spec.train.micro_batches
+            lambda rows: self._share(batch, looked, row_grads, rows),
+            batch.size,
+            self.spec.train.micro_batches,
         )
         losses, dense, sizes = zip(*shares, strict=True)
-        self.check_finite(sum(losses), sizes)
-        self.side_by_side(
-            lambda: self.apply_dense(dense, rate_factor), lambda: self._update_rows(looked, row_grads, rate_factor)
-        )
+        self.check_finite(sum(losses), [self.sum_gradients(dense), *sizes])
+        for (name, read), grads in zip(looked.items(), row_grads, strict=True):
+            self.update_rows(name, read, grads, rate_factor)
+        self.step_dense(rate_factor)
         dynamic = self.spec.dynamic
         if dynamic is not None and self.steps % dynamic.evict_every_steps == 0:
             self.evict(dynamic)
@@ -112,22 +114,21 @@ class Ranker(Learner):
         }
 
     def _share(
-        self, batch: Batch, looked: dict[str, Looked], row_grads: Sequence[Array], rows: slice
+        self, batch: Batch, looked: dict[str, Looked], row_grads: list[Array], rows: slice
     ) -> tuple[float, list[Tensor], float]:
-        """Loss and dense gradients of some rows, as parts of the batch's mean, and a norm; fills their `row_grads`."""
+        """Loss and dense gradients of some rows, as parts of the batch's mean; fills `row_grads` and gives its norm."""
         vectors = [vector.requires_grad_() for vector in _vectors(looked, rows)]
         labels = torch.from_numpy(batch.labels[self.spec.label][rows])
         logits = self._logits(torch.from_numpy(batch.numbers[rows]), vectors)
         loss = functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / batch.size
         gradients = torch.autograd.grad(loss, [*self.parameters, *vectors])
         dense = list(gradients[: len(self.parameters)])
-        for into, gradient in zip(row_grads, gradients[len(dense) :], strict=True):
-            into[rows] = gradient.numpy()
-        return float(loss.detach()), dense, norm_of(gradients)
-
-    def _update_rows(self, looked: dict[str, Looked], row_grads: Sequence[Array], rate_factor: float) -> None:
-        for (name, read), grads in zip(looked.items(), row_grads, strict=True):
-            self.update_rows(name, read, grads, rate_factor)
+        for place, gradient in enumerate(gradients[len(dense) :]):
+            if rows == slice(0, batch.size):
+                row_grads[place] = gradient.numpy()
+            else:
+                row_grads[place][rows] = gradient.numpy()
+        return float(loss.detach()), dense, norm_of(gradients[len(dense) :])
 
     def _logits(self, numbers_BF: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         inputs = [numbers_BF, vectors[0], *(wide.squeeze(2) for wide in vectors[1:])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,11 +103,11 @@ class Retriever(Learner):
         user_dense, user_sparse = self._backward("user", users, user_grads)
         item_dense, item_sparse = self._backward("item", items, item_grads)
         dense = [*rest, *user_dense, *item_dense]
-        all_gradients = [*dense, torch.from_numpy(user_sparse), torch.from_numpy(item_sparse)]
-        self.check_finite(loss, [norm_of(all_gradients)])
+        of_rows = norm_of([torch.from_numpy(user_sparse), torch.from_numpy(item_sparse)])
+        self.check_finite(loss, [self.sum_gradients([dense]), of_rows])
         for side, pieces, grads in (("user", users, user_sparse), ("item", items, item_sparse)):
             self.update_rows(side, pieces.looked, grads, rate_factor)
-        self.apply_dense([dense], rate_factor)
+        self.step_dense(rate_factor)
         return Step(loss)
 
     def user_vectors(self, batch: Batch) -> Array:
@@ -128,16 +128,20 @@ class Retriever(Learner):
         if self._asked is None or self._asked[0] != key:
             self._asked = key, Questions.of(table, self.recipe, split, protocol)
         questions = self._asked[1]
-        items = torch.from_numpy(self.item_vectors(questions.catalogue.batch(self.layouts["item"])))
         sums = RankingSums(protocol.cutoffs)
+        for some, ranked in self.answers(questions, max(protocol.cutoffs)):
+            relevant = questions.relevant.of(some)
+            sums.add(ranked, relevant.offsets, relevant.items)
+        return sums
+
+    def answers(self, questions: Questions, k: int) -> Iterator[tuple[slice, Array]]:
+        """The k best items for some questions at a time, as places in the catalogue, best first; -1 for no more."""
+        items = torch.from_numpy(self.item_vectors(questions.catalogue.batch(self.layouts["item"])))
         at_once = max(16, _SCORES_AT_ONCE // len(items))
         for first in range(0, len(questions), at_once):
             some = slice(first, min(first + at_once, len(questions)))
             users = torch.from_numpy(self.user_vectors(questions.batch(some, self.layouts["user"])))
-            ranked = self._rank(users, items, questions.seen.of(some), max(protocol.cutoffs))
-            relevant = questions.relevant.of(some)
-            sums.add(ranked, relevant.offsets, relevant.items)
-        return sums
+            yield some, self._rank(users, items, questions.seen.of(some), k)
 
     def _rank(self, users: Tensor, items: Tensor, seen: Pairs, k: int) -> Array:
         """The k best items for each user, best first, without those seen; -1 where there are no more."""

@@ -22,8 +22,8 @@ class DLRM(nn.Module):
         if spec.interaction == "dot":
             if num_numbers and width_below != spec.embedding_dim:
                 raise FeatureError(
-                    f'ranking.interaction = "dot" needs ranking.bottom to end with embedding_dim = {spec.embedding_dim}: '
-                    f"numbers must come out as one more vector, and they have {width_below} values."
+                    f"ranking.bottom must end with embedding_dim = {spec.embedding_dim}, got {width_below} values: "
+                    'with interaction = "dot", numbers come out of it as one more vector.'
                 )
             self.dot = DotInteraction(num_embedded + bool(num_numbers))
             width = width_below + self.dot.num_pairs

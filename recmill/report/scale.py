@@ -102,7 +102,8 @@ def _apart(axis: Axis, low: float, high: float) -> tuple[float, float]:
 def _round_step(length: float) -> float:
     """1, 2 or 5 times a power of ten, so that four to eight of it make the length."""
     power = 10.0 ** math.floor(math.log10(length / 4))
-    return next(power * factor for factor in (10, 5, 2, 1) if length / (power * factor) >= 4)
+    # The logarithm rounds: four times the power may come out a little above the length.
+    return next(power * factor for factor in (10, 5, 2, 1) if length / (power * factor) >= 4 - 1e-9)
 
 
 def _round_powers(low: float, high: float) -> list[float]:

@@ -153,6 +153,8 @@ def _train_model(
         )
     if last is not None:
         trainer.resume(last)
+    else:
+        checkpoints.forget_after(0)
     with (
         open_trackers(options.track, folder.path / model, last.step if last else None) as trackers,
         profiled(options.profile_steps, folder.path / model / "trace.json") as after_step,

@@ -180,7 +180,9 @@ def test_ftrl_as_in_mcmahan(make_table: MakeTable) -> None:
         w = np.where(np.abs(z) <= l1, 0, -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / LR + l2))
     assert (w == 0).any()
     assert (w != 0).any()
-    np.testing.assert_allclose(trained(make_table, "ftrl", l1=l1, l2=l2, beta=beta, initial_accumulator=0.0), w, rtol=2e-6)
+    np.testing.assert_allclose(
+        trained(make_table, "ftrl", l1=l1, l2=l2, beta=beta, initial_accumulator=0.0), w, rtol=2e-6
+    )
 
 
 def test_adagrad_decay_applies_every_missed_period_down_to_the_floor(make_table: MakeTable) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recmill.report.content import Axis
 from recmill.report.numbers import short, written, written_alike
-from recmill.report.scale import Scale
+from recmill.report.scale import Scale, _round_step
 
 SCALES = ("linear", "log", "logit")
 
@@ -100,3 +100,8 @@ def test_numbers_of_one_column_have_the_same_decimals():
 )
 def test_marks_are_short(value, text):
     assert short(value) == text
+
+
+def test_a_length_that_is_a_hair_below_four_steps_has_a_step():
+    """The logarithm of such a length rounds up to the next power of ten."""
+    assert _round_step(4 * math.nextafter(1e-4, 0)) == pytest.approx(1e-4)

@@ -26,11 +26,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 from safetensors.numpy import load_file, save_file
 
 from recmill.artifact import MANIFEST, publish, read_manifest, write_manifest
+from recmill.checkpoint.records import read_records, write_records
 from recmill.embeddings.table import Array, EmbeddingTable, Records, Snapshot, Waiting
 from recmill.errors import ArtifactError, ResourceError
 from recmill.features.chain import ColumnInfo
@@ -143,9 +142,7 @@ class Checkpoint:
     def records(self, table: str) -> Iterator[Records]:
         """The keys of a table that this checkpoint holds, piece by piece."""
         for name in self.manifest["tables"][table]["files"]:
-            with pa.memory_map(str(self.path / name)) as source, pa.ipc.open_file(source) as file:
-                for number in range(file.num_record_batches):
-                    yield _records(file.get_batch(number))
+            yield from read_records(self.path / name)
 
     def restore_into(self, tables: Mapping[str, EmbeddingTable]) -> None:
         """Apply this checkpoint alone; `Checkpoints.restore` applies all that it stands on before."""
@@ -316,7 +313,7 @@ class Checkpoints:
         save_file(arrays, aside / "dense.safetensors")
         admission: dict[str, Array] = {}
         for name, snapshot in snapshots.items():
-            manifest["tables"][name]["keys"] = _write_records(
+            manifest["tables"][name]["keys"] = write_records(
                 aside / _table_file(name), snapshot, manifest["tables"][name]
             )
             parts = {part: getattr(snapshot.waiting, part) for part in _WAITING}
@@ -381,57 +378,6 @@ def _check_fits(path: Path, name: str, found: Mapping[str, Any], table: Embeddin
             )
 
 
-def _schema(dim: int, num_states: int) -> pa.Schema:
-    return pa.schema(
-        [
-            ("key", pa.int64()),
-            ("row", pa.list_(pa.float32(), dim)),
-            ("state", pa.list_(pa.float32(), num_states)),
-            ("count", pa.uint32()),
-            ("step", pa.uint32()),
-        ]
-    )
-
-
-def _write_records(path: Path, snapshot: Snapshot, table: Mapping[str, Any]) -> int:
-    """All records of a snapshot as one Arrow file; how many there were."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    schema = _schema(table["dim"], table["num_states"])
-    num_keys = 0
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        for records in snapshot:
-            num_keys += len(records.keys)
-            writer.write_batch(_record_batch(records, schema))
-    return num_keys
-
-
-def _record_batch(records: Records, schema: pa.Schema) -> pa.RecordBatch:
-    size = len(records.keys)
-    columns = [
-        pa.array(records.keys),
-        *(
-            pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), type=schema.field(name).type)
-            if values.size
-            else pa.array([[]] * size, type=schema.field(name).type)
-            for name, values in (("row", records.rows), ("state", records.states))
-        ),
-        pa.array(records.counts),
-        pa.array(records.steps),
-    ]
-    return pa.record_batch(columns, schema=schema)
-
-
-def _records(batch: pa.RecordBatch) -> Records:
-    def matrix(name: str) -> Array:
-        column = batch.column(name)
-        width = column.type.list_size
-        values = column.flatten().to_numpy(zero_copy_only=False)
-        return np.asarray(values, np.float32).reshape(len(column), width)
-
-    flat = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in ("key", "count", "step")}
-    return Records(flat["key"], matrix("row"), matrix("state"), flat["count"], flat["step"])
-
-
 def _remove(path: Path) -> None:
     """Gone as a whole: it loses its name first."""
     if path.exists():
@@ -447,39 +393,3 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def diff(checkpoints: Checkpoints, first: Checkpoint, second: Checkpoint) -> dict[str, Any]:
-    """What changed from one checkpoint to another: keys that came and went, and how far weights moved."""
-    before, after = first.arrays(), second.arrays()
-    names = [name for name in after if name.startswith("model.") and name in before]
-    tables = {}
-    for table in second.manifest["tables"]:
-        old, new = (_rows_by_key(checkpoints.chain(part), table) for part in (first, second))
-        both = np.intersect1d(old[0], new[0], assume_unique=True)
-        moved = np.linalg.norm(
-            new[1][np.searchsorted(new[0], both)] - old[1][np.searchsorted(old[0], both)], axis=1
-        )
-        tables[table] = {
-            "added": len(new[0]) - len(both),
-            "removed": len(old[0]) - len(both),
-            "changed": int((moved > 0).sum()),
-            "mean_change": float(moved[moved > 0].mean()) if (moved > 0).any() else 0.0,
-        }
-    dense = {name.removeprefix("model."): float(np.abs(after[name] - before[name]).mean()) for name in names}
-    return {"from": first.step, "to": second.step, "tables": tables, "dense": dense}
-
-
-def _rows_by_key(chain: Sequence[Checkpoint], table: str) -> tuple[Array, Array]:
-    """The keys of a table, sorted, and their rows, as a full checkpoint and its deltas add up to."""
-    keys, rows = np.empty(0, np.int64), np.empty((0, chain[0].manifest["tables"][table]["dim"]), np.float32)
-    for part in chain:
-        removed = load_file(part.path / "admission.safetensors")[f"{table}.removed"]
-        pieces = list(part.records(table))
-        new = np.concatenate([piece.keys for piece in pieces]) if pieces else keys[:0]
-        values = np.concatenate([piece.rows for piece in pieces]) if pieces else rows[:0]
-        stays = ~np.isin(keys, np.concatenate([removed, new]))
-        keys, rows = np.concatenate([keys[stays], new]), np.concatenate([rows[stays], values])
-        order = np.argsort(keys)
-        keys, rows = keys[order], rows[order]
-    return keys, rows
