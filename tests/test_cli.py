@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -72,7 +73,7 @@ def test_help_of_a_command_shows_its_flags_and_examples(recmill: Run, name: str)
 def test_without_a_command_the_help_is_shown(recmill: Run) -> None:
     code, out, _ = recmill()
     assert code == 0
-    assert all(f"\n    {name} " in out for name in commands())
+    assert all(re.search(rf"^    {name}\s", out, re.MULTILINE) for name in commands())
 
 
 def test_every_shape_can_be_generated_and_named_in_recipes() -> None:

@@ -84,13 +84,14 @@ def _generate(parsed: argparse.Namespace) -> None:
 
 
 def _recipe_for(made: Any) -> str | None:
-    """The first shipped recipe whose patterns all find a file in what was generated."""
+    """A shipped recipe whose patterns all find a file in what was generated."""
     from fnmatch import fnmatch
 
     from recmill.spec.load import load_recipe, shipped_recipes
 
     names = [file.name.removesuffix(".gz") for file in made.files]
-    for recipe in map(load_recipe, shipped_recipes()):
+    named_like_it_first = sorted(shipped_recipes(), key=lambda name: name != made.shape)
+    for recipe in map(load_recipe, named_like_it_first):
         held_out = recipe.split.held_out_files if recipe.split else ()
         patterns = (*recipe.log.files, *held_out)
         if recipe.generate == made.shape and all(any(fnmatch(n, p) for n in names) for p in patterns):

@@ -58,7 +58,7 @@ class Learner:
         self.model = model
         self.parameters = list(model.parameters())
         self._groups = balanced([weights.numel() for weights in self.parameters], self.num_threads)
-        self._optimizers = [
+        self.optimizers = [
             dense_optimizer(self.train_spec.dense, [self.parameters[place] for place in group])
             for group in self._groups
         ]
@@ -142,7 +142,7 @@ class Learner:
                 group["lr"] = self.train_spec.dense.learning_rate * rate_factor
             optimizer.step()
 
-        self._each(step, self._optimizers)
+        self._each(step, self.optimizers)
 
     def check_finite(self, loss: float, sizes: Iterable[float]) -> None:
         """Nothing that is not finite may reach a weight; `sizes` are norms of gradients."""
@@ -178,7 +178,7 @@ class Learner:
     def _optimizer_states(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """What optimizers know of each weight, by the weight's name."""
         names = [name for name, _ in self.model.named_parameters()]
-        for group, optimizer in zip(self._groups, self._optimizers, strict=True):
+        for group, optimizer in zip(self._groups, self.optimizers, strict=True):
             for place in group:
                 yield names[place], optimizer.state[self.parameters[place]]
 

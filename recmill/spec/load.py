@@ -28,7 +28,7 @@ _KEY = re.compile(r"[^.\[\]]+")
 
 def shipped_recipes() -> dict[str, Path]:
     """Name -> file of every recipe that installs with the package."""
-    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"), key=lambda path: path.stem)}
 
 
 def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:

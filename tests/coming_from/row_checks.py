@@ -126,8 +126,7 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     if isinstance(model, WideDeep):
         assert widths(model.deep) == [13 + 26 * spec.embedding_dim, *spec.hidden, 1]
         assert sum(name.startswith("wide/") for name in ranker.tables) == len(spec.wide) == 26
-        dropouts = [layer.p for layer in model.modules() if isinstance(layer, nn.Dropout)]
-        assert dropouts == [spec.dropout] * (3 if spec.dropout else 0)
+        assert model.deep.dropout == spec.dropout
         return
     mixed = {
         "dot": spec.embedding_dim + 27 * 26 // 2,
@@ -144,7 +143,7 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
 
 
 def widths(layers: Any) -> list[int]:
-    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    linear = [layer for layer in layers.layers if isinstance(layer, nn.Linear)]
     return [linear[0].in_features, *(layer.out_features for layer in linear)]
 
 
@@ -164,8 +163,8 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     ranker, _ = small.stepped(row.base, *row.values, num_steps=3)
     which, _, setting = part.name.removeprefix("ranking.").removeprefix("train.").partition(".")
     if which == "dense":
-        assert type(ranker.optimizer).__name__ == DENSE[ranker.train_spec.dense.name]
-        group = ranker.optimizer.param_groups[0]
+        assert type(ranker.optimizers[0]).__name__ == DENSE[ranker.train_spec.dense.name]
+        group = ranker.optimizers[0].param_groups[0]
         names = {"learning_rate": "lr", "initial_accumulator": "initial_accumulator_value"}
         assert setting == "name" or group[names.get(setting, setting)] == part.value
         return
