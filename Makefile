@@ -14,7 +14,7 @@ test: .venv/installed-dev
 	$(BIN)/pytest -n auto
 
 test-quick: .venv/installed-dev
-	$(BIN)/pytest -n auto -m "not services"
+	$(BIN)/pytest -n auto -m "not services and not processes"
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -27,6 +27,8 @@ format: .venv/installed-dev
 
 bench: .venv/installed-dev
 	$(BIN)/recmill bench prepare
+	$(BIN)/recmill bench train --shape dlrm --shape wide_deep
+	$(BIN)/recmill bench embeddings
 
 clean:
 	rm -rf .venv build runs

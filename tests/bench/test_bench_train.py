@@ -35,6 +35,8 @@ DLRM = Task(
 )
 WIDE_DEEP = replace(DLRM, shape="wide_deep", embedding_dim=32, hidden=[1024, 512, 256])
 
+pytestmark = pytest.mark.processes
+
 
 def run_of(speed: float, loss: float) -> dict[str, object]:
     return {"samples_per_second": speed, "samples_per_cpu_second": speed, "loss": loss, "versions": {}}

@@ -39,6 +39,8 @@ SET = [
     "ranking.train.dense={ name = 'adam', learning_rate = 0.002 }",
 ]
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory) -> Path:
