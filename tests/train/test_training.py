@@ -175,8 +175,8 @@ def test_dynamic_tables_lose_the_keys_that_the_recipe_no_longer_wants(tables):
 
 def test_what_a_ranker_cannot_do_is_an_error(tables):
     table, spec = tables["dlrm"], _recipe("dlrm").ranking
-    with pytest.raises(FeatureError, match='"mine:Model" cannot be imported'):
-        Ranker(dataclasses.replace(spec, model="mine:Model"), table.columns)
+    with pytest.raises(FeatureError, match='"no_such_module:Model" cannot be imported'):
+        Ranker(dataclasses.replace(spec, model="no_such_module:Model"), table.columns)
     wider = [
         dataclasses.replace(column, dim=99) if column.name == "c3" else column for column in table.columns
     ]
