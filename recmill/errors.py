@@ -8,7 +8,15 @@ RecmillError            message says where, what was found, what was expected, w
 ├── TrainingError       training cannot go on: a loss or gradient is not finite, a model gives a wrong shape
 ├── ArtifactError       an artifact is incomplete, damaged, of another kind or already there
 ├── ResourceError       the disk is full, the memory bound is too small for the job
-└── MissingPackage      an optional package is needed; the message is the install line
+├── MissingPackage      an optional package is needed; the message is the install line
+├── StoreError          a feature store does not answer, or not in time
+└── ServingError        a request that is answered with a refusal
+    ├── BadRequest      it is wrong in itself
+    ├── NotFound        it names a version or model that is not there
+    ├── Unauthenticated there is no token, or an unknown one
+    ├── Forbidden       the token is not good for this
+    ├── Overloaded      the queue is full: come back later
+    └── TooLate         its deadline has passed
 """
 
 from __future__ import annotations
@@ -65,3 +73,48 @@ class MissingPackage(RecmillError):
 
     def __init__(self, what: str, package: str, extra: str) -> None:
         super().__init__(f'{what} needs {package}. Install it: pip install "recmill[{extra}]"')
+
+
+class StoreError(RecmillError):
+    """A feature store does not answer, or not in time."""
+
+
+class ServingError(RecmillError):
+    """A request that is answered with a refusal: the status of HTTP and the name of gRPC's code."""
+
+    http_status = 400
+    grpc_code = "INVALID_ARGUMENT"
+
+
+class BadRequest(ServingError):
+    """The request is wrong in itself."""
+
+
+class NotFound(ServingError):
+    """The request names a version or model that is not there."""
+
+    http_status, grpc_code = 404, "NOT_FOUND"
+
+
+class Unauthenticated(ServingError):
+    """There is no token, or an unknown one."""
+
+    http_status, grpc_code = 401, "UNAUTHENTICATED"
+
+
+class Forbidden(ServingError):
+    """The token is not good for this."""
+
+    http_status, grpc_code = 403, "PERMISSION_DENIED"
+
+
+class Overloaded(ServingError):
+    """The queue is full: come back later."""
+
+    http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
+
+
+class TooLate(ServingError):
+    """The request's deadline has passed."""
+
+    http_status, grpc_code = 504, "DEADLINE_EXCEEDED"

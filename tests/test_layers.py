@@ -20,7 +20,7 @@ LAYERS = (
     ("prepare", "train", "evaluate", "score", "export", "serve", "deploy"),
     ("learner",),
     ("models", "engines", "logs", "log_batches", "report"),
-    ("checkpoint", "protocols"),
+    ("checkpoint", "bundle", "protocols"),
     ("embeddings", "index", "store", "metrics"),
     ("table", "batches", "features"),
     ("ahead", "artifact", "kernels", "progress", "tracking"),
@@ -87,7 +87,8 @@ def test_the_server_never_imports_what_trains() -> None:
     wrong = [
         f"{name} imports {other}"
         for name, part, other in layer_names()
-        if part == "serve" and other in ("models", "train", "engines")
+        if part in ("serve", "bundle", "index", "store")
+        and other in ("models", "learner", "train", "engines", "logs", "log_batches", "checkpoint")
     ]
     assert wrong == []
 

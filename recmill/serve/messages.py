@@ -1,0 +1,165 @@
+"""What goes in and out of a recommender, whatever the door: in process, HTTP and gRPC all speak in these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Id = str | int  # of a user or an item, as the log writes it
+Values = dict[str, Any]  # raw columns of the log by name; a missing one is unknown
+MAX_K = 1_000
+MAX_CANDIDATES = 10_000
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A name that a message does not have is an error, never ignored."""
+
+
+class Recommend(Message):
+    """Ask for the k best items of a user.
+
+    `context` holds raw columns of this request (device, hour, ...). `features` holds raw columns of the user that are
+    newer than what is stored, or all there is of a new user. `recent` are items the user has just clicked, oldest
+    first; they are put behind the stored history. `exclude` are never recommended, and nothing but `only` if given.
+    `where` is a condition over the item's raw columns, in SQL. `channels` limits recall to some channels.
+    """
+
+    user: Id | None = None
+    k: int = 50
+    candidates: int = 500
+    context: Values = {}
+    features: Values = {}
+    recent: list[Id] = []
+    exclude: list[Id] = []
+    only: list[Id] | None = None
+    where: str | None = None
+    channels: list[str] | None = None
+    show_seen: bool = False
+    deadline_ms: float | None = None
+    trace: bool = False
+    version: str | None = None  # this one instead of what serves now: for comparing two
+
+
+class Rank(Message):
+    """Ask for the chance of a click on each of these items."""
+
+    user: Id | None = None
+    items: list[Id]
+    context: Values = {}
+    features: Values = {}
+    recent: list[Id] = []
+    deadline_ms: float | None = None
+    version: str | None = None
+
+
+class Recall(Message):
+    """Ask for candidates alone, before ranking."""
+
+    user: Id | None = None
+    k: int = 500
+    context: Values = {}
+    features: Values = {}
+    recent: list[Id] = []
+    exclude: list[Id] = []
+    only: list[Id] | None = None
+    where: str | None = None
+    channels: list[str] | None = None
+    show_seen: bool = False
+    deadline_ms: float | None = None
+    version: str | None = None
+
+
+class Features(Message):
+    """Ask what is known of a user and of some items: raw columns and features."""
+
+    user: Id | None = None
+    items: list[Id] = []
+
+
+class Event(Message):
+    """Something a user just did. It joins the user's history; the log and training see it by their own way."""
+
+    user: Id
+    item: Id
+    values: Values = {}  # other columns of the log, such as the label
+
+
+class NewItem(Message):
+    """An item and its raw columns. One that is known already is replaced."""
+
+    id: Id
+    values: Values = {}
+
+
+class Item(Message):
+    """One recommended item: the chance of a click if it was ranked, else its place in recall; and where it came from."""
+
+    id: Id
+    score: float
+    channel: str
+    recall_score: float = 0.0
+
+
+class Answer(Message):
+    """Items, best first. `degraded` says what could not be done in time or at all; empty when all is well."""
+
+    items: list[Item]
+    degraded: list[str] = []
+    version: str = ""
+    trace: Trace | None = None
+
+
+class Trace(Message):
+    """How an answer came about: milliseconds of each stage, items after each stage, what the model saw."""
+
+    stages: dict[str, float]
+    counts: dict[str, int]
+    user: Values = {}  # raw columns as used
+    items: list[Values] = []  # raw columns of the recommended items, in their order
+    user_features: Values = {}
+    item_features: list[Values] = []
+
+
+class Ranked(Message):
+    """Chances of a click, in the order of the items that were asked for."""
+
+    scores: list[float]
+    degraded: list[str] = []
+    version: str = ""
+
+
+class Known(Message):
+    """What is stored: raw columns and features by name; found is false when the features are those of a stranger."""
+
+    id: Id
+    found: bool
+    values: Values
+    features: Values
+
+
+class KnownFeatures(Message):
+    user: Known | None
+    items: list[Known]
+    degraded: list[str] = []
+    version: str = ""
+
+
+class Status(Message):
+    """What serves, and since when. `freshness_seconds` is the age of the newest training row that answers know."""
+
+    version: str
+    previous: str | None
+    canary: str | None
+    versions: list[str]
+    recipe: str
+    role: str
+    models: list[str]
+    channels: list[str]
+    num_items: int
+    num_users: int
+    deltas: int
+    started_at: float
+    freshness_seconds: float | None
+    ready: bool
+    manifest: dict[str, Any]
