@@ -11,7 +11,13 @@ from typing import Any
 from recmill.errors import ArtifactError
 
 MANIFEST = "manifest.json"
-_MAKERS = {"table": "recmill prepare", "checkpoint": "recmill train", "step": "recmill train"}
+_MAKERS = {
+    "table": "recmill prepare",
+    "checkpoint": "recmill train",
+    "step": "recmill train",
+    "bundle": "recmill export",
+    "delta": "recmill train --publish",
+}
 
 
 def write_whole(path: Path, text: str, durable: bool = False) -> None:

@@ -20,6 +20,8 @@ MODEL_READY = (*NUMBERS, "id", "key")
 _NUMERIC = (*NUMBERS, "id")
 _CATEGORICAL = ("int", "bool", "text", "id")
 
+Part = Literal["user", "item", "context", "crossed"]
+
 
 class Unfit(Exception):
     """A step cannot take what it is given; the message goes on from the step's name."""
@@ -74,6 +76,16 @@ def owner_of(columns: tuple[str, ...], owners: Mapping[str, r.Owner]) -> r.Owner
     """Whose a feature is: its columns' owner when they have the same one."""
     found = {owners.get(column, "context") for column in columns}
     return found.pop() if len(found) == 1 else "context"
+
+
+def parts_of_features(recipe: r.Recipe) -> dict[str, Part]:
+    """Name -> whose a feature is at serving: crossed when it looks at the item beside the user or the context."""
+    owners = owners_of_columns(recipe)
+    parts: dict[str, Part] = {}
+    for feature in recipe.features:
+        found = {owners.get(column, "context") for column in feature.columns}
+        parts[feature.name] = "crossed" if "item" in found and len(found) > 1 else feature.of
+    return parts
 
 
 def kinds_along(feature: r.Feature | r.Label, kinds: Mapping[str, str]) -> list[str]:

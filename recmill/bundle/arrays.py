@@ -1,0 +1,90 @@
+"""Arrays of a bundle: mapped from their file, changed and grown in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from recmill.embeddings.table import Array
+from recmill.errors import ArtifactError
+
+
+def map_array(path: Path) -> Array:
+    """An array of a file, mapped: pages come in when they are read, and writing changes memory only."""
+    try:
+        # A plain view: the memmap class would cost a call into Python at every slice.
+        mapped: Array = np.load(path, mmap_mode="c", allow_pickle=False).view(np.ndarray)
+    except (OSError, ValueError, EOFError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}. Run `recmill export` again.") from None
+    return mapped
+
+
+class GrowingArray:
+    """Rows of a mapped array with rows appended in memory behind them. The mapped part is never copied as a whole."""
+
+    def __init__(self, mapped: Array) -> None:
+        self._mapped = mapped
+        self._num_mapped = len(mapped)
+        self._added = np.empty((0, *mapped.shape[1:]), mapped.dtype)
+        self._size = len(mapped)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def num_bytes_in_memory(self) -> int:
+        """Without the mapped part."""
+        return int(self._added.nbytes)
+
+    def take(self, places: Array) -> Array:
+        """Copies of rows, in the order of the places. A place that is not there is an IndexError."""
+        places = np.asarray(places, np.int64)
+        # As unsigned numbers, places below 0 are beyond the end too. Once checked, clipping is the fastest way to take.
+        most = int(places.view(np.uint64).max(initial=0))
+        if most < self._num_mapped:
+            return self._mapped.take(places, axis=0, mode="clip")
+        if most >= self._size and len(places):
+            raise IndexError(f"{np.int64(np.uint64(most))} is outside 0..{self._size - 1}")
+        return self._take_both(places)
+
+    def _take_both(self, places: Array) -> Array:
+        if not self._num_mapped:
+            return self._added[: self._size].take(places, axis=0)
+        found = self._mapped.take(places, axis=0, mode="clip")
+        late = np.flatnonzero(places >= self._num_mapped)
+        found[late] = self._added.take(places[late] - self._num_mapped, axis=0)
+        return found
+
+    def put(self, places: Array, values: Array) -> None:
+        """Change rows, in memory only."""
+        is_mapped = places < self._num_mapped
+        self._mapped[places[is_mapped]] = values[is_mapped]
+        self._added[places[~is_mapped] - self._num_mapped] = values[~is_mapped]
+
+    def append(self, values: Array) -> Array:
+        """Rows behind the last one; their places."""
+        start, stop = self._size - self._num_mapped, self._size - self._num_mapped + len(values)
+        if stop > len(self._added):
+            grown = np.empty((max(stop, 2 * len(self._added), 16), *self._added.shape[1:]), self._added.dtype)
+            grown[:start] = self._added[:start]
+            self._added = grown
+        self._added[start:stop] = values
+        self._size += len(values)
+        return np.arange(self._num_mapped + start, self._num_mapped + stop)
+
+    def whole(self) -> Array:
+        """All rows; a copy only when there are appended ones."""
+        if self._size == self._num_mapped:
+            return self._mapped
+        return np.concatenate([self._mapped, self._added[: self._size - self._num_mapped]])
+
+
+def search(ordered: Array, wanted: Array) -> Array:
+    """Where each value lies in a sorted array without duplicates, of the same type; -1 where it does not."""
+    if not len(ordered):
+        return np.full(len(wanted), -1)
+    at = ordered.searchsorted(wanted)
+    at[at == len(ordered)] = 0
+    at[ordered.take(at) != wanted] = -1
+    return at

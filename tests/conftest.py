@@ -1,0 +1,46 @@
+"""What tests of several folders use."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recmill.cli import main
+
+sys.path.insert(0, str(Path(__file__).parent))
+from shop import Shop, shared_shop  # noqa: E402
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def recmill(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process: exit code, output, errors."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as exit:  # how argparse ends
+            code = int(exit.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shop:
+    """A small shop as the commands left it, up to a bundle."""
+    base = tmp_path_factory.getbasetemp()
+    return shared_shop((base if worker_id == "master" else base.parent) / "small-shop")
+
+
+@pytest.fixture
+def own_bundles(shop: Shop, tmp_path: Path) -> Path:
+    """A folder of bundles of one's own, to change."""
+    return Path(shutil.copytree(shop.bundles, tmp_path / "bundles"))
