@@ -1,0 +1,83 @@
+"""The folder that bundles are published in: one of them is written at a time, whole ones have their name."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from recmill.artifact import is_published, read_manifest
+from recmill.bundle import current_of, previous_of, versions_of
+from recmill.errors import ArtifactError
+
+_PARTIAL = ".partial"
+
+
+@contextmanager
+def alone_in(into: Path) -> Iterator[None]:
+    """Keep other exports out, and clear what dead ones left: a lock ends with its process, however that ends."""
+    if into.exists() and not into.is_dir():
+        raise ArtifactError(f"{into} is a file; --into needs a directory.")
+    if is_published(into):
+        raise ArtifactError(
+            f"{into} is an artifact itself. Bundles go into a folder of their own: choose another --into."
+        )
+    into.mkdir(parents=True, exist_ok=True)
+    with open(into / ".lock", "w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ArtifactError(
+                f"Another export is writing into {into}. Wait for it, or choose another --into."
+            ) from None
+        for path in into.glob(f"*{_PARTIAL}"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        yield
+
+
+@contextmanager
+def written_aside(into: Path, version: str) -> Iterator[Path]:
+    """A new folder that gets the version's name when all went well, and is gone when not."""
+    aside = into / f"{version}{_PARTIAL}"
+    aside.mkdir()
+    try:
+        yield aside
+        remove(into / version)
+        os.rename(aside, into / version)
+        _sync_folder(into)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def keep_newest(into: Path, number: int) -> list[str]:
+    """Remove all but the newest versions; the current and the previous one stay in any case. Returns what went."""
+    known = sorted(versions_of(into), key=lambda version: _created_at(into / version))
+    stay = {current_of(into), previous_of(into), *known[-number:]}
+    gone = [version for version in known if version not in stay]
+    for version in gone:
+        remove(into / version)
+        remove(into / f"{version}.deltas")
+    return gone
+
+
+def remove(path: Path) -> None:
+    """Gone as a whole: it loses its name first."""
+    if path.exists():
+        aside = path.with_name(f"{path.name}.gone{_PARTIAL}")
+        os.rename(path, aside)
+        shutil.rmtree(aside)
+
+
+def _created_at(path: Path) -> float:
+    return float(read_manifest(path, "bundle")["created_at"])
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

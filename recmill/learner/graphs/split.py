@@ -1,0 +1,259 @@
+"""Rankers cut in two: what depends on the user and the context alone is computed once, the rest for each item.
+
+They hold slices of a trained model's weights and give the same logits. Their inputs come by name: user_numbers,
+user_pooled and user_wide have one row, item_numbers, item_pooled and item_wide one for each of B items. What a recipe
+has no features for is left out.
+
+Shapes: B items, X columns of a layer's input, D embedding size, U and I vectors of the user and the item part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recmill.models.dlrm import DLRM
+from recmill.models.layers import MLP, DotInteraction
+from recmill.models.wide_deep import WideDeep
+
+Inputs = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the features of each part stand among all features of their kind."""
+
+    user: tuple[int, ...]
+    item: tuple[int, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str], owners: Mapping[str, str]) -> Places:
+        """Features of users and of the context are the user part; all others, crossed ones too, the item part."""
+        is_once = [owners.get(name, "context") in ("user", "context") for name in names]
+        user = [place for place, once in enumerate(is_once) if once]
+        item = [place for place, once in enumerate(is_once) if not once]
+        return cls(tuple(user), tuple(item))
+
+    def __len__(self) -> int:
+        return len(self.user) + len(self.item)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A ranker's features by kind, each cut into its user part and its item part."""
+
+    numbers: Places
+    pooled: Places
+    wide: Places
+
+
+def split_model(model: nn.Module, parts: Parts) -> nn.Module:
+    """The model cut in two; one that has no cut of its own is given the user part again for each item."""
+    if isinstance(model, WideDeep):
+        return SplitWideDeep(model, parts)
+    if isinstance(model, DLRM) and model.cross is None:
+        return SplitDLRM(model, parts)
+    return TiledModel(model, parts)
+
+
+class TiledModel(nn.Module):
+    """Any model, called with whole rows: the user part is repeated for each item."""
+
+    def __init__(self, model: nn.Module, parts: Parts) -> None:
+        super().__init__()
+        self.model = model
+        self.parts = parts
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        num_rows = next(values for name, values in inputs.items() if name.startswith("item_")).shape[0]
+        pooled = _joined(inputs, "pooled", self.parts.pooled, num_rows)
+        if len(self.parts.numbers):
+            numbers = _joined(inputs, "numbers", self.parts.numbers, num_rows)
+        else:
+            numbers = pooled.new_zeros((num_rows, 0))
+        if not len(self.parts.wide):
+            return self.model(numbers, pooled)  # type: ignore[no-any-return]
+        wide = _joined(inputs, "wide", self.parts.wide, num_rows)
+        return self.model(numbers, pooled, wide)  # type: ignore[no-any-return]
+
+
+class SplitMLP(nn.Module):
+    """An MLP whose first layer is two: columns that are the same for all rows, and columns of each row.
+
+    Without columns of each row the result has one row, which stands for all.
+    """
+
+    def __init__(self, mlp: MLP, once_columns: Iterable[int], row_columns: Iterable[int]) -> None:
+        super().__init__()
+        first = _linear(mlp, 0)
+        weights_XY = first.weight.detach().t()
+        self.register_buffer("once", weights_XY[list(once_columns)])
+        self.register_buffer("each", weights_XY[list(row_columns)])
+        self.register_buffer("bias", first.bias.detach())
+        self.layers = mlp.layers[1:]
+        self.relus = mlp.relus
+
+    def forward(self, once_1X: Tensor | None, rows_BX: Tensor | None) -> Tensor:
+        state = self.get_buffer("bias")
+        for inputs, weights in ((once_1X, "once"), (rows_BX, "each")):
+            if inputs is not None:
+                state = torch.addmm(state, inputs, self.get_buffer(weights))
+        state = functional.relu(state) if self.relus[0] else state
+        for layer, relu in zip(self.layers, self.relus[1:], strict=True):
+            state = functional.relu(layer(state)) if relu else layer(state)
+        return state
+
+
+class SplitWideDeep(nn.Module):
+    """Wide & Deep: the first layer is two, and so is the sum of wide weights."""
+
+    def __init__(self, model: WideDeep, parts: Parts) -> None:
+        super().__init__()
+        numbers, pooled = parts.numbers, _ColumnsOfPooled(model.deep, len(parts.numbers), len(parts.pooled))
+        self.deep = SplitMLP(
+            model.deep,
+            [*numbers.user, *pooled.of(parts.pooled.user)],
+            [*numbers.item, *pooled.of(parts.pooled.item)],
+        )
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        once = _beside(inputs.get("user_numbers"), _flat(inputs.get("user_pooled")))
+        rows = _beside(inputs.get("item_numbers"), _flat(inputs.get("item_pooled")))
+        logits: Tensor = self.deep(once, rows).squeeze(1)
+        for name in ("user_wide", "item_wide"):
+            logits = logits + inputs[name].sum(dim=1) if name in inputs else logits
+        return logits
+
+
+class SplitDLRM(nn.Module):
+    """DLRM with `cat` or `dot`: the top's first layer is two, and products of user vectors are made once."""
+
+    def __init__(self, model: DLRM, parts: Parts) -> None:
+        super().__init__()
+        self.bottom = SplitBottom(model.bottom, parts.numbers)
+        width_below, once_below = self.bottom.width, self.bottom.is_once
+        once = list(range(width_below)) if once_below else []
+        rows = [] if once_below else list(range(width_below))
+        self.is_dot = model.dot is not None
+        if self.is_dot:
+            vectors = _vectors(parts, once_below)
+            once += _pair_columns(width_below, _pairs_among(vectors.user))
+            crossed = ((user, item) for item in vectors.item for user in vectors.user)
+            rows += _pair_columns(width_below, crossed)
+            rows += _pair_columns(width_below, _pairs_among(vectors.item))
+            self.among_user, self.among_item = _products(vectors.user), _products(vectors.item)
+        else:
+            pooled = _ColumnsOfPooled(model.top, width_below, len(parts.pooled))
+            once += pooled.of(parts.pooled.user)
+            rows += pooled.of(parts.pooled.item)
+        self.top = SplitMLP(model.top, once, rows)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        once, rows = self._dot(inputs) if self.is_dot else self._cat(inputs)
+        return self.top(once, rows).squeeze(1)  # type: ignore[no-any-return]
+
+    def _cat(self, inputs: Inputs) -> tuple[Tensor | None, Tensor | None]:
+        below_once, below = self.bottom(inputs)
+        once = _beside(below_once, _flat(inputs.get("user_pooled")))
+        return once, _beside(below, _flat(inputs.get("item_pooled")))
+
+    def _dot(self, inputs: Inputs) -> tuple[Tensor | None, Tensor | None]:
+        below_once, below = self.bottom(inputs)
+        user_1UD = _stacked(below_once, inputs.get("user_pooled"))
+        item_BID = _stacked(below, inputs.get("item_pooled"))
+        among_user = None if self.among_user is None or user_1UD is None else self.among_user(user_1UD)
+        among_item = None if self.among_item is None or item_BID is None else self.among_item(item_BID)
+        if user_1UD is None or item_BID is None:
+            crossed = None
+        else:
+            crossed = torch.matmul(item_BID, user_1UD.squeeze(0).t()).flatten(1)
+        return _beside(below_once, among_user), _beside(below, crossed, among_item)
+
+
+class SplitBottom(nn.Module):
+    """DLRM's bottom: all of it once when items have no numbers, else its first layer is two.
+
+    Gives (what stands for all rows, what each row has), of which at most one is there.
+    """
+
+    def __init__(self, mlp: MLP, numbers: Places) -> None:
+        super().__init__()
+        self.numbers = numbers
+        self.is_once = not numbers.item
+        self.layers = SplitMLP(mlp, numbers.user, numbers.item) if len(mlp.layers) and len(numbers) else None
+        self.width = _linear(mlp, -1).out_features if self.layers is not None else len(numbers)
+
+    def forward(self, inputs: Inputs) -> tuple[Tensor | None, Tensor | None]:
+        if not len(self.numbers):
+            return None, None
+        user, item = inputs.get("user_numbers"), inputs.get("item_numbers")
+        if self.layers is not None:
+            below = self.layers(user, item)
+        else:
+            below = user if item is None else _joined(inputs, "numbers", self.numbers, item.shape[0])
+        return (below, None) if self.is_once else (None, below)
+
+
+class _ColumnsOfPooled:
+    """Which columns of a layer's input the embedded features are: they stand side by side after `start`."""
+
+    def __init__(self, mlp: MLP, start: int, num_features: int) -> None:
+        self.start = start
+        self.dim = (_linear(mlp, 0).in_features - start) // num_features
+
+    def of(self, features: Iterable[int]) -> list[int]:
+        return [self.start + feature * self.dim + place for feature in features for place in range(self.dim)]
+
+
+def _vectors(parts: Parts, once_below: bool) -> Places:
+    """Places among the vectors that interact; numbers are the first of them, if there are any."""
+    if not len(parts.numbers):
+        return parts.pooled
+    user, item = (tuple(place + 1 for place in places) for places in (parts.pooled.user, parts.pooled.item))
+    return Places((0, *user), item) if once_below else Places(user, (0, *item))
+
+
+def _pairs_among(vectors: Sequence[int]) -> list[tuple[int, int]]:
+    """All pairs, in the order of DotInteraction."""
+    return [(vectors[second], vectors[first]) for first in range(len(vectors)) for second in range(first)]
+
+
+def _pair_columns(start: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
+    """Columns of the pairs' products, which stand after `start` among those of all vectors."""
+    return [start + max(pair) * (max(pair) - 1) // 2 + min(pair) for pair in pairs]
+
+
+def _products(vectors: Sequence[int]) -> nn.Module | None:
+    return DotInteraction(len(vectors)) if len(vectors) > 1 else None
+
+
+def _linear(mlp: MLP, place: int) -> nn.Linear:
+    layer = mlp.layers[place]
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+def _joined(inputs: Inputs, kind: str, places: Places, num_rows: int) -> Tensor:
+    """All features of a kind in the ranker's order, the user part repeated for each row."""
+    found = [inputs[name] for name in (f"user_{kind}", f"item_{kind}") if name in inputs]
+    rows = torch.cat([part.expand(num_rows, *part.shape[1:]) for part in found], dim=1)
+    both = [*places.user, *places.item]
+    order = sorted(range(len(both)), key=both.__getitem__)
+    return rows if order == list(range(len(both))) else rows[:, order]
+
+
+def _beside(*parts: Tensor | None) -> Tensor | None:
+    there = [part for part in parts if part is not None]
+    return torch.cat(there, dim=1) if len(there) > 1 else next(iter(there), None)
+
+
+def _stacked(below: Tensor | None, pooled: Tensor | None) -> Tensor | None:
+    return _beside(None if below is None else below.unsqueeze(1), pooled)
+
+
+def _flat(pooled: Tensor | None) -> Tensor | None:
+    return None if pooled is None else pooled.flatten(1)

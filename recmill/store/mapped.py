@@ -1,0 +1,46 @@
+"""The bundle's own rows, mapped into memory. What is put lives as long as the process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from recmill.batches import Batch
+from recmill.errors import StoreError
+from recmill.store.base import Array, Id, Side
+
+if TYPE_CHECKING:
+    from recmill.bundle import Bundle
+    from recmill.bundle.entities import Entities
+
+
+class MappedStore:
+    """Serves the entities of a bundle; they always answer in time."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+
+    def get(self, side: Side, ids: Sequence[Id], deadline_seconds: float) -> tuple[Batch, Array]:
+        entities = entities_of(self._bundle, side)
+        places = entities.places(ids)
+        return entities.features(places), places >= 0
+
+    def raw(self, side: Side, id: Id, deadline_seconds: float) -> dict[str, Any] | None:
+        entities = entities_of(self._bundle, side)
+        places = entities.places([id])
+        return entities.raw(places).row(0, named=True) if places[0] >= 0 else None
+
+    def put(self, side: Side, raw: pl.DataFrame, features: pl.DataFrame) -> None:
+        entities_of(self._bundle, side).put(raw, features)
+
+    def close(self) -> None:
+        """Nothing is held that the bundle does not hold."""
+
+
+def entities_of(bundle: Bundle, side: Side) -> Entities:
+    entities = bundle.users if side == "user" else bundle.items
+    if entities is None:
+        raise StoreError(f"Bundle {bundle.path} has no {side}s: its recipe's log names no {side} column.")
+    return entities
