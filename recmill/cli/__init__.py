@@ -8,7 +8,19 @@ import sys
 from collections.abc import Sequence
 
 from recmill import __version__
-from recmill.cli import bench, check, checkpoint, evaluate, generate, prepare, recipes, run, train
+from recmill.cli import (
+    bench,
+    bundle,
+    check,
+    checkpoint,
+    evaluate,
+    export,
+    generate,
+    prepare,
+    recipes,
+    run,
+    train,
+)
 from recmill.errors import RecmillError
 
 
@@ -53,5 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     train.add(commands)
     evaluate.add(commands)
     checkpoint.add(commands)
+    export.add(commands)
+    bundle.add(commands)
     bench.add(commands)
     return parser

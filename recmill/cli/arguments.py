@@ -128,6 +128,16 @@ def share(text: str) -> float:
     return share
 
 
+def seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 < found < 1e9:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text}")
+    return found
+
+
 def show_bytes(number: float) -> str:
     for unit in ("B", "KB", "MB", "GB"):
         if number < 1024:

@@ -7,12 +7,14 @@ import json
 from typing import Any
 
 from recmill.cli.arguments import UsageError, add_command, positive, size
+from recmill.cli.bench_serve import add_serve
 
 _EXAMPLES = """
 recmill bench prepare
 recmill bench prepare --rows 10000000 --memory 1GB --json
 recmill bench train --shape dlrm --peer-python tensorflow=/opt/tf/bin/python
 recmill bench embeddings --keys 100000 --keys 10000000
+recmill bench serve --bundle bundles/shop --slo p99=30ms
 """
 
 
@@ -28,6 +30,7 @@ def add(commands: Any) -> None:
     _add_prepare(stages)
     _add_train(stages)
     _add_embeddings(stages)
+    add_serve(stages)
 
 
 def _add_prepare(stages: Any) -> None:

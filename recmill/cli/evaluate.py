@@ -64,7 +64,6 @@ recmill evaluate quickstart --checkpoint c --table t --only ranking --by device 
 
 
 def _evaluate(parsed: argparse.Namespace) -> int:
-    import os
     from pathlib import Path
 
     recipe = load(parsed)
@@ -72,6 +71,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     from recmill.evaluate import Options, evaluate
     from recmill.evaluate.gate import parse_gate
     from recmill.evaluate.write import write_evaluation
+    from recmill.machine import available_cores
     from recmill.progress import Progress
     from recmill.table import Table
 
@@ -89,7 +89,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
         by=tuple(parsed.by),
         gate=tuple(parse_gate(parsed.gate)) if parsed.gate else (),
         live=Path(parsed.live) if parsed.live else None,
-        num_threads=parsed.threads or len(os.sched_getaffinity(0)),
+        num_threads=parsed.threads or available_cores(),
     )
     evaluated = evaluate(folder, Table.open(parsed.table), options, Progress(parsed.quiet))
     report = Path(parsed.report) if parsed.report else folder.path / "report.html"

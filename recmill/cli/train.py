@@ -9,7 +9,17 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import UsageError, add_command, add_recipe, load, positive, share, silent, size
+from recmill.cli.arguments import (
+    UsageError,
+    add_command,
+    add_recipe,
+    load,
+    positive,
+    seconds,
+    share,
+    silent,
+    size,
+)
 
 if TYPE_CHECKING:
     from recmill.train import Trained
@@ -29,12 +39,37 @@ recmill train criteo-dlrm --table runs/criteo/table --into runs/criteo/checkpoin
 recmill train criteo-deeprec --from-log /data/criteo --into runs/deeprec   features on the fly, no Table
 recmill train criteo-dlrm --from-log /data/new --plan runs/criteo/table --into runs/new
 recmill train mine.toml --table t --into c --set ranking.train.max_minutes=10 --track tensorboard
+recmill train quickstart --follow /data/shop --publish runs/quickstart/bundle --into runs/quickstart/checkpoint
 """,
     )
     add_recipe(parser)
     rows = parser.add_mutually_exclusive_group(required=True)
     rows.add_argument("--table", metavar="DIR", help="the Table to learn from")
     rows.add_argument("--from-log", metavar="DIR", help="learn straight from a raw log's directory or URL")
+    rows.add_argument(
+        "--follow",
+        metavar="DIR",
+        help="go on learning from a log that is still written; needs --publish, and checkpoints in --into",
+    )
+    parser.add_argument(
+        "--publish", metavar="DIR", help="with --follow: what `recmill export` wrote; deltas of it land there"
+    )
+    parser.add_argument(
+        "--every", type=seconds, metavar="SECONDS", help="with --follow: between deltas (default: 5)"
+    )
+    parser.add_argument(
+        "--rate",
+        type=share,
+        metavar="SHARE",
+        help="with --follow: share of the recipe's rates (default: 30%%)",
+    )
+    parser.add_argument(
+        "--for",
+        type=seconds,
+        metavar="SECONDS",
+        dest="seconds",
+        help="with --follow: stop after (default: never)",
+    )
     parser.add_argument(
         "--plan", metavar="DIR", help="with --from-log: the Table or checkpoint whose fitted features to use"
     )
@@ -107,6 +142,10 @@ def train_options(parsed: argparse.Namespace, resume: bool) -> Any:
 def _train(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
+    _check_follow_flags(parsed)
+    if parsed.follow:
+        _follow(parsed)
+        return
     for flag in ("plan", "max_bad"):
         if getattr(parsed, flag) is not None and not parsed.from_log:
             raise UsageError(
@@ -144,6 +183,67 @@ def _train(parsed: argparse.Namespace) -> None:
         print(json.dumps({"checkpoint": parsed.into, "models": [trained_json(model) for model in trained]}))
     elif parsed.table:
         print(f"next   recmill evaluate {parsed.recipe} --checkpoint {parsed.into} --table {parsed.table}")
+
+
+def _check_follow_flags(parsed: argparse.Namespace) -> None:
+    if parsed.follow and not parsed.publish:
+        raise UsageError("--follow needs --publish DIR: the bundles whose deltas it writes.")
+    names = {"publish": "--publish", "every": "--every", "rate": "--rate", "seconds": "--for"}
+    for name, flag in names.items():
+        if getattr(parsed, name) is not None and not parsed.follow:
+            raise UsageError(f"{flag} is for --follow. Remove it.")
+    others = {"track": "--track", "profile": "--profile", "only": "--only", "table_memory": "--table-memory"}
+    for name, flag in {**others, "resume": "--resume"}.items():
+        if getattr(parsed, name) and parsed.follow:
+            raise UsageError(f"{flag} is not for --follow. Remove it.")
+
+
+def _follow(parsed: argparse.Namespace) -> None:
+    import signal
+    import threading
+    from pathlib import Path
+
+    recipe = load(parsed)
+    set_wait_policy(parsed)
+    from recmill.checkpoint import CheckpointFolder
+    from recmill.errors import ArtifactError
+    from recmill.train.follow import Options, Published, follow
+    from recmill.train.threads import choose_threads
+
+    folder = CheckpointFolder.open(parsed.into)
+    if folder.recipe != recipe:
+        raise ArtifactError(f'{folder.path} was trained with another recipe than "{recipe.name}" is now.')
+    options = Options(
+        every_seconds=5.0 if parsed.every is None else parsed.every,
+        rate=0.3 if parsed.rate is None else parsed.rate,
+        threads=choose_threads(parsed.threads).number,
+        max_seconds=parsed.seconds,
+        warn=lambda message: print(f"warning: {message}", file=sys.stderr),
+    )
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+    def report(published: Published) -> None:
+        if parsed.json:
+            print(json.dumps({**vars(published), "path": str(published.path)}), flush=True)
+        elif not parsed.quiet:
+            losses = "   ".join(f"{model} loss {loss:.4f}" for model, loss in published.loss.items())
+            bad = f"   {published.num_bad:,} bad" if published.num_bad else ""
+            print(
+                f"delta  {published.number}   {published.num_rows:,} rows{bad}   {published.num_keys:,} keys   "
+                f"{published.num_items:,} items   {published.num_users:,} users   {losses}   {published.seconds:.1f} s",
+                flush=True,
+            )
+
+    if not parsed.json:
+        print(
+            f"follow {parsed.follow}   deltas into {parsed.publish} every {options.every_seconds:g} s",
+            flush=True,
+        )
+    count = follow(folder, parsed.follow, Path(parsed.publish), options, stop, report)
+    if not parsed.json:
+        print(f"wrote  {count:,} deltas")
 
 
 def say_trained(trained: Trained, say: Callable[[str], None]) -> None:

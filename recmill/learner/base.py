@@ -49,6 +49,7 @@ class Learner:
         self.num_threads = num_threads
         self.disk = disk
         self.steps = 0
+        self.trains_dense = True  # False: only rows of tables learn
         self.collections: dict[str, EmbeddingCollection] = {}
         self._sparse: dict[str, r.Optimizer] = {}
         self._pool = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
@@ -95,6 +96,11 @@ class Learner:
             for table in collection.tables.values()
         }
 
+    @property
+    def trains_on(self) -> str | None:
+        """The label that a row must have to teach anything; None when all rows do."""
+        return None
+
     def step(self, batch: Batch, rate_factor: float = 1.0) -> Step:
         """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
         raise NotImplementedError
@@ -136,6 +142,8 @@ class Learner:
 
     def step_dense(self, rate_factor: float) -> None:
         """One step of the dense weights by the gradients they were given, each thread some of the weights."""
+        if not self.trains_dense:
+            return
 
         def step(optimizer: Optimizer) -> None:
             for group in optimizer.param_groups:

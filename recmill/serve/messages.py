@@ -12,11 +12,11 @@ MAX_K = 1_000
 MAX_CANDIDATES = 10_000
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A name that a message does not have is an error, never ignored."""
 
 
-class Recommend(Message):
+class Recommend(Message, frozen=True, kw_only=True):
     """Ask for the k best items of a user.
 
     `context` holds raw columns of this request (device, hour, ...). `features` holds raw columns of the user that are
@@ -41,7 +41,7 @@ class Recommend(Message):
     version: str | None = None  # this one instead of what serves now: for comparing two
 
 
-class Rank(Message):
+class Rank(Message, frozen=True, kw_only=True):
     """Ask for the chance of a click on each of these items."""
 
     user: Id | None = None
@@ -53,7 +53,7 @@ class Rank(Message):
     version: str | None = None
 
 
-class Recall(Message):
+class Recall(Message, frozen=True, kw_only=True):
     """Ask for candidates alone, before ranking."""
 
     user: Id | None = None
@@ -70,14 +70,14 @@ class Recall(Message):
     version: str | None = None
 
 
-class Features(Message):
+class Features(Message, frozen=True, kw_only=True):
     """Ask what is known of a user and of some items: raw columns and features."""
 
     user: Id | None = None
     items: list[Id] = []
 
 
-class Event(Message):
+class Event(Message, frozen=True, kw_only=True):
     """Something a user just did. It joins the user's history; the log and training see it by their own way."""
 
     user: Id
@@ -85,14 +85,14 @@ class Event(Message):
     values: Values = {}  # other columns of the log, such as the label
 
 
-class NewItem(Message):
+class NewItem(Message, frozen=True, kw_only=True):
     """An item and its raw columns. One that is known already is replaced."""
 
     id: Id
     values: Values = {}
 
 
-class Item(Message):
+class Item(Message, frozen=True, kw_only=True):
     """One recommended item: the chance of a click if it was ranked, else its place in recall; and where it came from."""
 
     id: Id
@@ -101,17 +101,21 @@ class Item(Message):
     recall_score: float = 0.0
 
 
-class Answer(Message):
-    """Items, best first. `degraded` says what could not be done in time or at all; empty when all is well."""
+class Answer(Message, frozen=True, kw_only=True):
+    """Items, best first. `degraded` says what could not be done in time or at all; empty when all is well.
+
+    `stages` are milliseconds of each stage.
+    """
 
     items: list[Item]
     degraded: list[str] = []
     version: str = ""
+    stages: dict[str, float] = {}
     trace: Trace | None = None
 
 
-class Trace(Message):
-    """How an answer came about: milliseconds of each stage, items after each stage, what the model saw."""
+class Trace(Message, frozen=True, kw_only=True):
+    """How an answer came about: milliseconds of each stage, candidates by channel, what the model saw."""
 
     stages: dict[str, float]
     counts: dict[str, int]
@@ -121,7 +125,7 @@ class Trace(Message):
     item_features: list[Values] = []
 
 
-class Ranked(Message):
+class Ranked(Message, frozen=True, kw_only=True):
     """Chances of a click, in the order of the items that were asked for."""
 
     scores: list[float]
@@ -129,7 +133,7 @@ class Ranked(Message):
     version: str = ""
 
 
-class Known(Message):
+class Known(Message, frozen=True, kw_only=True):
     """What is stored: raw columns and features by name; found is false when the features are those of a stranger."""
 
     id: Id
@@ -138,14 +142,14 @@ class Known(Message):
     features: Values
 
 
-class KnownFeatures(Message):
+class KnownFeatures(Message, frozen=True, kw_only=True):
     user: Known | None
     items: list[Known]
     degraded: list[str] = []
     version: str = ""
 
 
-class Status(Message):
+class Status(Message, frozen=True, kw_only=True):
     """What serves, and since when. `freshness_seconds` is the age of the newest training row that answers know."""
 
     version: str

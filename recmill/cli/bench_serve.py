@@ -1,0 +1,248 @@
+"""`recmill bench serve`: the flags of the load generator."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recmill.cli.arguments import UsageError, add_command, positive, seed, silent
+
+if TYPE_CHECKING:
+    from recmill.bench.serve.run import Options
+
+DEFAULT_RATE = 50.0
+
+
+def add_serve(stages: Any) -> None:
+    parser = add_command(
+        stages,
+        "serve",
+        _serve,
+        "load a server as many users would: latencies, the rate that it holds, how good its answers are",
+        """
+recmill bench serve --bundle bundles/shop --rate 100 --rate 200 --plot serve.html
+recmill bench serve --bundle bundles/shop --slo p99=30ms --labels held_out.parquet --json
+recmill bench serve --address 127.0.0.1:8081 --metrics 127.0.0.1:8080 --users users.parquet --clients 8
+recmill bench serve --items 1000000 --shape dlrm-deeprec --rows-dtype int8 --into /var/tmp/bench --slo p99=30ms
+recmill bench serve --bundle bundles/shop --scoring
+""",
+    )
+    _add_target(parser)
+    _add_questions(parser)
+    _add_load(parser)
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="Parquet with user, item and label: AUC of Rank and recall@k of Recommend are measured with it",
+    )
+    parser.add_argument(
+        "--label-users", type=positive, default=500, metavar="N", help="of the labels (default: 500)"
+    )
+    parser.add_argument(
+        "--scoring",
+        action="store_true",
+        help="rows/s of ranking in process, beside plain torch and a bare ONNX Runtime loop; no server",
+    )
+    parser.add_argument("--plot", metavar="FILE", help="write a page with charts, such as serve.html")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _add_target(parser: Any) -> None:
+    parser.add_argument("--bundle", metavar="DIR", help="serve this bundle on free ports, and measure that")
+    parser.add_argument("--address", metavar="HOST:PORT", help="measure a server that is there already")
+    parser.add_argument("--door", choices=["grpc", "http"], default="grpc", help="how to ask (default: grpc)")
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="HTTP address of the server at --address, for its own numbers"
+    )
+    parser.add_argument(
+        "--serve-with",
+        metavar="FLAGS",
+        default="",
+        help='more flags for `recmill serve`, in one text: --serve-with="--threads 1"',
+    )
+    parser.add_argument(
+        "--items", type=positive, metavar="N", help="without --bundle: make a bundle of so many items first"
+    )
+    parser.add_argument(
+        "--shape",
+        choices=["dlrm-deeprec"],
+        default="dlrm-deeprec",
+        help="model of that bundle (default: dlrm-deeprec)",
+    )
+    parser.add_argument(
+        "--rows-dtype",
+        choices=["float32", "float16", "int8"],
+        default="float32",
+        help="embedding rows of that bundle (default: float32)",
+    )
+    parser.add_argument(
+        "--into",
+        metavar="DIR",
+        default="bench-bundles",
+        help="where that bundle is kept and found again (default: bench-bundles)",
+    )
+
+
+def _add_questions(parser: Any) -> None:
+    parser.add_argument("--users", metavar="FILE", help="Parquet with users (default: those of the bundle)")
+    parser.add_argument(
+        "--zipf",
+        type=not_negative,
+        default=1.0,
+        metavar="S",
+        help="the n-th most active user asks as 1 / n**S; 0: all alike (default: 1)",
+    )
+    parser.add_argument(
+        "--k", type=positive, default=50, metavar="N", help="items of an answer (default: 50)"
+    )
+    parser.add_argument(
+        "--candidates", type=positive, default=500, metavar="N", help="items that are ranked (default: 500)"
+    )
+    parser.add_argument(
+        "--batch", type=positive, default=1, metavar="N", help="users of a request (default: 1)"
+    )
+    parser.add_argument(
+        "--context", metavar="FILE", help="raw context columns of requests, in turn: Parquet, or JSON lines"
+    )
+    parser.add_argument(
+        "--seed", type=seed, default=0, metavar="N", help="of users and arrivals (default: 0)"
+    )
+
+
+def _add_load(parser: Any) -> None:
+    parser.add_argument(
+        "--rate",
+        type=above_zero,
+        action="append",
+        metavar="R",
+        help="open loop: so many requests a second, whatever the answers do; may be repeated (default: 50)",
+    )
+    parser.add_argument(
+        "--clients", type=positive, metavar="N", help="closed loop: N clients that wait for their answers"
+    )
+    parser.add_argument(
+        "--slo", metavar="PROMISE", help="find the highest rate that keeps it, such as p99=30ms"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=above_zero,
+        default=10.0,
+        metavar="S",
+        help="measured seconds of a load (default: 10)",
+    )
+    parser.add_argument(
+        "--warm-up", type=not_negative, default=2.0, metavar="S", help="seconds before that (default: 2)"
+    )
+    parser.add_argument(
+        "--probe-seconds", type=above_zero, default=4.0, metavar="S", help="of a probe for --slo (default: 4)"
+    )
+    parser.add_argument(
+        "--deadline-ms", type=above_zero, default=1000.0, metavar="MS", help="of a request (default: 1000)"
+    )
+    parser.add_argument(
+        "--without-echo", action="store_true", help="do not measure what the generator itself costs"
+    )
+
+
+def above_zero(text: str) -> float:
+    number = _number(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
+    return number
+
+
+def not_negative(text: str) -> float:
+    number = _number(text)
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"must be a number from 0, got {text}")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def _serve(parsed: argparse.Namespace) -> None:
+    say = silent if parsed.json else _say
+    bundle = _bundle(parsed)
+    if parsed.scoring:
+        _scoring(parsed, bundle)
+        return
+    from recmill.bench.serve.page import describe, write_page
+    from recmill.bench.serve.run import Target, bench_serve
+
+    target = Target(
+        bundle,
+        parsed.address,
+        parsed.metrics,
+        Path(parsed.users) if parsed.users else None,
+        tuple(shlex.split(parsed.serve_with)),
+    )
+    result = bench_serve(target, _options(parsed), say)
+    if parsed.plot:
+        write_page(Path(parsed.plot), result)
+        say(f"wrote  {parsed.plot}")
+    print(json.dumps(result) if parsed.json else describe(result))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _bundle(parsed: argparse.Namespace) -> Path | None:
+    """The bundle that was named, or one that is made for this; None when a server is there already."""
+    if parsed.bundle and parsed.items:
+        raise UsageError("--items makes a bundle of its own; leave out --bundle, or --items.")
+    if parsed.items:
+        from recmill.bench.serve.bundle import make_bundle
+
+        return make_bundle(
+            parsed.items, Path(parsed.into), parsed.rows_dtype, silent if parsed.json else _say
+        )
+    if parsed.bundle is None and (parsed.address is None or parsed.scoring):
+        raise UsageError(
+            "Say what to measure: --bundle DIR, --items N, or --address HOST:PORT with --users FILE."
+        )
+    return Path(parsed.bundle) if parsed.bundle else None
+
+
+def _options(parsed: argparse.Namespace) -> Options:
+    from recmill.bench.serve.requests import Question, contexts_of_file
+    from recmill.bench.serve.run import Options
+    from recmill.bench.serve.slo import Slo
+
+    contexts = contexts_of_file(Path(parsed.context)) if parsed.context else ()
+    other = parsed.clients or parsed.slo or parsed.labels
+    return Options(
+        question=Question(parsed.k, parsed.candidates, parsed.batch, contexts),
+        door=parsed.door,
+        rates=tuple(parsed.rate or (() if other else (DEFAULT_RATE,))),
+        clients=parsed.clients,
+        seconds=parsed.seconds,
+        warm_up=parsed.warm_up,
+        deadline_seconds=parsed.deadline_ms / 1000,
+        zipf=parsed.zipf or None,
+        seed=parsed.seed,
+        slo=Slo.parse(parsed.slo) if parsed.slo else None,
+        probe_seconds=parsed.probe_seconds,
+        labels=Path(parsed.labels) if parsed.labels else None,
+        label_users=parsed.label_users,
+        echo=not parsed.without_echo,
+    )
+
+
+def _scoring(parsed: argparse.Namespace, bundle: Path | None) -> None:
+    from recmill.bench.serve.scoring import bench_scoring, describe
+
+    assert bundle is not None
+    result = bench_scoring(bundle, parsed.candidates, parsed.seconds, parsed.seed)
+    print(json.dumps(result) if parsed.json else describe(result))

@@ -1,0 +1,77 @@
+"""A log that goes on being written: the rows that came since the last look."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from recmill.errors import LogError
+from recmill.logs.base import LogBatch, LogFile, Source, Unit, open_source
+from recmill.logs.text import TextSource
+from recmill.spec.recipe import Log
+
+_LOOK_BACK = 1 << 16
+
+
+@dataclass
+class Tail:
+    """Reads on where it stopped: whole lines of plain text, and other files once they have stopped growing.
+
+    `done` is how many bytes of each file were read, by name. Files may join the log at any time.
+    """
+
+    spec: Log
+    data: str
+    done: dict[str, int] = field(default_factory=dict)
+    _sizes: Mapping[str, int] = field(default_factory=dict)  # at the last look
+
+    def read(self) -> Iterator[LogBatch]:
+        """What is new; call it to the end, then again later."""
+        source = open_source(self.spec, self.data)
+        before, self._sizes = self._sizes, {file.name: file.size for file in source.files}
+        for index, file in enumerate(source.files):
+            start = self.done.get(file.name, 0)
+            if file.size < start:
+                raise LogError(
+                    f"{file.path}: has {file.size:,} bytes, but {start:,} were read before. "
+                    "A log that is followed only grows; start again from a new export."
+                )
+            for unit in self._new_units(source, index, file, start, before):
+                yield from source.read(unit)
+                self.done[file.name] = unit.end
+
+    def _new_units(
+        self, source: Source, index: int, file: LogFile, start: int, before: Mapping[str, int]
+    ) -> Iterator[Unit]:
+        if isinstance(source, TextSource) and source.can_cut(file):
+            end = _end_of_last_line(file)
+            if end > start:
+                yield Unit(index, start, end)
+        elif start == 0 and before.get(file.name) == file.size:
+            yield from (unit for unit in source.units() if unit.file_index == index)
+            self.done[file.name] = file.size
+
+
+def _end_of_last_line(file: LogFile) -> int:
+    """Behind the last newline: what follows may still be written."""
+    with open(file.path, "rb") as opened:
+        end = file.size
+        while end > 0:
+            start = max(0, end - _LOOK_BACK)
+            opened.seek(start)
+            found = opened.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0
+
+
+def sizes_of(source: Source) -> dict[str, int]:
+    """How far a log reaches now: bytes of each file by name, to follow it from here on."""
+    return {
+        file.name: _end_of_last_line(file)
+        if isinstance(source, TextSource) and source.can_cut(file) and os.path.exists(file.path)
+        else file.size
+        for file in source.files
+    }

@@ -1,0 +1,313 @@
+"""What can be asked of a server, whatever the door: one table of calls, and the desk that answers them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from recmill.errors import (
+    ArtifactError,
+    FeatureError,
+    NotFound,
+    RecmillError,
+    ServingError,
+    StoreError,
+)
+from recmill.serve import messages as m
+from recmill.serve.limits import Admission, Limits, cores
+from recmill.serve.security import Scope, Tokens
+
+if TYPE_CHECKING:
+    from recmill.serve.service import Service
+    from recmill.serve.telemetry import Telemetry
+
+_logger = logging.getLogger("recmill.serve")
+
+
+class Recommends(m.Message, frozen=True, kw_only=True):
+    """Several users in one call."""
+
+    queries: list[m.Recommend]
+
+
+class Recalls(m.Message, frozen=True, kw_only=True):
+    """Candidates for several users in one call."""
+
+    queries: list[m.Recall]
+
+
+class Answers(m.Message, frozen=True, kw_only=True):
+    """One answer for each query, in their order."""
+
+    answers: list[m.Answer]
+
+
+class Events(m.Message, frozen=True, kw_only=True):
+    """What users just did, oldest first."""
+
+    events: list[m.Event]
+
+
+class NewItems(m.Message, frozen=True, kw_only=True):
+    """Items to add or replace."""
+
+    items: list[m.NewItem]
+
+
+class ItemIds(m.Message, frozen=True, kw_only=True):
+    """Items to remove."""
+
+    items: list[m.Id]
+
+
+class RollBack(m.Message, frozen=True, kw_only=True):
+    """The version to go back to; none: the one before."""
+
+    version: str | None = None
+
+
+class Nothing(m.Message, frozen=True, kw_only=True):
+    """A call that needs nothing to be said."""
+
+
+class UserPrefix(m.Message, frozen=True, kw_only=True):
+    """Ask for ids of users that begin like this."""
+
+    prefix: str = ""
+    limit: int = 20
+
+
+class Lookup(m.Message, frozen=True, kw_only=True):
+    """Ask for packed feature rows of a user and items: between roles."""
+
+    query: m.Rank
+
+
+class RankRows(m.Message, frozen=True, kw_only=True):
+    """Packed feature rows to rank: between roles."""
+
+    user: bytes
+    items: list[bytes]
+    context: m.Values
+
+
+class Changed(m.Message, frozen=True, kw_only=True, omit_defaults=False):
+    """How many were taken, and the version that has them now."""
+
+    number: int
+    version: str
+
+
+class UserIds(m.Message, frozen=True, kw_only=True):
+    """Ids of users, as the log writes them."""
+
+    users: list[m.Id]
+
+
+class PackedRows(m.Message, frozen=True, kw_only=True):
+    """Feature rows as stores keep them; empty: not known."""
+
+    user: bytes
+    items: list[bytes]
+    degraded: list[str]
+    version: str
+
+
+class Refusal(m.Message, frozen=True, kw_only=True):
+    """Why there is no answer, in one sentence."""
+
+    error: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One thing to ask for: who may, which roles answer it, and how. `is_change`: it waits beside the queue."""
+
+    name: str
+    run: Callable[[Service, Any], Any]
+    roles: frozenset[str]
+    scope: Scope = "read"
+    is_change: bool = False
+
+
+ROLES = ("all", "recommend", "recall", "features", "rank")
+_EVERY = frozenset(ROLES)
+
+
+def _roles(*names: str) -> frozenset[str]:
+    return frozenset({"all", *names})
+
+
+def _changed(service: Service, number: int) -> Changed:
+    return Changed(number=number, version=service.status().version)
+
+
+def _lookup(service: Service, request: Lookup) -> PackedRows:
+    user, items, degraded = service.lookup_rows(request.query)
+    return PackedRows(user=user, items=items, degraded=degraded, version=service.bundle.version)
+
+
+CALLS = {
+    call.name: call
+    for call in (
+        Call("recommend", lambda s, r: s.recommend(r), _roles("recommend")),
+        Call("rank", lambda s, r: s.rank(r), _roles("recommend", "rank")),
+        Call("recall", lambda s, r: s.recall(r), _roles("recommend", "recall")),
+        Call("features", lambda s, r: s.features(r), _roles("recommend", "features")),
+        Call("lookup", _lookup, _roles("features")),
+        Call("rank_rows", lambda s, r: s.rank_rows(r.user, r.items, r.context), _roles("rank")),
+        Call("infer", lambda s, r: s.score(r), _roles("rank")),
+        Call("users", lambda s, r: UserIds(users=s.user_ids(r.prefix, r.limit)), _EVERY, is_change=True),
+        Call("status", lambda s, r: s.status(), _EVERY, is_change=True),
+        Call("add_events", lambda s, r: _changed(s, s.add_events(r.events)), _EVERY, is_change=True),
+        Call("add_items", lambda s, r: _changed(s, s.add_items(r.items)), _EVERY, "admin", is_change=True),
+        Call(
+            "remove_items", lambda s, r: _changed(s, s.remove_items(r.items)), _EVERY, "admin", is_change=True
+        ),
+        Call("rollback", lambda s, r: s.rollback(r.version), _EVERY, "admin", is_change=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A call without an answer, in the words of both doors."""
+
+    http_status: int
+    grpc_code: str
+    message: str
+    retry_after_seconds: int | None = None
+
+
+class Desk:
+    """Where every door brings its calls: may they ask, is it right, is there room; then the service answers."""
+
+    def __init__(
+        self,
+        service: Service,
+        telemetry: Telemetry,
+        limits: Limits | None = None,
+        tokens: Tokens | None = None,
+        role: str = "all",
+        threads: int | None = None,
+    ) -> None:
+        self.service = service
+        self.telemetry = telemetry
+        self.limits = limits or Limits()
+        self.tokens = tokens
+        self.role = role
+        self.is_draining = False
+        waiting = self.limits.max_waiting
+        self.queue = Admission(threads or cores(), waiting, self.limits.max_wait_seconds)
+        # Changes may take long, and must neither hold up answers nor be held up by them.
+        self.changes = Admission(2, waiting, float("inf"), "change")
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.is_draining and bool(self.service.ready)
+
+    def permit(self, authorization: str | None, scope: Scope = "read") -> None:
+        if self.tokens is not None:
+            self.tokens.check(authorization, scope)
+
+    def offers(self, call: Call) -> None:
+        """Raises NotFound when this process has a role that does not answer such calls."""
+        if self.role not in call.roles:
+            raise NotFound(
+                f'This server has the role "{self.role}", which does not answer {call.name}; '
+                f"ask one of: {', '.join(sorted(call.roles))}."
+            )
+
+    async def answer(
+        self, call: Call, requests: Sequence[msgspec.Struct], remaining_seconds: float | None = None
+    ) -> list[Any]:
+        """One answer for each request, or an error for all. The earliest deadline of any of them holds for all."""
+        for request in requests:
+            self.limits.check(request)
+        if call.is_change:
+            return [await self.changes.run(call.name, lambda: call.run(self.service, requests[0]))]
+        deadline = time.monotonic() + self.seconds_for(requests, remaining_seconds)
+        works = [self._work(call, request, deadline) for request in requests]
+        answers = await self.queue.run_all(call.name, works, deadline)
+        return answers
+
+    def seconds_for(self, requests: Sequence[Any], remaining_seconds: float | None) -> float:
+        """How long the answer may take: what the connection and the requests say, else the default."""
+        asked = [ms / 1000 for request in requests if (ms := getattr(request, "deadline_ms", None))]
+        known = [*asked, remaining_seconds] if remaining_seconds is not None else asked
+        return min(known) if known else self.limits.deadline_seconds
+
+    def observe(
+        self,
+        door: str,
+        method: str,
+        status: int | str,
+        seconds: float,
+        answer: Any = None,
+        traceparent: str | None = None,
+    ) -> None:
+        """Count a request that was answered or refused."""
+        stages = getattr(answer, "stages", None)
+        self.telemetry.observe(door, method, status, seconds, answer, stages, traceparent)
+        self.telemetry.queue_length(self.queue.length)
+
+    def _work(self, call: Call, request: msgspec.Struct, deadline: float) -> Callable[[], Any]:
+        def work() -> Any:
+            return call.run(self.service, with_time_left(request, deadline))
+
+        return work
+
+    def close(self) -> None:
+        self.queue.close()
+        self.changes.close()
+
+
+@dataclass(frozen=True)
+class Together:
+    """What several answers have in common, for counting."""
+
+    degraded: list[str]
+    version: str
+
+
+def together(answers: Sequence[Any]) -> Any:
+    """What to count for a call; none for calls that cannot be degraded."""
+    if not hasattr(answers[0], "degraded"):
+        return None
+    if len(answers) == 1:
+        return answers[0]
+    return Together([reason for answer in answers for reason in answer.degraded], answers[0].version)
+
+
+def with_time_left(request: Any, deadline: float) -> Any:
+    """The request as the service should see it: its deadline counts from now."""
+    if not hasattr(request, "deadline_ms"):
+        return request
+    return msgspec.structs.replace(request, deadline_ms=max(0.1, (deadline - time.monotonic()) * 1000))
+
+
+def refused(error: Exception) -> Refused:
+    """How to say an error. One that is our own mistake goes to the log with a number, and only the number is shown."""
+    if isinstance(error, ServingError):
+        retry = getattr(error, "retry_after_seconds", None)
+        return Refused(error.http_status, error.grpc_code, str(error), retry)
+    if isinstance(error, RecmillError):
+        for kind, status, code in _OTHER_ERRORS:
+            if isinstance(error, kind):
+                return Refused(status, code, str(error))
+    number = secrets.token_hex(4)
+    _logger.error("error %s", number, exc_info=error)
+    return Refused(500, "INTERNAL", f"The server made a mistake. Its log has more under the number {number}.")
+
+
+_OTHER_ERRORS: tuple[tuple[type[RecmillError], int, str], ...] = (
+    (FeatureError, 400, "INVALID_ARGUMENT"),
+    (ArtifactError, 409, "FAILED_PRECONDITION"),
+    (StoreError, 503, "UNAVAILABLE"),
+)

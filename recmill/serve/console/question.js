@@ -1,0 +1,148 @@
+// The form that asks: user, numbers, context, recent clicks. Its state is the part of the address behind "?".
+
+import { ask, byId, fill, make, on } from "./page.js";
+
+let types = {}; // of context columns, by name
+let suggesting = null;
+
+/** Names and types of the columns that belong to a request itself, from the bundle's recipe. */
+export function learnContext(recipe) {
+  const { log } = recipe;
+  const taken = new Set([log.user, log.item, ...recipe.labels.flatMap((label) => label.columns)]);
+  types = Object.fromEntries(log.columns.filter((column) => column.of === "context" && !taken.has(column.name))
+    .map((column) => [column.name, column.type]));
+  fill(byId("context-names"), Object.keys(types).map((name) => make("option", { value: name })));
+}
+
+function pairs() {
+  return [...byId("context").children].map((row) => [...row.querySelectorAll("input")].map((input) => input.value.trim()))
+    .filter(([name]) => name);
+}
+
+function addPair(name = "", value = "") {
+  const row = make("li", {},
+    make("input", { list: "context-names", placeholder: "column", "aria-label": "Context column", value: name, spellcheck: "false" }),
+    make("input", { placeholder: "value", "aria-label": "Value", value, spellcheck: "false" }),
+    make("button", { type: "button", "aria-label": "Remove this column", onclick: () => { row.remove(); countMore(); } }, "✕"));
+  byId("context").append(row);
+  return row;
+}
+
+function countMore() {
+  const number = pairs().length + recent().length;
+  byId("more-count").textContent = number ? `(${number})` : "";
+}
+
+const recent = () => byId("recent").value.split(",").map((id) => id.trim()).filter(Boolean);
+
+export function addRecent(item) {
+  byId("recent").value = [...recent(), item].join(", ");
+  byId("more").open = true;
+  countMore();
+}
+
+function typed(name, text) {
+  if (["text", "hex"].includes(types[name])) return text;
+  if (text === "true" || text === "false") return text === "true";
+  return text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
+}
+
+/** The Recommend message. */
+export function question() {
+  const user = byId("user").value.trim();
+  const context = Object.fromEntries(pairs().filter(([, value]) => value !== "").map(([name, value]) => [name, typed(name, value)]));
+  return {
+    ...(user && { user }),
+    k: number("k", 20), candidates: number("candidates", 500),
+    ...(Object.keys(context).length && { context }),
+    ...(recent().length && { recent: recent() }),
+  };
+}
+
+function number(id, otherwise) {
+  return byId(id).checkValidity() && byId(id).valueAsNumber || otherwise;
+}
+
+export function toAddress() {
+  const { user, k, candidates } = question();
+  const address = new URLSearchParams();
+  if (user) address.set("user", user);
+  if (k !== 20) address.set("k", k);
+  if (candidates !== 500) address.set("candidates", candidates);
+  for (const [name, value] of pairs()) address.append(`c.${name}`, value);
+  if (recent().length) address.set("recent", recent().join(","));
+  return address;
+}
+
+export function fromAddress(address) {
+  byId("user").value = address.get("user") ?? "";
+  byId("k").value = address.get("k") ?? 20;
+  byId("candidates").value = address.get("candidates") ?? 500;
+  byId("recent").value = address.get("recent") ?? "";
+  fill(byId("context"));
+  for (const [name, value] of address) if (name.startsWith("c.")) addPair(name.slice(2), value);
+  byId("more").open = pairs().length + recent().length > 0;
+  countMore();
+}
+
+// suggestions
+
+const options = () => [...byId("users").children];
+const chosen = () => options().findIndex((option) => option.getAttribute("aria-selected") === "true");
+
+function closeSuggestions() {
+  suggesting?.abort();
+  byId("users").hidden = true;
+  byId("user").setAttribute("aria-expanded", "false");
+  byId("user").removeAttribute("aria-activedescendant");
+}
+
+function choose(index) {
+  options().forEach((option, at) => option.setAttribute("aria-selected", at === index));
+  options()[index]?.scrollIntoView({ block: "nearest" });
+  if (index >= 0) byId("user").setAttribute("aria-activedescendant", options()[index].id);
+}
+
+async function suggest(submit) {
+  suggesting?.abort();
+  suggesting = new AbortController();
+  const { signal } = suggesting;
+  try {
+    await new Promise((done) => setTimeout(done, 110));
+    if (signal.aborted) return;
+    const answer = await ask(`v1/users?limit=12&prefix=${encodeURIComponent(byId("user").value.trim())}`, null, signal);
+    const take = (id) => { byId("user").value = id; closeSuggestions(); submit(); };
+    fill(byId("users"), answer.users.map((id, at) => make("li",
+      { id: `user-${at}`, role: "option", "aria-selected": "false", onpointerdown: (event) => { event.preventDefault(); take(id); } }, String(id))));
+    byId("users").hidden = !answer.users.length;
+    byId("user").setAttribute("aria-expanded", String(answer.users.length > 0));
+  } catch {
+    if (!signal.aborted) closeSuggestions(); // suggestions are a comfort: asking says what is wrong
+  }
+}
+
+/** Listen to the form; `submit` is called when the user wants an answer. */
+export function startQuestion(submit) {
+  const user = byId("user");
+  on("user", "input", () => suggest(submit));
+  on("user", "focus", () => { if (!user.value) suggest(submit); });
+  on("user", "blur", closeSuggestions);
+  on("user", "keydown", (event) => {
+    const open = !byId("users").hidden;
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      event.preventDefault();
+      if (!open) return void (event.key === "ArrowDown" && document.querySelector("section:not([hidden]) tr[tabindex='0']")?.focus());
+      const length = options().length;
+      choose((chosen() + (event.key === "ArrowDown" ? 1 : chosen() < 0 ? 0 : -1) + length) % length);
+    } else if (event.key === "Escape" && open) {
+      event.preventDefault();
+      closeSuggestions();
+    } else if (event.key === "Enter" && open && chosen() >= 0) {
+      user.value = options()[chosen()].textContent;
+    }
+  });
+  on("add-context", "click", () => addPair().querySelector("input").focus());
+  on("more", "input", countMore);
+  on("more", "toggle", () => { if (byId("more").open && !byId("context").children.length) addPair(); });
+  on("ask", "submit", (event) => { event.preventDefault(); closeSuggestions(); submit(); });
+}

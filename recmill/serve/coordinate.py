@@ -1,0 +1,105 @@
+"""The recommend role: stages that run in other processes, put together here. It needs no bundle of its own."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from recmill.errors import RecmillError, ServingError, TooLate
+from recmill.serve import messages as m
+from recmill.serve.recommender import Clock, check_sizes
+
+
+class Stages(Protocol):
+    """Where the stages are. Deadlines are on the monotonic clock."""
+
+    def recall(self, request: m.Recall, deadline: float | None) -> m.Answer: ...
+
+    def lookup(self, request: m.Rank, deadline: float | None) -> tuple[bytes, list[bytes], list[str]]: ...
+
+    def rank_rows(
+        self, user: bytes, items: list[bytes], context: m.Values, deadline: float | None
+    ) -> m.Ranked: ...
+
+    def close(self) -> None: ...
+
+
+class Coordinator:
+    """Recall, features and ranking by others. A stage that fails is done without, and the answer says so."""
+
+    def __init__(self, stages: Stages) -> None:
+        self.stages = stages
+
+    def recommend(self, query: m.Recommend) -> m.Answer:
+        """The k best of what recall finds; without recall there is nothing to answer with."""
+        clock = Clock(query.deadline_ms)
+        check_sizes(query.k, query.candidates)
+        with clock.stage("recall"):
+            recalled = self.stages.recall(_recall(query), clock.deadline)
+        degraded = list(recalled.degraded)
+        items = recalled.items
+        if items:
+            try:
+                scores = self._scores(query, [item.id for item in items], clock, degraded)
+                ranked = sorted(zip(scores, items, strict=True), key=lambda pair: -pair[0])
+                items = [
+                    m.Item(id=item.id, score=score, channel=item.channel, recall_score=item.score)
+                    for score, item in ranked
+                ]
+            except ServingError as error:
+                if isinstance(error, TooLate) or error.http_status >= 429:
+                    degraded.append(f"rank: {error} Items are in the order of recall")
+                else:
+                    raise
+            except RecmillError as error:
+                degraded.append(f"rank: {error} Items are in the order of recall")
+        trace = m.Trace(stages=clock.stages, counts={"candidates": len(items)}) if query.trace else None
+        return m.Answer(
+            items=items[: query.k],
+            degraded=degraded,
+            version=recalled.version,
+            stages=clock.stages,
+            trace=trace,
+        )
+
+    def rank(self, query: m.Rank) -> m.Ranked:
+        clock = Clock(query.deadline_ms)
+        check_sizes(1, len(query.items))
+        degraded: list[str] = []
+        scores = self._scores(query, query.items, clock, degraded) if query.items else []
+        return m.Ranked(scores=scores, degraded=degraded)
+
+    def recall(self, query: m.Recall) -> m.Answer:
+        return self.stages.recall(query, Clock(query.deadline_ms).deadline)
+
+    def _scores(
+        self, query: m.Recommend | m.Rank, items: list[m.Id], clock: Clock, degraded: list[str]
+    ) -> list[float]:
+        """Chances by the rank role, from rows that the features role gives; without them, from strangers' rows."""
+        wanted = m.Rank(user=query.user, items=items, features=query.features, recent=query.recent)
+        with clock.stage("features"):
+            try:
+                user, rows, problems = self.stages.lookup(wanted, clock.deadline)
+                degraded += problems
+            except RecmillError as error:
+                user, rows = b"", [b""] * len(items)
+                degraded.append(f"features: {error} Everybody is a stranger")
+        with clock.stage("rank"):
+            ranked = self.stages.rank_rows(user, rows, query.context, clock.deadline)
+        degraded += ranked.degraded
+        return ranked.scores
+
+
+def _recall(query: m.Recommend) -> m.Recall:
+    return m.Recall(
+        user=query.user,
+        k=max(query.candidates, query.k),
+        context=query.context,
+        features=query.features,
+        recent=query.recent,
+        exclude=query.exclude,
+        only=query.only,
+        where=query.where,
+        channels=query.channels,
+        show_seen=query.show_seen,
+        version=query.version,
+    )

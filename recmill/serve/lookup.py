@@ -1,0 +1,367 @@
+"""Features of a request: what is stored of the user and the items, what the request itself brings, by the same Plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from recmill.batches import Array, Batch, Keys, Layout, collate
+from recmill.bundle import Bundle
+from recmill.errors import StoreError
+from recmill.serve.messages import Id, Rank, Recall, Recommend, Values
+from recmill.serve.raw import RawColumns
+from recmill.spec.kinds import parts_of_features
+from recmill.spec.recipe import History
+from recmill.store import MappedStore, Side, Store
+from recmill.store.mapped import entities_of
+
+Query = Recommend | Rank | Recall
+_REMEMBERED = 20_000  # values of one feature
+_PATIENCE = 1.0  # seconds for a store when the request sets no deadline
+
+
+@dataclass(frozen=True)
+class FeatureRows:
+    """Features of some rows by name: numbers, and keys of the tables."""
+
+    size: int
+    numbers: Mapping[str, Array]
+    keys: Mapping[str, Keys]
+
+    @classmethod
+    def of(cls, batch: Batch, layout: Layout) -> FeatureRows:
+        numbers = {name: batch.numbers[:, place] for place, name in enumerate(layout.numbers)}
+        return cls(batch.size, numbers, batch.keys)
+
+    def __or__(self, other: FeatureRows) -> FeatureRows:
+        """Both; where both have a feature, the other's."""
+        return FeatureRows(self.size, {**self.numbers, **other.numbers}, {**self.keys, **other.keys})
+
+    def matrix(self, names: Sequence[str]) -> Array:
+        """Numbers side by side, float32 [size, features]."""
+        found = np.empty((self.size, len(names)), np.float32)
+        for place, name in enumerate(names):
+            found[:, place] = self.numbers[name]
+        return found
+
+    def replaced(self, places: Array, rows: FeatureRows) -> FeatureRows:
+        """With other rows in some places."""
+        order = np.arange(self.size)
+        order[places] = self.size + np.arange(rows.size)
+        numbers = {
+            name: np.concatenate([values, rows.numbers[name]])[order] for name, values in self.numbers.items()
+        }
+        keys = {name: _replaced_keys(old, rows.keys[name], order) for name, old in self.keys.items()}
+        return FeatureRows(self.size, numbers, keys)
+
+    def row(self, place: int) -> Values:
+        """One row as plain values, for people to read."""
+        keys = {
+            name: int(keys.values[place])
+            if keys.offsets is None
+            else keys.values[keys.offsets[place] : keys.offsets[place + 1]].tolist()
+            for name, keys in self.keys.items()
+        }
+        return {**{name: float(values[place]) for name, values in self.numbers.items()}, **keys}
+
+
+@dataclass(frozen=True)
+class Person:
+    """The user of a request, as far as it is known: raw columns that the request brought, features, items clicked."""
+
+    id: Id | None
+    place: int  # among the bundle's users; -1 for others
+    given: Values
+    features: FeatureRows
+    found: bool
+    recent: list[int] = field(default_factory=list)  # places of items the request says were just clicked
+    degraded: list[str] = field(default_factory=list)
+
+
+class Lookup:
+    """The features stage. A store that fails is made up for by the bundle's own rows."""
+
+    def __init__(self, bundle: Bundle, store: Store | None = None) -> None:
+        self.bundle = bundle
+        self.raw_columns = RawColumns(bundle.recipe)
+        self.parts = parts_of_features(bundle.recipe)
+        self.own_store: Store = MappedStore(bundle)
+        self.store = store or self.own_store
+        self.histories = [operation for operation in bundle.recipe.rows if isinstance(operation, History)]
+        self._columns_of = {feature.name: feature.columns for feature in bundle.recipe.features}
+        self._given_columns = set(self.raw_columns.of("user", "context"))
+        self._remembered: dict[str, dict[Any, Any]] = {}
+        used = used_features(bundle)
+        self.context_features = [name for name in used if self.parts[name] == "context"]
+        self.crossed_features = [name for name in used if self.parts[name] == "crossed"]
+        self.user_features = list(bundle.users.layout.features) if bundle.users is not None else []
+        self.user_features += [
+            name for name in used if self.parts[name] == "user" and name not in self.user_features
+        ]
+
+    def columns_of(self, feature: str) -> tuple[str, ...]:
+        """The raw columns that a feature reads."""
+        return self._columns_of[feature]
+
+    # users
+
+    def person(self, query: Query, deadline: float | None = None) -> Person:
+        """Stored features of the user, with what the request brings put over them."""
+        given = self._given(query)
+        recent = self._places_of_known(query.recent)
+        place = self._user_place(query.user)
+        degraded: list[str] = []
+        stored, found = self._stored_user(query.user, place, deadline, degraded)
+        changed = self._changed(given, query.recent)
+        raw = dict(given)
+        if (changed & set(self.user_features) and (found or query.recent)) or not found:
+            raw = {**self._stored_raw(query.user, place, found, deadline, degraded), **given}
+            raw |= self._histories(raw, query.recent, given)
+        names = list(self.context_features)
+        names += [name for name in self.user_features if not found or name in changed]
+        features = self._row(raw, names)
+        return Person(
+            query.user, place, raw, stored | features if stored else features, found, recent, degraded
+        )
+
+    def _given(self, query: Query) -> Values:
+        where = "The request"
+        return {
+            **self.raw_columns.typed(query.features, self._given_columns, where),
+            **self.raw_columns.typed(query.context, self._given_columns, where),
+        }
+
+    def _user_place(self, user: Id | None) -> int:
+        if user is None or self.bundle.users is None:
+            return -1
+        return int(self.bundle.users.places([user])[0])
+
+    def _stored_user(
+        self, user: Id | None, place: int, deadline: float | None, degraded: list[str]
+    ) -> tuple[FeatureRows | None, bool]:
+        users = self.bundle.users
+        if user is None or users is None:
+            return None, False
+        try:
+            batch, found = self.store.get("user", [user], remaining(deadline))
+        except StoreError:
+            degraded.append("features of the user: the store does not answer, the bundle's own are used")
+            batch, found = self.own_store.get("user", [user], _PATIENCE)
+        return (FeatureRows.of(batch, users.layout), True) if found[0] else (None, False)
+
+    def _changed(self, given: Values, recent: Sequence[Id]) -> set[str]:
+        """Features that read a column which the request brings."""
+        columns = set(given)
+        if recent:
+            columns |= {f"{name}_history" for history in self.histories for name in history.columns}
+        if not columns:
+            return set()
+        return {name for name, read in self._columns_of.items() if columns & set(read)}
+
+    def _stored_raw(
+        self, user: Id | None, place: int, found: bool, deadline: float | None, degraded: list[str]
+    ) -> Values:
+        """Raw columns of the user: stored ones, or the id alone for one that is not known."""
+        column = self.bundle.recipe.log.user
+        if user is None or column is None:
+            return {}
+        own = {column: self.raw_columns.typed({column: user}, [column], "The request")[column]}
+        if not found:
+            return own
+        try:
+            return self.store.raw("user", user, remaining(deadline)) or own
+        except StoreError:
+            degraded.append("columns of the user: the store does not answer, the bundle's own are used")
+            return self.own_store.raw("user", user, _PATIENCE) or own
+
+    def _histories(self, raw: Values, recent: Sequence[Id], given: Values) -> Values:
+        """History columns with the items that were just clicked behind them; those that the request gives stay."""
+        if not recent or not self.histories:
+            return {}
+        clicked = self.raw_items(recent)
+        found: Values = {}
+        for history in self.histories:
+            for name in history.columns:
+                column = f"{name}_history"
+                if column not in given:
+                    values = [item.get(name) for item in clicked]
+                    found[column] = [*(raw.get(column) or []), *values][-history.max_length :]
+        return found
+
+    def raw_user(self, user: Id) -> Values:
+        """All raw columns of a user as stored; of an unknown one the id alone."""
+        degraded: list[str] = []
+        return self._stored_raw(user, -1, True, None, degraded)
+
+    def after_event(self, raw: Values, event: Values) -> Values:
+        """Histories of a user after one more event, if it is one that counts."""
+        found: Values = {}
+        for history in self.histories:
+            if self._counts(history, event):
+                for name in history.columns:
+                    column = f"{name}_history"
+                    found[column] = [*(raw.get(column) or []), event.get(name)][-history.max_length :]
+        return found
+
+    def _counts(self, history: History, event: Values) -> bool:
+        """Whether an event meets the history's condition; one that does not say so is taken to."""
+        if history.where is None:
+            return True
+        condition = pl.sql_expr(history.where)
+        names = condition.meta.root_names()
+        if not all(name in event for name in names):
+            return True
+        return bool(self.raw_columns.frame([event], names).select(condition).item())
+
+    def columns_of_side(self, side: Side) -> list[str]:
+        """Raw columns that are kept of users or items, the id first."""
+        return list(entities_of(self.bundle, side).raw_schema)
+
+    def features_of(self, side: Side, raw: pl.DataFrame) -> pl.DataFrame:
+        """What the Plan makes of raw rows of users or items."""
+        features = entities_of(self.bundle, side).layout.features
+        return self.bundle.plan.apply(raw, labels=False, only=features)
+
+    def raw_items(self, items: Sequence[Id]) -> list[Values]:
+        """Raw columns of items; an unknown one has its id alone."""
+        entities, column = self.bundle.items, self.bundle.recipe.log.item
+        if column is None:
+            return [{} for _ in items]
+        places = entities.places(items) if entities is not None else np.full(len(items), -1)
+        known = entities.raw(places[places >= 0]).to_dicts() if entities is not None else []
+        rows = iter(known)
+        return [
+            next(rows)
+            if place >= 0
+            else {column: self.raw_columns.typed({column: item}, [column], "The request")[column]}
+            for item, place in zip(items, places.tolist(), strict=True)
+        ]
+
+    def _places_of_known(self, items: Sequence[Id]) -> list[int]:
+        if not items or self.bundle.items is None:
+            return []
+        return [place for place in self.bundle.items.places(items).tolist() if place >= 0]
+
+    # items
+
+    def items(
+        self, places: Array, person: Person, deadline: float | None = None
+    ) -> tuple[FeatureRows, list[str]]:
+        """Features of items, with those that look at user, context and item together."""
+        entities = self.bundle.items
+        assert entities is not None
+        degraded: list[str] = []
+        if self.store is self.own_store:
+            batch = entities.features(places)
+        else:
+            try:
+                batch, _ = self.store.get("item", entities.ids(places), remaining(deadline))
+            except StoreError:
+                degraded.append("features of items: the store does not answer, the bundle's own are used")
+                batch = entities.features(places)
+        rows = FeatureRows.of(batch, entities.layout)
+        if self.crossed_features:
+            rows |= self.crossed(person, entities.raw(places))
+        return rows, degraded
+
+    def crossed(self, person: Person, items: pl.DataFrame) -> FeatureRows:
+        """Features that look at columns of the user or the context beside the item's."""
+        columns = sorted({c for name in self.crossed_features for c in self._columns_of[name]})
+        own = dict(person.given)
+        if person.found and not all(column in own or column in items.columns for column in columns):
+            own = (
+                {**(self.own_store.raw("user", person.id, _PATIENCE) or {}), **own}
+                if person.id is not None
+                else own
+            )
+        frame = self.raw_columns.frame([own], columns)
+        rows = pl.concat([frame] * items.height) if items.height else frame.clear()
+        rows = rows.with_columns(items[name] for name in columns if name in items.columns)
+        return self.transform(rows, self.crossed_features)
+
+    def unknown_items(self, raw: Sequence[Values], person: Person) -> FeatureRows:
+        """Features of items that the bundle does not have, from the raw columns that there are."""
+        assert self.bundle.items is not None
+        frame = self.raw_columns.frame(raw, list(self.bundle.items.raw_schema))
+        rows = self.transform(frame, self.bundle.items.layout.features)
+        return rows | self.crossed(person, frame) if self.crossed_features else rows
+
+    # the Plan
+
+    def context(self, values: Values) -> FeatureRows:
+        """Features of a request's own columns."""
+        return self._row(
+            self.raw_columns.typed(values, self._given_columns, "The context"), self.context_features
+        )
+
+    def transform(self, frame: pl.DataFrame, names: Sequence[str]) -> FeatureRows:
+        """Features of raw rows."""
+        layout = Layout.of(self.bundle.columns, list(names))
+        found = self.bundle.plan.apply(frame, labels=False, only=names)
+        return FeatureRows.of(collate(found, layout, with_labels=False), layout)
+
+    def _row(self, raw: Values, names: Sequence[str]) -> FeatureRows:
+        """Features of one row. The Plan is asked once for each combination of values: most come again."""
+        numbers: dict[str, Array] = {}
+        keys: dict[str, Keys] = {}
+        wanted: list[tuple[str, Any]] = []
+        for name in names:
+            key = tuple(_hashable(raw.get(column)) for column in self._columns_of[name])
+            known = self._remembered.setdefault(name, {}).get(key)
+            if known is None:
+                wanted.append((name, key))
+            else:
+                _put(name, known, numbers, keys)
+        if wanted:
+            new = [name for name, _ in wanted]
+            columns = sorted({column for name in new for column in self._columns_of[name]})
+            found = self.transform(self.raw_columns.frame([raw], columns), new)
+            for name, key in wanted:
+                value = found.numbers[name] if name in found.numbers else found.keys[name]
+                remembered = self._remembered[name]
+                if len(remembered) >= _REMEMBERED:
+                    remembered.clear()
+                remembered[key] = value
+                _put(name, value, numbers, keys)
+        return FeatureRows(1, numbers, keys)
+
+
+def _put(name: str, value: Any, numbers: dict[str, Array], keys: dict[str, Keys]) -> None:
+    if isinstance(value, Keys):
+        keys[name] = value
+    else:
+        numbers[name] = value
+
+
+def _replaced_keys(old: Keys, new: Keys, order: Array) -> Keys:
+    values = np.concatenate([old.values, new.values])
+    if old.offsets is None or new.offsets is None:
+        return Keys(values[order])
+    lengths = np.concatenate([np.diff(old.offsets), np.diff(new.offsets)])
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])[:-1][order]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[order])])
+    places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths[order])
+    return Keys(values[places], offsets)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def remaining(deadline: float | None) -> float:
+    """Seconds until a deadline on the monotonic clock; a little is always left, for an answer that is on its way."""
+    return _PATIENCE if deadline is None else max(0.001, deadline - time.monotonic())
+
+
+def used_features(bundle: Bundle) -> list[str]:
+    """Features that any model of the bundle reads, in the recipe's order."""
+    models = bundle.manifest["models"]
+    used: set[str] = set()
+    for model, names in (("ranking", ("numbers", "keys", "wide")), ("retrieval", ("user", "item"))):
+        used |= {feature for name in names for feature in models.get(model, {}).get(name, ())}
+    return [column.name for column in bundle.columns if column.name in used]

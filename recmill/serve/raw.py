@@ -1,0 +1,103 @@
+"""Raw columns as requests bring them: checked against the recipe, then frames as the Plan wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from recmill.errors import BadRequest
+from recmill.features.numeric import dtype_of
+from recmill.spec.kinds import LIST_OF, kinds_of_columns, owners_of_columns
+from recmill.spec.recipe import Recipe
+
+_LARGEST = 2**63
+_MAX_LIST = 10_000
+
+
+class RawColumns:
+    """The raw columns that a recipe's features read: what kind of values each has, and whose it is."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.kinds = kinds_of_columns(recipe)
+        self.owners = owners_of_columns(recipe)
+        self._hex = {column.name for column in recipe.log.columns if column.type == "hex"}
+
+    def of(self, *owners: str) -> list[str]:
+        """Names of the columns of these owners; a column of no known owner is the context's."""
+        return [name for name in self.kinds if self.owners.get(name, "context") in owners]
+
+    def typed(self, values: Mapping[str, Any], allowed: Collection[str], where: str) -> dict[str, Any]:
+        """The values as the log would hold them; anything else is a request that says what was expected."""
+        return {name: self._typed(name, value, allowed, where) for name, value in values.items()}
+
+    def _typed(self, name: str, value: Any, allowed: Collection[str], where: str) -> Any:
+        if name not in allowed:
+            raise BadRequest(
+                f'{where} has a column "{name}"; expected some of: {", ".join(sorted(allowed))}.'
+            )
+        kind = self.kinds[name]
+        if value is None:
+            return None
+        if not kind.startswith(LIST_OF):
+            return self._one(name, value, kind, where)
+        if not isinstance(value, (list, tuple)) or len(value) > _MAX_LIST:
+            raise BadRequest(f'{where}: "{name}" must be a list of at most {_MAX_LIST:,} values.')
+        element = kind.removeprefix(LIST_OF)
+        return [None if part is None else self._one(name, part, element, where) for part in value]
+
+    def _one(self, name: str, value: Any, kind: str, where: str) -> Any:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if kind == "text" and (isinstance(value, str) or (isinstance(value, int) and is_number)):
+            return str(value).encode("utf-8", "replace").decode()  # JSON can carry halves of characters
+        if kind == "bool" and isinstance(value, bool):
+            return value
+        if kind == "float" and is_number and abs(value) < float("inf"):
+            return float(value)
+        if kind == "int" and (found := self._whole(name, value)) is not None:
+            return found
+        raise BadRequest(f'{where}: "{name}" must be {_EXPECTED[kind]}, got {_shown(value)}.')
+
+    def _whole(self, name: str, value: Any) -> int | None:
+        if isinstance(value, str):
+            try:
+                number = int(value, 16 if name in self._hex else 10)
+            except ValueError:
+                return None
+        elif isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+            number = int(value)
+        else:
+            return None
+        return number if -_LARGEST <= number < _LARGEST else None
+
+    def frame(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pl.DataFrame:
+        """Rows of these columns; what a row does not have is missing."""
+        return pl.DataFrame(
+            [
+                pl.Series(name, [row.get(name) for row in rows], dtype_of(self.kinds[name]), strict=False)
+                for name in columns
+            ]
+        )
+
+    def cast(self, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+        """These columns as the log would hold them; what is not there is missing."""
+        return rows.select(
+            (pl.col(name) if name in rows.columns else pl.lit(None))
+            .cast(dtype_of(self.kinds[name]))
+            .alias(name)
+            for name in columns
+        )
+
+
+_EXPECTED = {
+    "text": "text",
+    "bool": "true or false",
+    "float": "a finite number",
+    "int": "a whole number of 64 bits",
+}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,438 @@
+"""A bundle that answers: recall, filters, features, ranking, and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from recmill.batches import Array, Batch, Keys
+from recmill.bundle import Bundle
+from recmill.bundle.delta import Changes
+from recmill.errors import BadRequest, NotFound, RecmillError, TooLate
+from recmill.serve import messages as m
+from recmill.serve.gate import Gate
+from recmill.serve.lookup import FeatureRows, Lookup, Person
+from recmill.serve.rank import RankModel, Tower
+from recmill.serve.recall import NAMES, Candidates, Recaller
+from recmill.serve.sessions import Graph
+from recmill.store import Store
+from recmill.store.codec import RowCodec
+
+_SMOOTHING = 0.1  # of the time that ranking one candidate takes
+_ROWS_AT_ONCE = 4_096
+
+
+class Clock:
+    """Milliseconds of each stage, and the time that is left."""
+
+    def __init__(self, deadline_ms: float | None) -> None:
+        self.started = time.monotonic()
+        self.deadline = None if deadline_ms is None else self.started + deadline_ms / 1000
+        self.stages: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stages[name] = self.stages.get(name, 0.0) + (time.perf_counter() - begin) * 1000
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return float("inf") if self.deadline is None else self.deadline - time.monotonic()
+
+    def check(self) -> None:
+        if self.left <= 0:
+            raise TooLate("The deadline passed before there was anything to answer with.")
+
+
+class Recommender:
+    """Answers from one bundle. Safe to call from many threads; changes wait for the answers under way."""
+
+    def __init__(self, bundle: Bundle, store: Store | None = None, num_threads: int = 1) -> None:
+        self.bundle = bundle
+        self.lookup = Lookup(bundle, store)
+        self.gate = Gate()
+        models = bundle.manifest["models"]
+        parts = self.lookup.parts
+        self.ranker = RankModel(bundle, parts, num_threads) if "ranking" in models else None
+        self.recaller = Recaller(bundle, num_threads) if bundle.items is not None else None
+        self._seconds_each = 1e-5  # to rank one candidate; learned as we go
+
+    @property
+    def version(self) -> str:
+        return self.bundle.version
+
+    # questions
+
+    def recommend(self, query: m.Recommend) -> m.Answer:
+        """The k best items. Never an error for what is not known: strangers and unknown items have answers too."""
+        clock = Clock(query.deadline_ms)
+        check_sizes(query.k, query.candidates)
+        recaller = self._recaller()
+        with self.gate.reading():
+            with clock.stage("user"):
+                person = self.lookup.person(query, clock.deadline)
+            degraded = list(person.degraded)
+            clock.check()
+            with clock.stage("recall"):
+                candidates = recaller.recall(person, query, max(query.candidates, query.k))
+            if self.ranker is not None and len(candidates.places):
+                chosen, scores = self._ranked(person, candidates, query.k, clock, degraded)
+            else:
+                chosen, scores = candidates, candidates.scores
+            best = np.lexsort((chosen.places, -scores))[: query.k]
+            chosen, scores = chosen.some(best), scores[best]
+            trace = self._trace(person, chosen, candidates, clock) if query.trace else None
+            return self._answer(chosen, scores, degraded, clock.stages, trace)
+
+    def _ranked(
+        self, person: Person, candidates: Candidates, k: int, clock: Clock, degraded: list[str]
+    ) -> tuple[Candidates, Array]:
+        """Chances of as many candidates as there is time for; recall's own order when there is none."""
+        assert self.ranker is not None
+        chosen = candidates
+        affordable = clock.left / self._seconds_each
+        if affordable < len(candidates.places):
+            if affordable < k:
+                degraded.append("rank: no time was left, items are in the order of recall")
+                return candidates, recall_order(candidates)
+            chosen = candidates.some(slice(0, int(affordable)))
+            degraded.append(
+                f"rank: there was time for {len(chosen.places)} of {len(candidates.places)} candidates"
+            )
+        began = time.perf_counter()
+        with clock.stage("features"):
+            items, problems = self.lookup.items(chosen.places, person, clock.deadline)
+        degraded += problems
+        with clock.stage("rank"):
+            scores = self.ranker.rank(person.features, items)
+        each = (time.perf_counter() - began) / len(chosen.places)
+        self._seconds_each += _SMOOTHING * (each - self._seconds_each)
+        return chosen, scores
+
+    def recall(self, query: m.Recall) -> m.Answer:
+        """Candidates alone, by their recall score within each channel."""
+        clock = Clock(query.deadline_ms)
+        check_sizes(query.k, query.k)
+        recaller = self._recaller()
+        with self.gate.reading():
+            with clock.stage("user"):
+                person = self.lookup.person(query, clock.deadline)
+            clock.check()
+            with clock.stage("recall"):
+                candidates = recaller.recall(person, query, query.k)
+            return self._answer(candidates, candidates.scores, list(person.degraded), clock.stages)
+
+    def rank(self, query: m.Rank) -> m.Ranked:
+        """Chances of a click on these items; an unknown item is ranked by what its id alone says."""
+        clock = Clock(query.deadline_ms)
+        check_sizes(1, len(query.items))
+        ranker = self._ranker()
+        with self.gate.reading():
+            person = self.lookup.person(query, clock.deadline)
+            clock.check()
+            items, degraded = self._any_items(query.items, person, clock.deadline)
+            scores = ranker.rank(person.features, items) if query.items else np.empty(0, np.float32)
+        return m.Ranked(scores=scores.tolist(), degraded=[*person.degraded, *degraded], version=self.version)
+
+    def features(self, query: m.Features) -> m.KnownFeatures:
+        """What is stored of a user and of items."""
+        check_sizes(1, len(query.items))
+        with self.gate.reading():
+            degraded: list[str] = []
+            user = None
+            if query.user is not None:
+                person = self.lookup.person(m.Rank(user=query.user, items=[]))
+                degraded += person.degraded
+                user = m.Known(
+                    id=query.user,
+                    found=person.found,
+                    values=self.lookup.raw_user(query.user) if person.found else person.given,
+                    features=person.features.row(0),
+                )
+            items: list[m.Known] = []
+            if query.items:
+                nobody = self.lookup.person(m.Rank(items=[]))
+                rows, problems = self._any_items(query.items, nobody, None)
+                degraded += problems
+                known = self._places(query.items) >= 0
+                items = [
+                    m.Known(id=item, found=bool(found), values=values, features=rows.row(number))
+                    for number, (item, found, values) in enumerate(
+                        zip(query.items, known, self.lookup.raw_items(query.items), strict=True)
+                    )
+                ]
+        return m.KnownFeatures(user=user, items=items, degraded=degraded, version=self.version)
+
+    def score(self, rows: pl.DataFrame) -> Array:
+        """Chances for raw rows of the log, as evaluation would give them. Columns that are not there are missing."""
+        ranker = self._ranker()
+        read = {name for feature in ranker.features for name in self.lookup.columns_of(feature)}
+        typed = self.lookup.raw_columns
+        unknown = [name for name in rows.columns if name not in typed.kinds]
+        if unknown:
+            raise BadRequest(
+                f'The log has no column "{unknown[0]}"; the model reads: {", ".join(sorted(read))}.'
+            )
+        try:
+            frame = typed.cast(rows, sorted(read))
+            with self.gate.reading():
+                found = [
+                    ranker.score(self.lookup.transform(part, ranker.features))
+                    for part in frame.iter_slices(_ROWS_AT_ONCE)
+                ]
+        except (pl.exceptions.PolarsError, RecmillError) as error:
+            raise BadRequest(f"The rows cannot be scored: {error}") from None
+        return np.concatenate(found) if found else np.empty(0, np.float32)
+
+    # stages for other roles
+
+    def lookup_rows(self, query: m.Rank) -> tuple[bytes, list[bytes], list[str]]:
+        """Stored features of a user and of items, packed as stores keep them: with the request's own, no context."""
+        users, items = self.bundle.users, self.bundle.items
+        if users is None or items is None:
+            raise NotFound(f"Bundle {self.version} has no users and items; it only scores rows.")
+        with self.gate.reading():
+            person = self.lookup.person(query)
+            rows, degraded = self._any_items(query.items, person, None)
+            user = self._codecs["user"].encode(_batch(person.features, users.layout))[0]
+            packed = self._codecs["item"].encode(_batch(rows, items.layout))
+        return user, packed, [*person.degraded, *degraded]
+
+    def rank_rows(self, user: bytes, items: Sequence[bytes], context: m.Values) -> m.Ranked:
+        """Chances from packed rows; a row of another bundle counts as a stranger's."""
+        ranker, bundle = self._ranker(), self.bundle
+        if bundle.users is None or bundle.items is None:
+            raise NotFound(f"Bundle {self.version} has no users and items; it only scores rows.")
+        check_sizes(1, len(items))
+        degraded = []
+        with self.gate.reading():
+            of_context = self.lookup.context(context)
+            row, found = self._codecs["user"].decode([user])
+            if user and not found[0]:
+                degraded.append("features of the user are of another bundle")
+            rows, known = self._codecs["item"].decode(items)
+            if any(items) and not known.all():
+                degraded.append(f"features of {int((~known).sum())} items are of another bundle or not known")
+            scores = ranker.rank(
+                FeatureRows.of(row, bundle.users.layout) | of_context,
+                FeatureRows.of(rows, bundle.items.layout),
+            )
+        return m.Ranked(scores=scores.tolist(), degraded=degraded, version=self.version)
+
+    # changes
+
+    def add_items(self, items: Sequence[m.NewItem]) -> int:
+        """Items that can be recommended from now on; known ones are replaced."""
+        entities, columns = self._recaller().items, self.lookup.raw_columns
+        allowed = set(columns.of("item"))
+        rows = [
+            columns.typed({**item.values, entities.id_column: item.id}, allowed, f"Item {item.id}")
+            for item in items
+        ]
+        raw = columns.frame(rows, list(entities.raw_schema))
+        features = self.lookup.features_of("item", raw)
+        with self.gate.writing():
+            self._put_items(raw, features)
+        return len(rows)
+
+    def _put_items(self, raw: pl.DataFrame, features: pl.DataFrame) -> None:
+        recaller, vectors = self._recaller(), None
+        places = recaller.items.put(raw, features)
+        if recaller.tower is not None:
+            rows = FeatureRows.of(recaller.items.features(places), recaller.items.layout)
+            vectors = self._item_tower.vectors(rows)
+        recaller.put_items(places, vectors)
+
+    @cached_property
+    def _item_tower(self) -> Tower:
+        return Tower(self.bundle, "item")
+
+    def remove_items(self, items: Sequence[m.Id]) -> int:
+        """Items that are never recommended from now on; how many were known."""
+        recaller = self._recaller()
+        with self.gate.writing():
+            places = self._places(items)
+            known = np.unique(places[places >= 0])
+            recaller.remove_items(known)
+        return len(known)
+
+    def add_events(self, events: Sequence[m.Event]) -> int:
+        """What users just did joins their histories; the next answer knows of it."""
+        for event in events:
+            self._add_event(event)
+        return len(events)
+
+    def _add_event(self, event: m.Event) -> None:
+        lookup, columns = self.lookup, self.lookup.raw_columns
+        values = columns.typed(event.values, set(columns.kinds), "The event")
+        with self.gate.reading():
+            raw = lookup.raw_user(event.user)
+            item = lookup.raw_items([event.item])[0]
+        raw |= {name: value for name, value in values.items() if columns.owners.get(name) == "user"}
+        raw |= lookup.after_event(raw, {**item, **values})
+        self._put_users(columns.frame([raw], lookup.columns_of_side("user")), [(event.user, event.item)])
+
+    def _put_users(self, raw: pl.DataFrame, clicks: Sequence[tuple[m.Id, m.Id]]) -> None:
+        """Users as they are now, and what was clicked."""
+        recaller, store = self._recaller(), self.lookup.store
+        features = self.lookup.features_of("user", raw) if raw.height else None
+        if features is not None and store is not self.lookup.own_store:
+            store.put("user", raw, features)
+        with self.gate.writing():
+            if features is not None:
+                self.lookup.own_store.put("user", raw, features)
+            places = recaller.items.places([item for _, item in clicks])
+            for (user, _), place in zip(clicks, places.tolist(), strict=True):
+                if place >= 0:
+                    recaller.seen.add(user, place)
+            recaller.count_clicks(places[places >= 0])
+
+    def apply(self, changes: Changes) -> None:
+        """Take a delta: rows and dense weights, items, users, clicks. Answers under way end before it, others wait."""
+        lookup = self.lookup
+        graphs = {
+            name: Graph(graph) for name, graph in changes.graphs.items() if name in ("rank", "rank_split")
+        }
+        items = changes.items
+        features = None if items is None else lookup.features_of("item", items)
+        with self.gate.writing():
+            for name, change in changes.tables.items():
+                collection, _, table = name.partition("/")
+                rows = self.bundle.collection(collection).rows[table]
+                rows.update(change.keys, change.rows)
+                rows.remove(change.removed)
+                if change.shared is not None:
+                    rows.update_shared(change.shared)
+            if self.ranker is not None:
+                self.ranker.swap(graphs)
+            if items is not None and features is not None:
+                self._put_items(items, features)
+        users = changes.users if changes.users is not None else pl.DataFrame()
+        clicks = [] if changes.clicks is None else list(changes.clicks.select("user", "item").iter_rows())
+        if users.height or clicks:
+            self._put_users(users, clicks)
+
+    # parts
+
+    def _recaller(self) -> Recaller:
+        if self.recaller is None:
+            raise NotFound(
+                f"Bundle {self.version} has no items: its recipe names no log.item. It only scores rows."
+            )
+        return self.recaller
+
+    def _ranker(self) -> RankModel:
+        if self.ranker is None:
+            raise NotFound(f"Bundle {self.version} has no ranking model; it only recalls.")
+        return self.ranker
+
+    def _places(self, items: Sequence[m.Id]) -> Array:
+        return self._recaller().items.places(items)
+
+    @cached_property
+    def _codecs(self) -> dict[str, RowCodec]:
+        sides = {"user": self.bundle.users, "item": self.bundle.items}
+        digest = self.bundle.plan.digest()
+        return {
+            name: RowCodec(side.layout, side.stranger, digest)
+            for name, side in sides.items()
+            if side is not None
+        }
+
+    def _any_items(
+        self, items: Sequence[m.Id], person: Person, deadline: float | None
+    ) -> tuple[FeatureRows, list[str]]:
+        """Features of items in their order; those of unknown ones by the Plan, from the id alone."""
+        places = self._places(items)
+        rows, degraded = self.lookup.items(places, person, deadline)
+        strangers = np.flatnonzero(places < 0)
+        if len(strangers):
+            raw = self.lookup.raw_items([items[number] for number in strangers.tolist()])
+            rows = rows.replaced(strangers, self.lookup.unknown_items(raw, person))
+        return rows, degraded
+
+    def _answer(
+        self,
+        chosen: Candidates,
+        scores: Array,
+        degraded: list[str],
+        stages: Mapping[str, float],
+        trace: m.Trace | None = None,
+    ) -> m.Answer:
+        ids = self._recaller().items.ids(chosen.places)
+        items = [
+            m.Item(id=id, score=score, channel=NAMES[channel], recall_score=recall_score)
+            for id, score, channel, recall_score in zip(
+                ids, scores.tolist(), chosen.channels.tolist(), chosen.scores.tolist(), strict=True
+            )
+        ]
+        stages = {name: round(ms, 3) for name, ms in stages.items()}
+        return m.Answer(items=items, degraded=degraded, version=self.version, stages=stages, trace=trace)
+
+    def _trace(self, person: Person, chosen: Candidates, candidates: Candidates, clock: Clock) -> m.Trace:
+        names, counts = np.unique(candidates.channels, return_counts=True)
+        entities = self._recaller().items
+        raw = person.given
+        if person.found and person.id is not None:
+            raw = {**self.lookup.raw_user(person.id), **raw}
+        rows = FeatureRows.of(entities.features(chosen.places), entities.layout)
+        return m.Trace(
+            stages={name: round(ms, 3) for name, ms in clock.stages.items()},
+            counts={
+                **{NAMES[name]: int(count) for name, count in zip(names, counts, strict=True)},
+                "candidates": len(candidates.places),
+                "answered": len(chosen.places),
+            },
+            user=raw,
+            items=entities.raw(chosen.places).to_dicts(),
+            user_features=person.features.row(0),
+            item_features=[rows.row(number) for number in range(rows.size)],
+        )
+
+    def warm_up(self) -> None:
+        """Touch what answers need, so that the first one is as quick as the next."""
+        if self.recaller is not None:
+            users = self.bundle.users
+            known = users.ids(np.arange(min(8, len(users)))) if users is not None else []
+            for user in (None, *known):
+                self.recommend(m.Recommend(user=user))
+        elif self.ranker is not None:
+            self.score(
+                pl.DataFrame({name: [None] for name in self.lookup.columns_of(self.ranker.features[0])})
+            )
+
+
+def open_bundle(path: str | Path, features: str | None = None) -> Recommender:
+    """A recommender from what `recmill export` wrote; `features` is the URL of a store, such as redis://host:6379."""
+    from recmill.store import RedisStore
+
+    bundle = Bundle.open(path)
+    return Recommender(bundle, RedisStore(features, bundle) if features else None)
+
+
+def check_sizes(k: int, candidates: int) -> None:
+    if not 1 <= k <= m.MAX_K:
+        raise BadRequest(f"k must be from 1 to {m.MAX_K:,}, got {k}.")
+    if not 0 <= candidates <= m.MAX_CANDIDATES:
+        raise BadRequest(f"At most {m.MAX_CANDIDATES:,} candidates or items at once, got {candidates:,}.")
+
+
+def recall_order(candidates: Candidates) -> Array:
+    """Scores that keep the order of recall."""
+    return np.linspace(1.0, 0.0, len(candidates.places), endpoint=False, dtype=np.float32)
+
+
+def _batch(rows: FeatureRows, layout: Any) -> Batch:
+    keys: Mapping[str, Keys] = {name: rows.keys[name] for name in layout.keys}
+    return Batch(rows.size, rows.matrix(layout.numbers), keys, {}, {})

@@ -1,0 +1,367 @@
+"""follow: a trained model goes on learning from a log that is still written, and tells servers what it learned.
+
+Every few seconds the new rows are trained on and a delta of the bundle is published: rows that changed, the ranker's
+dense weights, items and users that are new or have done something. The towers' dense weights stay as they are, so that
+vectors of items nobody touched remain right; a new export brings them up to date.
+
+Nothing is kept but what is published. A follower that was killed starts from the bundle again, learns the rows since
+its export once more and goes on with the next delta.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from recmill.batches import Batch, Layout, collate
+from recmill.bundle import Bundle, current_of
+from recmill.bundle.delta import Changes, TableChange, deltas_of, write_delta
+from recmill.checkpoint import CheckpointFolder
+from recmill.embeddings.table import EmbeddingTable
+from recmill.errors import ArtifactError, FeatureError, LogError
+from recmill.learner.graphs import Graphs
+from recmill.learner.ranking import Ranker
+from recmill.learner.retrieval import Retriever
+from recmill.learner.saved import open_learner
+from recmill.log_batches import between, joined
+from recmill.logs.base import LogFile, open_source
+from recmill.logs.rows import RowFunction, row_function
+from recmill.logs.tail import Tail
+from recmill.spec import recipe as r
+from recmill.spec.kinds import parts_of_features
+
+Learners = Ranker | Retriever
+_MEMORY = 2 << 30  # bound of side tables
+
+
+@dataclass(frozen=True)
+class Options:
+    """How often a delta is published, how fast is learned (a share of the recipe's rates), and for how long."""
+
+    every_seconds: float = 5.0
+    rate: float = 0.3
+    threads: int = 1
+    max_seconds: float | None = None
+    warn: Callable[[str], None] = lambda message: None
+
+
+@dataclass(frozen=True)
+class Published:
+    """One delta: its number, and what went into it."""
+
+    path: Path
+    number: int
+    num_rows: int
+    num_bad: int
+    num_keys: int
+    num_items: int
+    num_users: int
+    loss: dict[str, float]
+    seconds: float
+
+
+class Follower:
+    """Learns on from where a bundle's log ended."""
+
+    def __init__(self, folder: CheckpointFolder, data: str, bundles: Path, options: Options) -> None:
+        self.bundles, self.data, self.options = bundles, data, options
+        self.bundle = Bundle.open(bundles)
+        self.recipe = folder.recipe
+        self._check(folder)
+        steps = self.bundle.manifest["checkpoint"]["steps"]
+        self.learners: dict[str, Learners] = {
+            model: open_learner(folder, model, str(step), options.threads).learner
+            for model, step in steps.items()
+        }
+        for learner in self.learners.values():
+            learner.trains_dense = isinstance(learner, Ranker)
+        self.tail = Tail(self.recipe.log, data, dict(self.bundle.manifest["log_sizes"]))
+        self.histories = Histories(self.recipe, self.bundle)
+        self.number = len(deltas_of(bundles, self.bundle.version))
+        ranker = self.learners.get("ranking")
+        self._graphs = Graphs(ranker, parts_of_features(self.recipe)) if ranker is not None else None
+        self._dense()  # traced now: the first delta need not wait for it
+        self._functions: dict[int, tuple[tuple[LogFile, ...], RowFunction]] = {}
+        self._recent: Batch | None = None  # clicks of the past, to tell new ones apart from
+
+    def _check(self, folder: CheckpointFolder) -> None:
+        if folder.recipe != self.bundle.recipe:
+            raise ArtifactError(
+                f"Bundle {self.bundle.path} was exported from another recipe than {folder.path} holds. "
+                "Run `recmill export` again."
+            )
+        for operation in self.recipe.rows:
+            if not isinstance(operation, (r.Filter, r.Sample, r.Join, r.History)):
+                raise FeatureError(
+                    f'[[rows]] of recipe "{self.recipe.name}" has {operation.operation_name()}, which looks at rows '
+                    "that are not there yet when a log is followed. Export again and again instead."
+                )
+
+    def publish_once(self) -> Published | None:
+        """Learn what is new and publish it; None when there is nothing."""
+        started = time.monotonic()
+        rows, num_bad = self._new_rows()
+        if not rows.height:
+            return None
+        applied = self.bundle.plan.apply(rows, labels=True)
+        loss = {model: self._learn(learner, applied) for model, learner in self.learners.items()}
+        changes = self._changes(rows, applied)
+        self.number += 1
+        facts = {"created_at": time.time(), "log_end": self._log_end(rows), "num_rows": rows.height}
+        digest = self.bundle.manifest["recipe_digest"]
+        path = write_delta(self.bundles, self.bundle.version, self.number, digest, changes, facts)
+        return Published(
+            path,
+            self.number,
+            rows.height,
+            num_bad,
+            sum(len(change.keys) for change in changes.tables.values()),
+            0 if changes.items is None else changes.items.height,
+            0 if changes.users is None else changes.users.height,
+            loss,
+            time.monotonic() - started,
+        )
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether another version has become the current one."""
+        return current_of(self.bundles) != self.bundle.version
+
+    def _new_rows(self) -> tuple[pl.DataFrame, int]:
+        """New rows of the log as prepare would make them, in log order."""
+        batches = list(self.tail.read())
+        frames = [batch.frame for batch in batches if batch.frame.height]
+        num_bad = sum(len(batch.bad) for batch in batches)
+        if not frames:
+            return pl.DataFrame(), num_bad
+        rows = pl.concat(frames)
+        for number, operation in enumerate(self.recipe.rows):
+            if isinstance(operation, r.History):
+                rows = self.histories.add(operation, rows)
+            else:
+                rows = self._function(number, operation)(rows)
+        return rows, num_bad
+
+    def _function(self, number: int, operation: r.RowOperation) -> RowFunction:
+        """The operation with its side table as it is now; while that is being written, as it was."""
+        files = ()
+        if isinstance(operation, r.Join):
+            files = open_source(self.recipe.tables[operation.table], self.data).files
+        known = self._functions.get(number)
+        if known is not None and known[0] == files:
+            return known[1]
+        try:
+            function = row_function(self.recipe, operation, self.data, _MEMORY)
+        except LogError as error:
+            if known is None:
+                raise
+            self.options.warn(str(error))
+            return known[1]
+        assert function is not None
+        self._functions[number] = files, function
+        return function
+
+    def _learn(self, learner: Learners, applied: pl.DataFrame) -> float:
+        """One pass over the new rows; the mean loss."""
+        layout = Layout.of(self.bundle.columns, learner.layout.features)
+        batch = collate(applied, layout)
+        losses = [learner.step(part, self.options.rate).loss for part in self._batches(learner, batch)]
+        return float(np.mean(losses)) if losses else 0.0
+
+    def _batches(self, learner: Learners, batch: Batch) -> Iterator[Batch]:
+        size = learner.train_spec.batch_size
+        for start in range(0, batch.size, size):
+            part = between(batch, start, min(start + size, batch.size))
+            if isinstance(learner, Retriever) and part.size < size:
+                part = self._with_recent(part, size)
+            yield part
+
+    def _with_recent(self, batch: Batch, size: int) -> Batch:
+        """A softmax over few items says little: rows of the past fill the batch up."""
+        past = self._recent
+        together = (
+            batch
+            if past is None
+            else joined([between(past, max(0, past.size + batch.size - size), past.size), batch])
+        )
+        self._recent = together
+        return together
+
+    # what changed
+
+    def _changes(self, rows: pl.DataFrame, applied: pl.DataFrame) -> Changes:
+        tables = {
+            name: change
+            for learner in self.learners.values()
+            for name, table in learner.tables.items()
+            if (change := _change_of(table)) is not None
+        }
+        return Changes(
+            tables, self._dense(), self._items(rows), self._users(rows), self._clicks(rows, applied)
+        )
+
+    def _dense(self) -> dict[str, bytes]:
+        """The ranker's graphs with the weights of now."""
+        if self._graphs is None:
+            return {}
+        with tempfile.TemporaryDirectory() as folder:
+            return {name: path.read_bytes() for name, path in self._graphs.write(Path(folder)).items()}
+
+    def _items(self, rows: pl.DataFrame) -> pl.DataFrame | None:
+        items = self.bundle.items
+        return None if items is None else _last_of_each(rows, items.id_column, list(items.raw_schema))
+
+    def _users(self, rows: pl.DataFrame) -> pl.DataFrame | None:
+        users = self.bundle.users
+        if users is None:
+            return None
+        known = [name for name in users.raw_schema if name in rows.columns]
+        found = _last_of_each(rows, users.id_column, known)
+        return self.histories.put_into(found, users.id_column)
+
+    def _clicks(self, rows: pl.DataFrame, applied: pl.DataFrame) -> pl.DataFrame | None:
+        log, label = self.recipe.log, self._label()
+        if log.user is None or log.item is None:
+            return None
+        clicked = applied[label] == 1 if label else pl.repeat(True, rows.height, eager=True)
+        found = rows.filter(clicked).select(pl.col(log.user).alias("user"), pl.col(log.item).alias("item"))
+        return found.drop_nulls()
+
+    def _label(self) -> str | None:
+        model = self.recipe.retrieval or self.recipe.ranking
+        return None if model is None else model.label
+
+    def _log_end(self, rows: pl.DataFrame) -> float | None:
+        column = self.recipe.log.time
+        latest = rows[column].max() if column is not None else None
+        return float(latest) if isinstance(latest, (int, float)) else None
+
+
+def follow(
+    folder: CheckpointFolder,
+    data: str,
+    bundles: Path,
+    options: Options,
+    stop: threading.Event,
+    report: Callable[[Published], None] = lambda published: None,
+) -> int:
+    """Publish deltas until told to stop; how many. A new export is picked up as it becomes current."""
+    follower = Follower(folder, data, bundles, options)
+    started, count = time.monotonic(), 0
+    while not stop.is_set():
+        began = time.monotonic()
+        if follower.is_outdated:
+            follower = Follower(folder, data, bundles, options)
+        published = follower.publish_once()
+        if published is not None:
+            count += 1
+            report(published)
+        if options.max_seconds is not None and time.monotonic() - started >= options.max_seconds:
+            break
+        stop.wait(max(0.0, options.every_seconds - (time.monotonic() - began)))
+    return count
+
+
+class Histories:
+    """What each user did before: as the bundle has it, then as rows come."""
+
+    def __init__(self, recipe: r.Recipe, bundle: Bundle) -> None:
+        self.operations = [operation for operation in recipe.rows if isinstance(operation, r.History)]
+        self.bundle = bundle
+        self._past: dict[Any, dict[str, list[Any]]] = defaultdict(dict)
+
+    def add(self, operation: r.RowOperation, rows: pl.DataFrame) -> pl.DataFrame:
+        """History columns of new rows. Rows of the same time do not see each other, as in prepare."""
+        assert isinstance(operation, r.History)
+        history = operation
+        ordered = rows.with_row_index("__row").sort(history.by, history.order, "__row", nulls_last=False)
+        counted = pl.sql_expr(history.where).fill_null(False) if history.where else pl.lit(True)
+        counts = ordered.select(counted.alias("counts"))["counts"].to_list()
+        columns: dict[str, list[list[Any] | None]] = {name: [None] * rows.height for name in history.columns}
+        values = {name: ordered[name].to_list() for name in history.columns}
+        waiting: list[int] = []
+        before: tuple[Any, Any] = (None, None)
+        for place, (row, user, at) in enumerate(
+            ordered.select("__row", history.by, history.order).iter_rows()
+        ):
+            if (user, at) != before:
+                self._remember(history, before[0], waiting, values)
+                waiting, before = [], (user, at)
+            past = self._of(history, user)
+            for name in history.columns:
+                columns[name][row] = list(past[name])
+            if counts[place]:
+                waiting.append(place)
+        self._remember(history, before[0], waiting, values)
+        added = [
+            pl.Series(f"{name}_history", lists, pl.List(rows.schema[name])) for name, lists in columns.items()
+        ]
+        return rows.with_columns(added).filter(pl.col(added[0].name).list.len() >= history.min_length)
+
+    def _of(self, history: r.History, user: Any) -> dict[str, list[Any]]:
+        if user is None:
+            return {name: [] for name in history.columns}
+        found = self._past[user]
+        if any(name not in found for name in history.columns):
+            known = self._stored(user)
+            for name in history.columns:
+                found.setdefault(name, list(known.get(f"{name}_history") or []))
+        return found
+
+    def _stored(self, user: Any) -> dict[str, Any]:
+        users = self.bundle.users
+        places = users.places([user]) if users is not None else np.array([-1])
+        if users is None or places[0] < 0:
+            return {}
+        return users.raw(places).row(0, named=True)
+
+    def _remember(
+        self, history: r.History, user: Any, places: Sequence[int], values: dict[str, list[Any]]
+    ) -> None:
+        if user is None or not places:
+            return
+        past = self._of(history, user)
+        for name in history.columns:
+            past[name] = [*past[name], *(values[name][place] for place in places)][-history.max_length :]
+
+    def put_into(self, users: pl.DataFrame, id_column: str) -> pl.DataFrame:
+        """Users with their histories up to now."""
+        for history in self.operations:
+            for name in history.columns:
+                lists = [self._of(history, user)[name] for user in users[id_column]]
+                column = f"{name}_history"
+                users = users.with_columns(
+                    pl.Series(column, lists, users.schema.get(column) or pl.List(pl.Null))
+                )
+        return users
+
+
+def _last_of_each(rows: pl.DataFrame, by: str, columns: list[str]) -> pl.DataFrame:
+    known = [name for name in columns if name in rows.columns]
+    return rows.select(known).drop_nulls(by).unique(by, keep="last", maintain_order=True)
+
+
+def _change_of(table: EmbeddingTable) -> TableChange | None:
+    """Rows that changed since the last time; None when there are none."""
+    with table.begin_snapshot(delta=True) as snapshot:
+        pieces = list(snapshot)
+        shared = snapshot.waiting.shared_rows if table.spec.shared_rows else None
+        removed = snapshot.removed
+    if not any(len(piece.keys) for piece in pieces) and not len(removed):
+        return None
+    keys = np.concatenate([piece.keys for piece in pieces]) if pieces else np.empty(0, np.int64)
+    rows = (
+        np.concatenate([piece.rows for piece in pieces])
+        if pieces
+        else np.empty((0, table.spec.dim), np.float32)
+    )
+    return TableChange(keys, rows, removed, shared)

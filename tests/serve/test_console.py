@@ -1,0 +1,346 @@
+"""The console in a real browser, against a real server."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from recmill.bundle import Bundle
+from recmill.cli import main
+from recmill.serve import console
+
+FOLDER = Path(console.__file__).parent
+FILES = sorted(file for file in FOLDER.iterdir() if file.suffix in (".html", ".css", ".js", ".svg"))
+CHROMIUM = "/usr/bin/chromium"
+MAX_BYTES = 64 << 10
+READER, ADMIN = "reader-0123456789", "admin-0123456789"
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+
+
+# the files
+
+
+@pytest.fixture(scope="module")
+def files(server: Any) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.http) as client:
+        yield client
+
+
+def test_every_file_has_its_type_and_the_policy(files: httpx.Client) -> None:
+    for file in FILES:
+        answer = files.get("/" if file.name == "index.html" else f"/console/{file.name}")
+        assert answer.content == file.read_bytes()
+        assert answer.headers["content-type"].split(";")[0] in (
+            "text/html",
+            "text/css",
+            "text/javascript",
+            "image/svg+xml",
+        )
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+
+
+def test_a_browser_that_has_a_file_does_not_get_it_again(files: httpx.Client) -> None:
+    tag = files.get("/console/app.js").headers["etag"]
+    again = files.get("/console/app.js", headers={"if-none-match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert files.get("/console/app.js", headers={"if-none-match": '"other"'}).status_code == 200
+
+
+def test_nothing_else_of_the_folder_is_served(files: httpx.Client) -> None:
+    for path in (
+        "/console/__init__.py",
+        "/console/../telemetry.py",
+        "/console/",
+        "/console/..%2ftelemetry.py",
+    ):
+        assert files.get(path).status_code == 404
+
+
+def test_the_page_is_small_and_asks_nobody_else() -> None:
+    assert sum(file.stat().st_size for file in FILES) < MAX_BYTES
+    text = "".join(file.read_text(encoding="utf-8") for file in FILES if file.suffix != ".svg")
+    addresses = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"']*", text))
+    assert addresses == {"http://www.w3.org/2000/svg"}, "the name of SVG, which is not fetched"
+    assert re.findall(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|style=", text) == []
+
+
+# in a browser
+
+
+@pytest.fixture(scope="module")
+def two_versions(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A bundle folder with a version in float32, then one in int8; and their names."""
+    into = tmp_path_factory.mktemp("console") / "bundle"
+    shutil.copytree(bundles, into)
+    old = Bundle.open(into).version
+    arguments = ["export", "--checkpoint", bundles.parent / "checkpoint", "--into", into, "--rows", "int8"]
+    assert main([*map(str, arguments), "--quiet"]) == 0
+    return into, old, Bundle.open(into).version
+
+
+@pytest.fixture(scope="module")
+def address(two_versions: tuple[Path, str, str], start: Callable[..., Any], tmp_path_factory: Any) -> str:
+    tokens = tmp_path_factory.mktemp("tokens") / "tokens"
+    tokens.write_text(f"{READER} read\n{ADMIN} admin\n", encoding="utf-8")
+    tokens.chmod(0o600)
+    return str(start(bundle=two_versions[0], token_file=tokens).http)
+
+
+@pytest.fixture(scope="module")
+def user(address: str) -> str:
+    answer = httpx.get(f"{address}/v1/users?limit=1", headers={"Authorization": f"Bearer {READER}"})
+    return str(answer.json()["users"][0])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        found = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def open_page(browser: Any, address: str) -> Iterator[Open]:
+    """Opens the console at an address behind #; afterwards nothing must have gone wrong inside the page."""
+    contexts, problems = [], []
+
+    def open_page(view: str = "", token: str = READER, **context: Any) -> Any:
+        contexts.append(browser.new_context(**context))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda said: problems.append(said.text) if "Security" in said.text else None)
+        page.add_init_script(f"if (!sessionStorage.length) sessionStorage.setItem('token', '{token}')")
+        page.goto(f"{address}/#{view}")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+def rows_of(page: Any) -> Any:
+    return page.locator("#recommend-table tbody tr")
+
+
+@pytest.mark.services
+def test_a_user_is_searched_and_asked_for_by_keyboard_alone(open_page: Open, user: str) -> None:
+    page = open_page()
+    expect(page.locator("#serving")).to_contain_text("quickstart")
+    page.keyboard.press("/")
+    page.keyboard.type(user[:-1])
+    expect(page.get_by_role("option").first).to_be_visible()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(rows_of(page)).to_have_count(20)
+    assert page.locator("#user").input_value().startswith(user[:-1])
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    expect(rows_of(page).nth(1)).to_have_attribute("aria-selected", "true")
+    item = rows_of(page).nth(1).locator("td").nth(1).inner_text()
+    expect(page.get_by_role("heading", name="Why")).to_contain_text(item)
+    assert page.url.endswith("&row=2")
+
+
+@pytest.mark.services
+def test_the_items_shown_are_those_that_the_server_answers(open_page: Open, user: str, address: str) -> None:
+    page = open_page(f"recommend?user={user}&k=7")
+    expect(rows_of(page)).to_have_count(7)
+    headers = {"Authorization": f"Bearer {READER}"}
+    answer = httpx.post(f"{address}/v1/recommend", json={"user": user, "k": 7}, headers=headers).json()
+    shown = page.locator("#recommend-table tbody td.mono").all_inner_texts()
+    assert shown == [str(item["id"]) for item in answer["items"]]
+    for stage in ("user", "recall", "rank"):
+        expect(page.locator("#recommend-summary .legend")).to_contain_text(stage)
+
+
+@pytest.mark.services
+def test_context_is_sent_as_the_recipe_types_it_and_stands_in_the_address(open_page: Open, user: str) -> None:
+    page = open_page(f"recommend?user={user}")
+    expect(rows_of(page)).to_have_count(20)
+    page.locator("summary").first.click()
+    expect(page.locator("#context-names option")).to_have_count(4)
+    names = page.locator("#context-names option").evaluate_all("all => all.map((one) => one.value)")
+    assert names == ["time", "device", "position", "price_shown"]
+    page.get_by_label("Context column").fill("position")
+    page.get_by_label("Value").fill("3")
+    with page.expect_request("**/v1/recommend") as asked:
+        page.get_by_label("Value").press("Enter")
+    assert asked.value.post_data_json["context"] == {"position": 3}
+    expect(page.locator("#why")).to_contain_text("Context you gave")
+    assert "c.position=3" in page.url
+
+
+@pytest.mark.services
+def test_an_item_as_if_just_clicked_is_sent_as_recent(open_page: Open, user: str) -> None:
+    page = open_page(f"recommend?user={user}&row=1")
+    item = rows_of(page).first.locator("td").nth(1).inner_text()
+    with page.expect_request("**/v1/recommend") as asked:
+        page.get_by_role("button", name="as if just clicked").click()
+    assert asked.value.post_data_json["recent"] == [item]
+
+
+@pytest.mark.services
+def test_an_unknown_user_is_said_to_be_unknown_and_text_stays_text(open_page: Open) -> None:
+    page = open_page("recommend?user=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
+    expect(page.locator("#recommend-notes")).to_contain_text(
+        "“<img src=x onerror=alert(1)>” is not known here"
+    )
+    expect(rows_of(page)).to_have_count(20)
+    assert page.locator("main img").count() == 0
+
+
+@pytest.mark.services
+def test_two_versions_stand_side_by_side(
+    open_page: Open, user: str, two_versions: tuple[Path, str, str]
+) -> None:
+    _, old, new = two_versions
+    page = open_page(f"recommend?user={user}&k=10")
+    expect(rows_of(page)).to_have_count(10)
+    page.keyboard.press("c")
+    expect(page.locator("#compare-tables tbody tr")).to_have_count(20)
+    assert page.locator("#compare-tables h2 .mono").all_inner_texts() == [new, old]
+    expect(page.locator("#compare-notes dd").first).to_contain_text("of 10 and 10")
+    page.get_by_role("button", name="Swap").click()
+    expect(page.locator("#compare-tables h2 .mono").first).to_have_text(old)
+    assert f"a={old}&b={new}" in page.url
+
+
+@pytest.mark.services
+def test_the_charts_move_and_can_be_paused_and_read(open_page: Open, address: str) -> None:
+    page = open_page("live")
+    headers = {"Authorization": f"Bearer {READER}"}
+    for _ in range(20):
+        httpx.post(f"{address}/v1/recommend", json={"k": 5}, headers=headers)
+    expect(page.locator("#live-facts dd").first).not_to_contain_text(re.compile("^0requests"), timeout=10_000)
+    expect(page.locator("figure")).to_have_count(3)
+    expect(page.locator("#live-stages")).to_contain_text("rank", timeout=10_000)
+    page.keyboard.press("p")
+    expect(page.locator("#pause")).to_have_text("Go on")
+    page.wait_for_timeout(300)
+    before = page.locator("#charts").inner_html()
+    page.wait_for_timeout(1500)
+    assert page.locator("#charts").inner_html() == before
+    page.locator("figure svg[role=img]").first.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("figcaption").first).to_contain_text("1 s before")
+
+
+@pytest.mark.services
+def test_the_bundle_card_says_what_serves(open_page: Open, two_versions: tuple[Path, str, str]) -> None:
+    _, old, new = two_versions
+    page = open_page("bundle")
+    expect(page.locator("#bundle .facts .wide dd")).to_contain_text(new)
+    for words in (
+        "quickstart",
+        old,
+        "previous",
+        "two_tower",
+        "rows as int8",
+        "retrieval",
+        "exported without a gate",
+    ):
+        expect(page.locator("#bundle")).to_contain_text(words)
+
+
+@pytest.mark.services
+def test_without_a_token_the_page_says_so_and_takes_one(open_page: Open) -> None:
+    page = open_page(token="")
+    expect(page.locator("#down")).to_contain_text("This server wants a token")
+    page.locator("#token").fill(READER)
+    page.locator("#token").press("Tab")
+    expect(page.locator("#serving")).to_contain_text("quickstart")
+    expect(page.locator("#down")).to_be_hidden()
+    assert page.evaluate("localStorage.getItem('token')") is None
+
+
+@pytest.mark.services
+def test_rollback_asks_first_and_needs_the_admin_token(
+    open_page: Open, two_versions: tuple[Path, str, str], address: str
+) -> None:
+    _, old, new = two_versions
+    page = open_page("bundle")
+    page.get_by_role("button", name=f"Roll back to {old}").click()
+    expect(page.get_by_role("dialog")).to_contain_text(old)
+    page.get_by_role("button", name="Keep serving").click()
+    expect(page.locator("#bundle .facts .wide dd")).to_contain_text(new)
+    page.get_by_role("button", name=f"Roll back to {old}").click()
+    page.locator("#rollback-yes").click()
+    expect(page.locator("#rollback-error")).to_contain_text("admin scope")
+    page.keyboard.press("Escape")
+    page.locator("#token").fill(ADMIN)
+    page.get_by_role("button", name=f"Roll back to {old}").click()
+    page.locator("#rollback-yes").click()
+    expect(page.locator("#bundle .facts .wide dd")).to_contain_text(old)
+    status = httpx.get(f"{address}/v1/status", headers={"Authorization": f"Bearer {ADMIN}"}).json()
+    assert status["version"] == old
+    page.get_by_role("button", name=f"Roll back to {new}").click()
+    page.locator("#rollback-yes").click()
+    expect(page.locator("#bundle .facts .wide dd")).to_contain_text(new)
+
+
+@pytest.mark.services
+def test_help_opens_and_closes_by_key(open_page: Open) -> None:
+    page = open_page()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keyboard help")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog", name="Keyboard help")).to_be_hidden()
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("view", ["recommend?user=x&row=1", "compare?user=x", "live", "bundle"])
+def test_nothing_is_wider_than_a_small_phone(open_page: Open, view: str) -> None:
+    page = open_page(view, viewport={"width": 360, "height": 740})
+    expect(page.locator("#serving")).to_contain_text("quickstart")
+    page.wait_for_timeout(500)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.services
+def test_dark_follows_the_system_until_the_button_says_otherwise(open_page: Open) -> None:
+    page = open_page(color_scheme="dark")
+    paper = "getComputedStyle(document.documentElement).backgroundColor"
+    assert page.evaluate(paper) == "rgb(18, 21, 24)"
+    page.locator("#theme").click()
+    assert page.evaluate(paper) == "rgb(255, 255, 255)"
+    page.reload()
+    expect(page.locator("#theme")).to_have_attribute("title", "Theme: light")
+    assert page.evaluate(paper) == "rgb(255, 255, 255)"
+
+
+@pytest.mark.services
+def test_a_server_that_is_gone_is_said_to_be_gone_and_found_again(
+    browser: Any, start: Callable[..., Any], user: str
+) -> None:
+    server = start()
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{server.http}/#recommend?user={user}")
+    expect(rows_of(page)).to_have_count(20)
+    server.stop()
+    page.locator("#user").press("Enter")
+    expect(page.locator("#down")).to_contain_text("The server does not answer")
+    expect(page.locator("#recommend-table")).to_contain_text("No answer")
+    start(http_port=int(server.http.rpartition(":")[2]))
+    begin = time.monotonic()
+    expect(rows_of(page)).to_have_count(20, timeout=15_000)
+    assert time.monotonic() - begin < 15
+    expect(page.locator("#down")).to_be_hidden()
+    context.close()

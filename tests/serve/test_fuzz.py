@@ -1,0 +1,153 @@
+"""Whatever comes in, a server neither breaks nor answers with a mistake of its own."""
+
+from __future__ import annotations
+
+import random
+import socket
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import schemathesis
+from conftest import Running, Start
+from hypothesis import HealthCheck, settings
+
+from recmill.serve.grpc_door import INFERENCE, METHODS, SERVICE
+from recmill.serve.limits import Limits
+from recmill.serve.proto import predict_v2_pb2, recmill_pb2
+
+OUR_MISTAKES = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DATA_LOSS"}
+INFERENCE_METHODS = {
+    "ServerLive": predict_v2_pb2.ServerLiveRequest,
+    "ServerReady": predict_v2_pb2.ServerReadyRequest,
+    "ModelReady": predict_v2_pb2.ModelReadyRequest,
+    "ServerMetadata": predict_v2_pb2.ServerMetadataRequest,
+    "ModelMetadata": predict_v2_pb2.ModelMetadataRequest,
+    "ModelInfer": predict_v2_pb2.ModelInferRequest,
+}
+
+
+@pytest.fixture(scope="module")
+def fuzzed(start: Start) -> Running:
+    """A server that may be changed, and takes small bodies only."""
+    return start(limits=Limits(max_body=100_000, max_wait_seconds=5, deadline_seconds=10))
+
+
+@pytest.fixture(scope="module")
+def api(fuzzed: Running) -> Any:
+    return schemathesis.openapi.from_url(f"{fuzzed.http}/openapi.json")
+
+
+schema = schemathesis.pytest.from_fixture("api")
+
+
+@pytest.mark.services
+@schema.parametrize()
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_server_does_what_its_document_says(case: Any) -> None:
+    case.call_and_validate(timeout=30)
+
+
+def is_well(server: Running) -> bool:
+    """Both doors still answer."""
+    answer = httpx.post(f"{server.http}/v1/recommend", json={"user": "u1", "k": 3}, timeout=20)
+    with grpc.insecure_channel(server.grpc) as channel:
+        channel.unary_unary(f"/{SERVICE}/Status")(b"", timeout=20)
+    return answer.status_code == 200
+
+
+def code_of(channel: grpc.Channel, method: str, data: bytes) -> str:
+    try:
+        channel.unary_unary(method)(data, timeout=20)
+    except grpc.RpcError as error:
+        return error.code().name
+    return "OK"
+
+
+def damaged(data: bytes, chance: random.Random) -> bytes:
+    """A message with some bytes changed, cut out or put in."""
+    found = bytearray(data)
+    for _ in range(chance.randint(1, 5)):
+        place = chance.randrange(len(found) + 1)
+        what = chance.randrange(3)
+        if what == 0:
+            found[place:place] = chance.randbytes(chance.randint(1, 8))
+        elif what == 1:
+            del found[place : place + chance.randint(1, 8)]
+        elif place < len(found):
+            found[place] = chance.randrange(256)
+    return bytes(found)
+
+
+def some_message() -> bytes:
+    pb = recmill_pb2
+    query = pb.Query(
+        user=pb.Id(text="u1"),
+        context={"device": pb.Value(text="phone"), "position": pb.Value(number=3)},
+        recent=[pb.Id(text="i1"), pb.Id(number=4)],
+        where="price > 3",
+        channels=["popular"],
+    )
+    return pb.RecommendRequest(queries=[query, query], k=5, trace=True).SerializeToString()
+
+
+def some_rows() -> bytes:
+    pb = predict_v2_pb2.ModelInferRequest
+    tensors = [
+        pb.InferInputTensor(name="item_id", datatype="BYTES", shape=[2]),
+        pb.InferInputTensor(name="price", datatype="FP64", shape=[2, 1]),
+    ]
+    raw = [b"\x02\0\0\0i1\x02\0\0\0i2", bytes(16)]
+    return pb(model_name="ranking", inputs=tensors, raw_input_contents=raw).SerializeToString()
+
+
+def test_damaged_messages_are_refused_or_answered(fuzzed: Running) -> None:
+    chance = random.Random(7)
+    methods = [f"/{SERVICE}/{name}" for name in METHODS] + [
+        f"/{INFERENCE}/{name}" for name in INFERENCE_METHODS
+    ]
+    with grpc.insecure_channel(fuzzed.grpc) as channel:
+        for method in methods:
+            good = some_rows() if method.endswith("ModelInfer") else some_message()
+            for _ in range(40):
+                data = damaged(good, chance)
+                assert code_of(channel, method, data) not in OUR_MISTAKES, (method, data)
+        assert code_of(channel, f"/{SERVICE}/Recommend", chance.randbytes(1_000_000)) == "RESOURCE_EXHAUSTED"
+        assert code_of(channel, "/recmill.v1.Recommender/Nothing", b"") == "UNIMPLEMENTED"
+    assert is_well(fuzzed)
+
+
+@pytest.mark.parametrize("door", ["http", "grpc"])
+def test_random_bytes_on_a_port_harm_nobody(fuzzed: Running, door: str) -> None:
+    chance = random.Random(11)
+    host, _, port = getattr(fuzzed, door).removeprefix("http://").rpartition(":")
+    beginnings = [b"", b"GET / HTTP/1.1\r\n", b"POST /v1/recommend HTTP/1.1\r\ncontent-length: 50\r\n\r\n"]
+    beginnings += [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"]
+    for number in range(60):
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.settimeout(0.05)
+            try:
+                connection.sendall(beginnings[number % 5] + chance.randbytes(chance.randint(0, 3_000)))
+                answer = connection.recv(4_096)
+            except OSError:
+                continue
+            assert b" 500 " not in answer.split(b"\r\n")[0]
+    assert is_well(fuzzed)
+
+
+def test_paths_never_reach_the_file_system(fuzzed: Running) -> None:
+    for path in (
+        "/../../etc/passwd",
+        "/console/../../../etc/passwd",
+        "/console/%2e%2e/__init__.py",
+        "//etc/passwd",
+    ):
+        host, _, port = fuzzed.http.removeprefix("http://").rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+            assert b" 404 " in connection.recv(4_096).split(b"\r\n")[0]
+    for version in ("../../etc", "/etc/passwd", "..", "current"):
+        answer = httpx.post(f"{fuzzed.http}/v1/recommend", json={"version": version})
+        assert answer.status_code == 404
+        assert httpx.post(f"{fuzzed.http}/v1/rollback", json={"version": version}).status_code == 404

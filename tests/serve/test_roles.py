@@ -1,0 +1,125 @@
+"""Stages in other processes: balanced, retried once, within the deadline; answers are those of one process."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import httpx
+import pytest
+from conftest import Running, Start
+
+from recmill.errors import BadRequest, NotFound, TooLate
+from recmill.serve import messages as m
+from recmill.serve.proto import recmill_pb2 as pb
+from recmill.serve.roles import RemoteStages, Stage, StageGone
+
+
+def address_of_nobody() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def stages_at(*addresses: str) -> RemoteStages:
+    return RemoteStages(addresses, addresses, addresses)
+
+
+def soon(seconds: float = 5) -> float:
+    return time.monotonic() + seconds
+
+
+def counted(server: Running, method: str) -> float:
+    """Calls of a method that a server answered over gRPC."""
+    wanted = f'recmill_requests_total{{door="grpc",method="{method}",status="OK"}} '
+    lines = httpx.get(f"{server.http}/metrics").text.splitlines()
+    return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
+
+
+def test_the_stages_together_are_what_one_process_answers(server: Running) -> None:
+    stages = stages_at(server.grpc)
+    recalled = stages.recall(m.Recall(user="u1", k=30), soon())
+    ids = [item.id for item in recalled.items]
+    user, items, degraded = stages.lookup(m.Rank(user="u1", items=ids), soon())
+    ranked = stages.rank_rows(user, items, {}, soon())
+    stages.close()
+    whole = httpx.post(f"{server.http}/v1/rank", json={"user": "u1", "items": ids}).json()
+    assert ranked.scores == pytest.approx(whole["scores"], abs=1e-6)
+    assert (len(items), degraded, recalled.version) == (len(ids), [], server.version)
+
+
+def test_calls_go_to_all_addresses_in_turn(start: Start) -> None:
+    servers = [start(role="recall"), start(role="recall")]
+    stages = stages_at(*(server.grpc for server in servers))
+    for _ in range(10):
+        stages.recall(m.Recall(user="u1", k=3), soon())
+    stages.close()
+    assert [counted(server, "recall") for server in servers] == [5, 5]
+
+
+def test_one_that_is_gone_is_made_up_for_by_another(server: Running) -> None:
+    stages = stages_at(address_of_nobody(), server.grpc)
+    for _ in range(6):
+        assert len(stages.recall(m.Recall(user="u1", k=3), soon()).items) == 3
+    stages.close()
+
+
+def test_a_server_that_comes_back_is_asked_again(start: Start) -> None:
+    first = start(role="recall")
+    port = int(first.grpc.rpartition(":")[2])
+    stage = Stage([first.grpc])
+    request = pb.RecommendRequest(queries=[pb.Query()], k=2)
+    assert stage.call("Recall", request, soon())
+    first.stop()
+    with pytest.raises(StageGone, match="No server at"):
+        stage.call("Recall", request, soon(0.5))
+    start(role="recall", grpc_port=port)
+    end = soon(10)
+    while time.monotonic() < end:
+        try:
+            assert stage.call("Recall", request, soon())
+            break
+        except StageGone:
+            time.sleep(0.1)
+    else:
+        pytest.fail("it is never asked again")
+    stage.close()
+
+
+def test_when_nobody_is_there_it_is_said_in_time() -> None:
+    stages, began = stages_at(address_of_nobody(), address_of_nobody()), time.monotonic()
+    with pytest.raises(StageGone, match="answers Recall"):
+        stages.recall(m.Recall(), soon(2))
+    assert time.monotonic() - began < 2
+    stages.close()
+
+
+def test_a_deadline_that_has_passed_asks_nobody(server: Running) -> None:
+    stages = stages_at(server.grpc)
+    with pytest.raises(TooLate):
+        stages.recall(m.Recall(), time.monotonic() - 1)
+    stages.close()
+
+
+def test_refusals_of_a_stage_are_refusals_here(start: Start, server: Running) -> None:
+    stages = stages_at(server.grpc)
+    with pytest.raises(BadRequest, match="No channel"):
+        stages.recall(m.Recall(channels=["no"]), soon())
+    stages.close()
+    other = stages_at(start(role="rank").grpc)
+    with pytest.raises(NotFound, match='role "rank"'):
+        other.recall(m.Recall(), soon())
+    other.close()
+
+
+def test_split_roles_recommend_like_one_process(start: Start, server: Running) -> None:
+    at = {f"{role}_at": (start(role=role).grpc,) for role in ("recall", "features", "rank")}
+    split = start(role="recommend", **at)
+    for user in ("u1", "u2", "a stranger"):
+        question = {"user": user, "k": 5, "candidates": 50, "context": {"device": "phone"}}
+        answers = [httpx.post(f"{one.http}/v1/recommend", json=question).json() for one in (split, server)]
+        ids = [[item["id"] for item in answer["items"]] for answer in answers]
+        scores = [[item["score"] for item in answer["items"]] for answer in answers]
+        assert ids[0] == ids[1]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+        assert "degraded" not in answers[0]

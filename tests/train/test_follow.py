@@ -1,0 +1,211 @@
+"""A trained model goes on learning from a log that is still written."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import polars as pl
+import pytest
+from shop import Shop
+
+from recmill.bundle.delta import deltas_of
+from recmill.checkpoint import CheckpointFolder
+from recmill.errors import ArtifactError, LogError
+from recmill.serve.messages import Features, Recommend
+from recmill.serve.service import Options as ServiceOptions
+from recmill.serve.service import Service
+from recmill.train.follow import Follower, Options, follow
+
+NOW = 1_900_000_000
+
+
+@pytest.fixture
+def log(shop: Shop, tmp_path: Path) -> Path:
+    """A copy of the shop's log, to write on."""
+    return Path(shutil.copytree(shop.log, tmp_path / "log"))
+
+
+@pytest.fixture
+def follower(shop: Shop, log: Path, own_bundles: Path) -> Follower:
+    return Follower(CheckpointFolder.open(shop.checkpoint), str(log), own_bundles, Options())
+
+
+def write(log: Path, *rows: str, end: str = "\n") -> None:
+    with open(log / "events.csv", "a") as file:
+        file.write("\n".join(rows) + end)
+
+
+def click(user: str, item: str, at: int = 0) -> str:
+    return f"{NOW + at},{user},{item},phone,1,9.5,1"
+
+
+def served(own_bundles: Path) -> Service:
+    service = Service(own_bundles, ServiceOptions(watch_seconds=60))
+    service.warm_up()
+    return service
+
+
+def test_nothing_new_is_no_delta(follower: Follower) -> None:
+    assert follower.publish_once() is None
+
+
+def test_a_new_user_and_a_new_item_are_served_after_one_delta(
+    follower: Follower, log: Path, own_bundles: Path
+) -> None:
+    service = served(own_bundles)
+    with open(log / "items.csv", "a") as file:
+        file.write("fresh item,garden,Pure Birch,9.5,A thing\n")
+    write(log, click("fresh user", "i1"), click("fresh user", "fresh item", 1), click("u1", "fresh item", 2))
+    published = follower.publish_once()
+    assert published is not None
+    assert (published.num_rows, published.num_items, published.num_users) == (3, 2, 2)
+    assert service._watcher is not None
+    service._watcher.look()
+    assert service.num_deltas == 1
+    known = service.features(Features(user="fresh user", items=["fresh item"]))
+    assert known.user is not None
+    assert known.user.values["item_id_history"] == ["i1", "fresh item"]
+    assert known.items[0].values["category"] == "garden"
+    everything = Recommend(user="u2", k=1000, candidates=10_000, show_seen=True)
+    assert "fresh item" in [item.id for item in service.recommend(everything).items]
+    seen = Recommend(user="fresh user", k=1000, candidates=10_000)
+    assert not {"i1", "fresh item"} & {item.id for item in service.recommend(seen).items}
+
+
+def test_histories_go_on_from_the_bundle_and_keep_out_rows_of_the_same_second(
+    follower: Follower, log: Path
+) -> None:
+    users = follower.bundle.users
+    assert users is not None
+    before = users.raw(users.places(["u1"]))["item_id_history"][0].to_list()
+    write(log, click("u1", "i3", 0), click("u1", "i4", 0), click("u1", "i5", 1))
+    rows, bad = follower._new_rows()
+    assert bad == 0
+    assert rows["item_id_history"].to_list() == [
+        before[-20:],
+        before[-20:],
+        [*before, "i3", "i4"][-20:],
+    ]
+
+
+def test_half_a_line_waits_for_its_end(follower: Follower, log: Path) -> None:
+    whole = click("u1", "i3")
+    write(log, whole[:10], end="")
+    assert follower.publish_once() is None
+    write(log, whole[10:])
+    published = follower.publish_once()
+    assert published is not None
+    assert (published.num_rows, published.num_bad) == (1, 0)
+
+
+def test_bad_rows_are_counted_and_the_rest_is_learned(follower: Follower, log: Path) -> None:
+    write(log, "what is this", click("u1", "i3"), "1,2,3")
+    published = follower.publish_once()
+    assert published is not None
+    assert (published.num_rows, published.num_bad) == (1, 2)
+
+
+def test_a_side_table_that_is_being_written_is_taken_as_it_was(shop: Shop, log: Path, own_bundles: Path) -> None:
+    heard: list[str] = []
+    follower = Follower(CheckpointFolder.open(shop.checkpoint), str(log), own_bundles, Options(warn=heard.append))
+    write(log, click("u1", "i3"))
+    assert follower.publish_once() is not None
+    with open(log / "items.csv", "a") as file:
+        file.write("half a ro")
+    write(log, click("u1", "i4", 1))
+    assert follower.publish_once() is not None
+    assert "Side table items" in heard[0]
+
+
+def test_a_log_that_shrank_is_an_error(follower: Follower, log: Path) -> None:
+    (log / "events.csv").write_text("time,user_id,item_id,device,position,price_shown,clicked\n")
+    with pytest.raises(LogError, match="only grows"):
+        follower.publish_once()
+
+
+def test_only_rows_that_changed_are_published(follower: Follower, log: Path) -> None:
+    write(log, click("u1", "i3"))
+    published = follower.publish_once()
+    assert published is not None
+    total = sum(
+        table.statistics().keys for learner in follower.learners.values() for table in learner.tables.values()
+    )
+    assert 0 < published.num_keys < total / 4
+
+
+def test_dense_weights_of_towers_stay_and_those_of_the_ranker_learn(follower: Follower, log: Path) -> None:
+    before = {name: learner.arrays() for name, learner in follower.learners.items()}
+    write(log, *(click("u1", f"i{number}", number) for number in range(1, 20)))
+    follower.publish_once()
+    for name, learner in follower.learners.items():
+        after = learner.arrays()
+        changed = [
+            key for key in after if key.startswith("model.") and (after[key] != before[name][key]).any()
+        ]
+        assert bool(changed) == (name == "ranking")
+
+
+def test_a_killed_follower_goes_on_with_the_next_delta_and_loses_nothing(
+    shop: Shop, log: Path, own_bundles: Path, follower: Follower
+) -> None:
+    write(log, click("first", "i3"))
+    follower.publish_once()
+    write(log, click("second", "i4"))
+    again = Follower(CheckpointFolder.open(shop.checkpoint), str(log), own_bundles, Options())
+    published = again.publish_once()
+    assert published is not None
+    assert (published.number, published.num_rows) == (2, 2)
+    service = served(own_bundles)
+    for user, item in (("first", "i3"), ("second", "i4")):
+        known = service.features(Features(user=user)).user
+        assert known is not None
+        assert known.values["item_id_history"] == [item]
+
+
+def test_served_scores_after_deltas_are_those_of_the_learner(
+    follower: Follower, log: Path, own_bundles: Path
+) -> None:
+    for number in range(3):
+        write(log, *(click(f"u{row}", f"i{row + number}", 10 * number + row) for row in range(1, 9)))
+        follower.publish_once()
+    service = served(own_bundles)
+    rows, _ = pl.DataFrame(), 0
+    frame = service.current.lookup.raw_columns.frame(
+        [
+            {"user_id": "u1", "item_id": f"i{number}", "device": "phone", "position": 2}
+            for number in range(1, 9)
+        ],
+        ["user_id", "item_id", "device", "position"],
+    )
+    from recmill.batches import collate
+
+    ranker = follower.learners["ranking"]
+    full = service.current.lookup.raw_columns.cast(frame, list(service.current.lookup.raw_columns.kinds))
+    applied = follower.bundle.plan.apply(full, labels=False, only=ranker.layout.features)
+    expected = ranker.predict(collate(applied, ranker.layout, with_labels=False))  # type: ignore[union-attr]
+    assert service.score(frame) == pytest.approx(expected, abs=1e-5)
+    assert rows.height == 0
+
+
+def test_follow_runs_until_it_is_told_to_stop(shop: Shop, log: Path, own_bundles: Path) -> None:
+    stop = threading.Event()
+    write(log, click("u1", "i3"))
+    options = Options(every_seconds=0.05)
+    folder = CheckpointFolder.open(shop.checkpoint)
+    count = follow(folder, str(log), own_bundles, options, stop, lambda published: stop.set())
+    assert count == len(deltas_of(own_bundles, Follower(folder, str(log), own_bundles, options).bundle.version)) == 1
+
+
+def test_a_bundle_of_another_recipe_cannot_be_followed(
+    shop: Shop, log: Path, own_bundles: Path, tmp_path: Path
+) -> None:
+    from recmill.cli import main
+
+    other = tmp_path / "other"
+    arguments = ["--table", str(shop.table), "--into", str(other), "--threads", "1", "--quiet"]
+    few = ["--set", "ranking.train.max_steps=2", "--set", "retrieval.train.max_steps=2"]
+    assert main(["train", "quickstart", *arguments, *few]) == 0
+    with pytest.raises(ArtifactError, match="another recipe"):
+        Follower(CheckpointFolder.open(other), str(log), own_bundles, Options())
