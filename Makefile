@@ -11,6 +11,7 @@ run: .venv/installed
 	$(BIN)/recmill run quickstart --into runs/quickstart
 
 test: .venv/installed-dev
+	tests/install-services
 	$(BIN)/pytest -n auto
 
 test-quick: .venv/installed-dev
@@ -36,7 +37,7 @@ clean:
 # The package is built again only when its build files or native sources change.
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable ".[train]"
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable ".[export,serve]"
 	touch $@
 
 .venv/installed-dev: .venv/installed

@@ -8,20 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recmill import evaluate as evaluation
+from recmill import export as exporting
+from recmill import open_bundle
 from recmill import prepare as preparation
 from recmill import train as training
 from recmill.checkpoint import CheckpointFolder
 from recmill.errors import RecmillError
 from recmill.evaluate.write import write_evaluation
-from recmill.learner.questions import Questions, id_feature
-from recmill.learner.retrieval import Retriever
-from recmill.learner.saved import models_of, open_learner
+from recmill.learner.saved import models_of
 from recmill.logs.generate import generate, read_truth
+from recmill.machine import available_cores
 from recmill.progress import Progress
-from recmill.protocols import protocol_for
+from recmill.serve.messages import Answer, Id, Recommend
 from recmill.spec.recipe import Recipe
-from recmill.table import Table
 from recmill.train.source import TableSource
 
 DEFAULT_ROWS = 100_000
@@ -59,7 +61,10 @@ def run(
     progress: Progress | None = None,
     report: Callable[[str, Any], None] = lambda stage, result: None,
 ) -> Ran:
-    """Generate a log unless there is one, prepare it, train and evaluate; `report` hears of each stage as it ends."""
+    """Generate a log unless there is one, prepare it, train, evaluate and export.
+
+    `report` hears of each stage as it ends. What did not pass its gate is not exported.
+    """
     options, progress = options or Options(), progress or Progress(quiet=True)
     ran = Ran(data or str(into / "log"), into)
 
@@ -79,57 +84,34 @@ def run(
         source = TableSource(prepared.table)
         stage("train", lambda: training.train(recipe, source, into / "checkpoint", options.train, progress))
         stage("evaluate", lambda: _evaluate(into, prepared.table, options, progress))
+        if ran.passed and not options.train.models:
+            stage("export", lambda: _export(into, ran.data, progress))
     return ran
 
 
 def _evaluate(into: Path, table: Any, options: Options, progress: Progress) -> list[evaluation.Evaluated]:
     folder = CheckpointFolder.open(into / "checkpoint")
-    wanted = evaluation.Options(
-        models=options.train.models, gate=options.gate, num_threads=options.train.threads or 1
-    )
+    num_threads = options.train.threads or available_cores()
+    wanted = evaluation.Options(models=options.train.models, gate=options.gate, num_threads=num_threads)
     evaluated = evaluation.evaluate(folder, table, wanted, progress)
     write_evaluation(folder, evaluated, into / "report.html")
     return evaluated
 
 
-@dataclass(frozen=True)
-class Recommendation:
-    """What one user of the held-out rows is recommended, best first, and what they went on to click."""
-
-    user: str
-    items: list[str]
-    clicked: list[str]
+def _export(into: Path, data: str, progress: Progress) -> exporting.Exported:
+    folder = CheckpointFolder.open(into / "checkpoint")
+    options = exporting.Options(num_threads=available_cores())
+    return exporting.export(folder, data, into / "bundle", options, progress)
 
 
-def recommend(into: Path, k: int = 10) -> Recommendation | None:
-    """An example from what a run left behind; None for a recipe without [retrieval]."""
-    folder, table = CheckpointFolder.open(into / "checkpoint"), Table.open(into / "table")
-    if "retrieval" not in folder.models:
+def recommend(into: Path, k: int = 10) -> tuple[Id, Answer] | None:
+    """An example from the bundle that a run left behind: a user and their items; None when it has no items."""
+    recommender = open_bundle(into / "bundle")
+    users = recommender.bundle.users
+    if recommender.recaller is None or users is None or not len(users):
         return None
-    retriever = open_learner(folder, "retrieval").learner
-    assert isinstance(retriever, Retriever)
-    recipe, split = folder.recipe, "test" if table.num_rows("test") else "eval"
-    questions = Questions.of(table, recipe, split, protocol_for(recipe))
-    _, ranked = next(retriever.answers(questions, k))
-    names = table.plan.values_of(retriever.item_id)
-    ids = questions.catalogue.ids
-
-    def name(place: int) -> str:
-        known = place < len(ids)
-        return (
-            (str(names[int(ids[place]) - 1]) if names is not None else str(ids[place]))
-            if known
-            else "a new item"
-        )
-
-    user = questions.users["__user"][0]
-    users = table.plan.values_of(id_feature(recipe, folder.columns, "user"))
-    kept = recipe.log.user in recipe.table.keep
-    return Recommendation(
-        str(user) if users is None or kept else str(users[int(user) - 1]),
-        [name(int(place)) for place in ranked[0] if place >= 0],
-        [name(int(place)) for place in questions.relevant.of(slice(0, 1)).items],
-    )
+    user = users.ids(np.zeros(1, np.int64))[0]
+    return user, recommender.recommend(Recommend(user=user, k=k))
 
 
 def _generate(recipe: Recipe, into: Path, rows: int) -> Any:

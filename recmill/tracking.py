@@ -53,8 +53,17 @@ class Tracker(Protocol):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers as of a step; at most one call a step."""
 
-    def event(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None) -> None:
-        """Something happened; names that end in _start and _stop are the ends of an interval."""
+    def event(
+        self,
+        key: str,
+        value: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Something happened at a step, or at the last one that was named.
+
+        Names that end in _start and _stop are the ends of an interval.
+        """
 
     def end(self, status: Status) -> None:
         """Nothing more will come; all of it is written."""
@@ -74,9 +83,15 @@ class Trackers:
         for tracker in self.trackers:
             tracker.log(step, values)
 
-    def event(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None) -> None:
+    def event(
+        self,
+        key: str,
+        value: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        step: int | None = None,
+    ) -> None:
         for tracker in self.trackers:
-            tracker.event(key, value, metadata)
+            tracker.event(key, value, metadata, step)
 
     def end(self, status: Status) -> None:
         for tracker in self.trackers:
@@ -123,7 +138,14 @@ class JsonLines:
         self.step = step
         self.lines.add({"step": step, "time_ms": _now_ms(), **values})
 
-    def event(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None) -> None:
+    def event(
+        self,
+        key: str,
+        value: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        step: int | None = None,
+    ) -> None:
+        self.step = self.step if step is None else step
         happened = {"event": key, "step": self.step or 0, "time_ms": _now_ms(), "value": value}
         self.lines.add({**happened, "metadata": dict(metadata or {})})
 
@@ -151,7 +173,14 @@ class MLPerfLines:
         if "auc" in values:  # what MLPerf's recommendation benchmark calls its accuracy
             self._add("eval_accuracy", values["auc"], {})
 
-    def event(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None) -> None:
+    def event(
+        self,
+        key: str,
+        value: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        step: int | None = None,
+    ) -> None:
+        self.step = self.step if step is None else step
         self._add(key, value, metadata or {})
 
     def end(self, status: Status) -> None:
@@ -195,7 +224,14 @@ class TensorBoard:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
-    def event(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None) -> None:
+    def event(
+        self,
+        key: str,
+        value: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        step: int | None = None,
+    ) -> None:
+        self.step = self.step if step is None else step
         self.writer.add_text(f"events/{key}", _json({"value": value, **(metadata or {})}), self.step)
 
     def end(self, status: Status) -> None:
@@ -226,7 +262,13 @@ class MLflow:
             if step > self.last_steps.get(_mlflow_name(name), -1):
                 self.client.log_metric(self.run_id, _mlflow_name(name), float(value), step=step)
 
-    def event(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None) -> None:
+    def event(
+        self,
+        key: str,
+        value: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        step: int | None = None,
+    ) -> None:
         text = _json({"value": value, **(metadata or {})})
         self.client.set_tag(self.run_id, _mlflow_name(f"event.{key}"), text)
 

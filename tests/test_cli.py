@@ -24,22 +24,6 @@ from recmill.spec.recipe import Shape
 Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def recmill(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in this process: exit code, output, errors."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as exit:  # how argparse ends
-            code = int(exit.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     into = tmp_path_factory.mktemp("shop")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from recmill.cli import main
 
 torch.set_num_threads(1)
-Run = Callable[..., tuple[int, str, str]]
 SHORT = [
     "--set",
     "ranking.train.max_steps=6",
@@ -22,20 +20,6 @@ SHORT = [
     "ranking.train.batch_size=500",
 ]
 RANKING = ["--only", "ranking", "--threads", "1", "--quiet", *SHORT]
-
-
-@pytest.fixture
-def recmill(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as exit:  # how argparse ends
-            code = int(exit.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +71,30 @@ def test_both_models_train_and_every_tracker_hears_of_it(recmill, folder, tmp_pa
         assert ":::MLLOG" in (tmp_path / model / "mllog.txt").read_text()
     trace = json.loads((tmp_path / "ranking/trace.json").read_text())
     assert any("addmm" in str(event.get("name")) for event in trace["traceEvents"])
+
+
+def test_mllog_has_the_schedule_and_both_ends_of_each_evaluation(recmill, folder, tmp_path):
+    schedule = "ranking.train.schedule={ warmup = 0.34, decay_from = 0.5 }"
+    arguments = ["train", "quickstart", "--table", folder / "table", "--into", tmp_path, *RANKING]
+    code, _, err = recmill(*arguments, "--set", schedule, "--track", "mllog")
+    assert (code, err) == (0, "")
+    text = (tmp_path / "ranking/mllog.txt").read_text()
+    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in text.splitlines()]
+    facts = {line["key"]: line["value"] for line in lines}
+    assert facts["opt_learning_rate_warmup_steps"] == 2
+    assert facts["opt_learning_rate_decay_start_step"] == facts["opt_learning_rate_decay_steps"] == 3
+    evaluations = [
+        (line["key"], line["metadata"]["step"]) for line in lines if line["key"].startswith("eval_s")
+    ]
+    assert evaluations[0] == ("eval_samples", 0)
+    assert evaluations[1:] == [(key, step) for step in (2, 4, 6) for key in ("eval_start", "eval_stop")]
+    keys = [line["key"] for line in lines]
+    assert keys[keys.index("eval_start") :][:4] == [
+        "eval_start",
+        "tracked_stats",
+        "eval_accuracy",
+        "eval_stop",
+    ]
 
 
 def test_tables_beyond_a_memory_bound_give_the_same_result(recmill, folder, tmp_path):

@@ -71,6 +71,15 @@ def test_fewer_than_asked_for_are_padded(make: Any) -> None:
     assert np.isneginf(scores[0, 4:]).all()
 
 
+def test_none_asked_for_are_none_found(make: Any) -> None:
+    assert make(AXES).search(AXES, 0)[0].shape == (4, 0)
+    assert make(AXES).search(AXES[:0], 3)[0].shape == (0, 3)
+
+
+def test_a_query_that_is_no_number_finds_nothing(make: Any) -> None:
+    assert make(AXES).search(np.full((1, 2), np.nan, np.float32), 2)[0].tolist() == [[-1, -1]]
+
+
 def test_ties_go_by_place(make: Any) -> None:
     index = make(np.repeat(AXES[:2], 50, axis=0))
     assert index.search(AXES[1:2], 7)[0].tolist() == [[50, 51, 52, 53, 54, 55, 56]]

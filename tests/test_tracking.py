@@ -98,6 +98,19 @@ def test_a_resumed_run_forgets_the_steps_after_it(tmp_path):
     assert [record.get("resumed_from") for record in records if "begin" in record] == [None, 200]
 
 
+@pytest.mark.parametrize("name", ["jsonl", "mllog"])
+def test_a_resumed_run_forgets_an_evaluation_that_never_ended(tmp_path, name):
+    tracker = TRACKERS[name](tmp_path, None)
+    tracker.begin({})
+    tracker.log(50, {"loss": 0.5})
+    tracker.event("eval_start", step=60)
+    (file,) = tmp_path.iterdir()
+    assert "eval_start" in file.read_text()
+    TRACKERS[name](tmp_path, 55).end("aborted")
+    assert "eval_start" not in file.read_text()
+    assert "0.5" in file.read_text()
+
+
 def test_a_new_run_begins_an_empty_file(tmp_path):
     JsonLines(tmp_path).log(1, {"loss": 0.5})
     JsonLines(tmp_path).log(1, {"loss": 0.25})

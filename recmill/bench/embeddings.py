@@ -6,7 +6,6 @@ Shapes: B rows of a batch, F features, D embedding dim.
 from __future__ import annotations
 
 import datetime
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from recmill import __version__
-from recmill.bench.prepare import processor
+from recmill.bench.machine import machine
 from recmill.embeddings.collection import EmbeddingCollection, EmbeddingFeature
 from recmill.embeddings.table import Array, DiskTier, EmbeddingTable, Records, TableSpec
-from recmill.engines.local import available_cores
+from recmill.machine import available_cores
 
 NUM_TABLES = 26
 ZIPF_EXPONENT = 1.05
@@ -47,7 +46,7 @@ def bench_embeddings(
         "bench": "embeddings",
         "date": datetime.date.today().isoformat(),
         "version": __version__,
-        "machine": {"processor": processor(), "cores": threads, "python": platform.python_version()},
+        "machine": machine(threads),
         "dim": dim,
         "optimizer": "rowwise_adagrad",
         "tables": NUM_TABLES,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import json
-import platform
 import shutil
 import statistics
 import subprocess
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from recmill import __version__
-from recmill.engines.local import available_cores
+from recmill.bench.machine import machine
 from recmill.errors import MissingPackage, RecmillError
 from recmill.logs.generate import generate, read_truth
+from recmill.machine import available_cores
 
 
 def bench_prepare(
@@ -69,7 +69,7 @@ def _summary(
         "bench": "prepare",
         "date": datetime.date.today().isoformat(),
         "version": __version__,
-        "machine": {"processor": processor(), "cores": cores, "python": platform.python_version()},
+        "machine": machine(cores),
         "recipe": recipe,
         "rows": rows,
         "bytes": num_bytes,
@@ -87,14 +87,6 @@ def _summary(
             for name, found in runs.items()
         },
     }
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def describe(result: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -21,10 +20,11 @@ import numpy as np
 
 from recmill import __version__
 from recmill.batches import Batches
+from recmill.bench.machine import machine
 from recmill.bench.peers.race import MemoryBatch, Task, write_batches
-from recmill.engines.local import available_cores
 from recmill.errors import RecmillError
 from recmill.logs.generate import generate, read_truth
+from recmill.machine import available_cores
 from recmill.prepare import prepare
 from recmill.spec.load import load_recipe
 from recmill.spec.recipe import Optimizer, Recipe, Training
@@ -34,7 +34,6 @@ Result = dict[str, Any]
 
 OURS = "recmill_table"
 LOSS_BAND = 0.03  # a contestant whose loss is further from ours does not learn the same
-_SIMD = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 
 
 @dataclass(frozen=True)
@@ -254,22 +253,6 @@ def _measured(name: str, found: list[Result], ours: list[Result], share_per_samp
         "loss": round(loss, 4),
         "learns_like_ours": None if name == "dense_floor" else distance <= LOSS_BAND,
         "versions": found[0]["versions"],
-    }
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers depend on: processor, vector units, cores, and how idle OpenMP threads wait."""
-    cpu = Path("/proc/cpuinfo")
-    text = cpu.read_text(encoding="utf-8") if cpu.exists() else ""
-    model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    flags = re.search(r"^flags\s*: (.*)$", text, re.MULTILINE)
-    return {
-        "processor": model[1] if model else platform.processor() or platform.machine(),
-        "simd": [flag for flag in _SIMD if flags and flag in flags[1].split()],
-        "cores": available_cores(),
-        "load": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
-        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "not set"),
     }
 
 

@@ -13,12 +13,16 @@ from recmill.cli import (
     bundle,
     check,
     checkpoint,
+    client,
     evaluate,
     export,
     generate,
+    load,
     prepare,
     recipes,
+    rollback,
     run,
+    serve,
     train,
 )
 from recmill.errors import RecmillError
@@ -67,5 +71,9 @@ def build_parser() -> argparse.ArgumentParser:
     checkpoint.add(commands)
     export.add(commands)
     bundle.add(commands)
+    load.add(commands)
+    serve.add(commands)
+    rollback.add(commands)
+    client.add(commands)
     bench.add(commands)
     return parser

@@ -177,7 +177,7 @@ def _train(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
     from recmill.bench.train import PEERS, bench_train, describe
-    from recmill.engines.local import available_cores
+    from recmill.machine import available_cores
 
     for given in parsed.peer_python:
         if "=" not in given:

@@ -17,6 +17,7 @@ from recmill.cli.arguments import (
     silent,
 )
 from recmill.cli.evaluate import say_evaluated
+from recmill.cli.export import exported_json, say_exported
 from recmill.cli.generate import say_generated
 from recmill.cli.prepare import say_prepared
 from recmill.cli.train import add_train_options, say_trained, set_wait_policy, train_options, trained_json
@@ -71,6 +72,8 @@ def _run(parsed: argparse.Namespace) -> int:
                 say_trained(trained, say)
         elif stage == "evaluate":
             say_evaluated(result, into / "report.html", say)
+        elif stage == "export":
+            say_exported(result, parsed.data or str(into / "log"), say)
 
     options = Options(
         rows=parsed.rows or DEFAULT_ROWS,
@@ -82,7 +85,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.json:
         print(json.dumps(_as_json(ran)))
     else:
-        if "train" in ran.results:
+        if "export" in ran.results:
             _say_recommendation(into)
         times = "   ".join(f"{stage} {seconds:.1f}" for stage, seconds in ran.seconds.items())
         print(f"seconds {times}   all {sum(ran.seconds.values()):.1f}")
@@ -94,8 +97,10 @@ def _say_recommendation(into: Any) -> None:
 
     shown = recommend(into)
     if shown is not None:
-        print(f"user {shown.user} is recommended   {', '.join(shown.items)}")
-        print(f"     and went on to click   {', '.join(shown.clicked)}")
+        user, answer = shown
+        items = ", ".join(f"{item.id} ({item.score:.2f})" for item in answer.items)
+        print(f"user {user} is recommended   {items}")
+    print(f"next   recmill serve --bundle {into / 'bundle'}")
 
 
 def _as_json(ran: Any) -> dict[str, Any]:
@@ -107,6 +112,7 @@ def _as_json(ran: Any) -> dict[str, Any]:
         "digest": table.digest,
         "trained": [trained_json(model) for model in ran.results.get("train", [])],
         "evaluated": {model.model: model.metrics for model in evaluated},
+        "exported": exported_json(ran.results["export"]) if "export" in ran.results else None,
         "passed": ran.passed,
         "seconds": ran.seconds,
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from recmill.kernels import (
     hash64,
     hash_positions,
 )
+from recmill.machine import available_cores
 from recmill.progress import Progress
 from recmill.spec.recipe import COPY, POSITION
 
@@ -412,13 +412,3 @@ def _merged(batches: Iterable[pl.DataFrame], num_bytes: int) -> Iterator[pl.Data
             held, size = [], 0
     if held:
         yield pl.concat(held)
-
-
-def available_cores() -> int:
-    """Cores that this process may use: its affinity, and the container's quota if there is one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, round(int(quota) / int(period))))
-    except (OSError, ValueError):
-        return cores

@@ -30,7 +30,6 @@ from recmill.models.wide_deep import WideDeep
 from recmill.spec import recipe as r
 
 MODELS: dict[str, Callable[[r.Ranking, int, int], nn.Module]] = {"dlrm": DLRM, "wide_deep": WideDeep}
-METRIC = "auc"
 
 
 class Ranker(Learner):

@@ -30,8 +30,6 @@ from recmill.protocols import Protocol, protocol_for
 from recmill.spec import recipe as r
 from recmill.table import Table
 
-METRIC = "ndcg@10"
-
 _ROWS_AT_ONCE = 256  # users whose scores of all items of a batch stay in the cache
 _SCORES_AT_ONCE = 1 << 24  # of users and all items in an evaluation: 64 MB
 _COUNTED_KEYS = 1 << 20  # places for counts of items whose keys have no bound
@@ -69,7 +67,7 @@ class Retriever(Learner):
 
     @property
     def trains_on(self) -> str | None:
-        """The label that a row must have to teach anything; None when all rows do."""
+        """A softmax over items learns from clicks alone."""
         return self.spec.label if self.spec.loss == "in_batch_softmax" else None
 
     def _add_tables(self, side: Side, columns: Sequence[ColumnInfo]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from recmill.logs.splits import (
 )
 from recmill.logs.tally import Tally
 from recmill.logs.text import TextSource
+from recmill.machine import available_cores
 from recmill.spec.recipe import POSITION, SPLIT, SPLITS, Holdout, Recipe
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class CountedLog:
         check_conditions(recipe)
         self.source = open_source(recipe.log, data)
         self.functions = _row_functions(recipe, data, memory)
-        self.num_workers = num_workers or os.cpu_count() or 1
+        self.num_workers = num_workers or available_cores()
         units = self.source.units(target_bytes=PIECE_BYTES)
         self.pieces: list[Piece] = [(unit,) for unit in units]
         self.functions.append(self._split_function(units, recipe.split))

@@ -18,13 +18,14 @@ import polars as pl
 
 from recmill.artifact import is_published, publish, write_whole
 from recmill.engines.base import Engine
-from recmill.engines.local import LocalEngine, available_cores
+from recmill.engines.local import LocalEngine
 from recmill.errors import ArtifactError, LogError, ResourceError
 from recmill.features.plan import Plan
 from recmill.kernels import Measured
 from recmill.logs.base import Source, Unit, open_source
 from recmill.logs.rows import check_conditions
 from recmill.logs.tally import DEFAULT_MAX_BAD, Tally
+from recmill.machine import available_cores
 from recmill.prepare import rows as row_operations
 from recmill.prepare.binary import as_int32_rows, concatenate
 from recmill.prepare.rejected import WatchedSource
@@ -97,7 +98,7 @@ def prepare(
             pieces = engine.write(ints, work / "binary", recipe.table.order, recipe.table.seed, "int32")
             concatenate(pieces, work / "binary", into / "binary")
         seconds = {"fit": round(seconds_fit, 3), "write": round(time.monotonic() - started - seconds_fit, 3)}
-        _publish(into, plan, shards, tally, job, seconds)
+        _publish(into, plan, shards, tally, job, _where(data), seconds)
     return Prepared(Table.open(into), tally, seconds["fit"], seconds["write"], went_on=went_on)
 
 
@@ -227,7 +228,13 @@ def _fitted_plan(engine: Engine, frame: Any, watched: WatchedSource, recipe: Rec
 
 
 def _publish(
-    into: Path, plan: Plan, shards: list[dict[str, Any]], tally: Tally, job: str, seconds: dict[str, float]
+    into: Path,
+    plan: Plan,
+    shards: list[dict[str, Any]],
+    tally: Tally,
+    job: str,
+    data: str | None,
+    seconds: dict[str, float],
 ) -> None:
     if not any(shard["split"] == "train" for shard in shards):
         raise LogError(_NOTHING_TO_TRAIN_ON)
@@ -248,6 +255,7 @@ def _publish(
         {
             "digest": table_digest(shards, names),
             "job": job,
+            "data": data,
             "rows_read": tally.rows,
             "rows_rejected": dict(tally.reasons),
             "seconds": seconds,
@@ -265,6 +273,13 @@ def _fingerprint(recipe: Recipe, source: Source, options: Options) -> str:
     files = [(file.name, file.size, _modified(file.path)) for file in source.files]
     content = [recipe_to_dict(recipe), files, options.binary]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _where(data: str) -> str | None:
+    """Where the log is, for those who read it again later. A URL with a password in it is not written down."""
+    if "://" in data:
+        return None if "@" in data else data
+    return os.path.abspath(data)
 
 
 def _modified(path: str) -> int | None:

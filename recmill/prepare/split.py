@@ -9,9 +9,9 @@ from typing import Any
 import polars as pl
 
 from recmill.engines.base import Engine
-from recmill.engines.local import available_cores
 from recmill.kernels import CountOptions, Extracted
 from recmill.logs.splits import by_time, last_rows, random_rows, split_function, time_cuts
+from recmill.machine import available_cores
 from recmill.prepare.rejected import WatchedSource
 from recmill.spec.recipe import POSITION, Holdout
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from recmill import __version__
+from recmill.machine import available_cores
 from recmill.report.content import Section, Table
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -67,7 +68,7 @@ def cpu(info: Path) -> tuple[str, frozenset[str]]:
 
 def _cores() -> str:
     """How many we may use, and of how many."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = available_cores()
     return f"{usable} of {os.cpu_count() or usable}"
 
 

@@ -17,7 +17,7 @@ from recmill.progress import Stage
 from recmill.spec import recipe as r
 from recmill.tracking import Trackers, open_trackers
 from recmill.train.profile import profiled
-from recmill.train.source import Source
+from recmill.train.source import Evaluation, Learners, Source
 from recmill.train.threads import Threads, choose_threads, keep_freed_memory
 from recmill.train.trainer import Metrics, Progress, State, Trainer
 
@@ -160,11 +160,14 @@ def _train_model(
         profiled(options.profile_steps, folder.path / model / "trace.json") as after_step,
         bars.stage(model, trainer.total_steps) as bar,
     ):
-        trackers.begin(_facts(recipe, model, trainer, source, threads))
+        rows = {f"{split}_rows": source.num_rows(learner, split) for split in ("train", "eval")}
+        trackers.begin({**_facts(recipe, model, trainer, threads), **rows})
         trackers.event("init_stop")
         trackers.event("run_start")
         reporter = _Reporter(trackers, bar, after_step, trainer.learner.steps)
         trainer.report = reporter.report
+        if trainer.evaluate is not None:
+            trainer.evaluate = reporter.announced(trainer.evaluate, learner)
         trainer.train()
     resumed_from = last.step if last else None
     return Trained(model, folder.path / model, trainer.state, checkpoints.find("best"), threads, resumed_from)
@@ -181,12 +184,23 @@ class _Reporter:
         self.metrics: Metrics = {}
         self.bar.done = step
 
+    def announced(self, evaluate: Evaluation, learner: Learners) -> Evaluation:
+        """The same; trackers hear when it begins. That it ended they hear after its numbers."""
+
+        def announce() -> Metrics:
+            self.trackers.event("eval_start", step=learner.steps)
+            return evaluate()
+
+        return announce
+
     def report(self, progress: Progress) -> None:
         samples = progress.samples - (self.last.samples if self.last else 0)
         self.last = progress
         self.metrics = progress.metrics or self.metrics
         if progress.metrics or progress.step % _STEPS_BETWEEN_LINES == 0:
             self.trackers.log(progress.step, _values(progress))
+        if progress.metrics:
+            self.trackers.event("eval_stop", step=progress.step)
         self.bar.note = _note(progress, self.metrics)
         self.bar.advance(1, samples)
         self.after_step()
@@ -217,10 +231,9 @@ def _is_finished(last: Checkpoint, trainer: Trainer) -> bool:
     return reason is not None and (reason not in ("end", "steps") or last.step >= trainer.total_steps)
 
 
-def _facts(
-    recipe: r.Recipe, model: str, trainer: Trainer, source: Source, threads: Threads
-) -> dict[str, str | float]:
-    train = trainer.spec
+def _facts(recipe: r.Recipe, model: str, trainer: Trainer, threads: Threads) -> dict[str, str | float]:
+    train, total = trainer.spec, trainer.total_steps
+    decay_start = round(train.schedule.decay_from * total)
     return {
         "recipe": recipe.name,
         "model": model,
@@ -230,9 +243,10 @@ def _facts(
         "embedding_optimizer": train.sparse.name,
         "embedding_learning_rate": train.sparse.learning_rate,
         "seed": train.seed,
-        "train_rows": source.num_rows("train"),
-        "eval_rows": source.num_rows("eval"),
         "steps_per_epoch": trainer.batches.batches_per_epoch,
-        "total_steps": trainer.total_steps,
+        "total_steps": total,
+        "warmup_steps": round(train.schedule.warmup * total),
+        "decay_start_step": decay_start,
+        "decay_steps": total - decay_start,
         "threads": threads.number,
     }

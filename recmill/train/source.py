@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -42,7 +43,7 @@ class Source(Protocol):
     def evaluation(self, learner: Learners) -> Evaluation | None:
         """Metrics of the eval rows; None when the recipe holds none out."""
 
-    def num_rows(self, split: str) -> int: ...
+    def num_rows(self, learner: Learners, split: str) -> int: ...
 
 
 class TableSource:
@@ -50,7 +51,8 @@ class TableSource:
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self.name = f"table {table.digest}"
+        data = table.manifest.get("data")
+        self.name = f"table {table.digest}" + (f" of log {data}" if data else "")
         self.columns = table.columns
 
     @property
@@ -68,20 +70,18 @@ class TableSource:
     def batches(self, learner: Learners) -> BatchSource:
         train = learner.train_spec
         seed = train.seed if self.table.recipe.table.order == "shuffle" else None
-        # A softmax over items learns from clicks alone.
-        clicks_only = isinstance(learner, Retriever) and learner.spec.loss == "in_batch_softmax"
-        where = learner.spec.label if clicks_only else None
-        return Batches(self.table, train.batch_size, "train", learner.layout.features, seed, where)
+        features = learner.layout.features
+        return Batches(self.table, train.batch_size, "train", features, seed, learner.trains_on)
 
     def evaluation(self, learner: Learners) -> Evaluation | None:
-        if not self.num_rows("eval"):
+        if not self.table.num_rows("eval"):
             return None
         if isinstance(learner, Retriever):
             return lambda: learner.evaluate(self.table, "eval").means()
         batches = Batches(self.table, EVALUATION_BATCH, "eval", learner.layout.features)
         return lambda: learner.evaluate(batches.read()).metrics().as_dict()
 
-    def num_rows(self, split: str) -> int:
+    def num_rows(self, learner: Learners, split: str) -> int:
         return self.table.num_rows(split)
 
 
@@ -101,7 +101,7 @@ class LogSource:
         self.max_bad = max_bad
         self.note = note
         self.plan = _plan(recipe, plan_from)
-        self.name = f"log {data}, plan {self.plan.digest()}"
+        self.name = f"log {_absolute(data)}, plan {self.plan.digest()}"
         self.columns = self.plan.columns()
         self._opened: LogBatches | None = None
 
@@ -114,23 +114,20 @@ class LogSource:
                 )
 
     def batches(self, learner: Learners) -> BatchSource:
-        return self._open(learner)
+        return self._open(_ranker(learner))
 
     def evaluation(self, learner: Learners) -> Evaluation | None:
-        if isinstance(learner, Retriever) or not self.num_rows("eval"):
+        ranker = _ranker(learner)
+        if not self.num_rows(ranker, "eval"):
             return None
-        batches = self._open(learner).of_split("eval", EVALUATION_BATCH)
-        return lambda: learner.evaluate(batches.read()).metrics().as_dict()
+        batches = self._open(ranker).of_split("eval", EVALUATION_BATCH)
+        return lambda: ranker.evaluate(batches.read()).metrics().as_dict()
 
-    def num_rows(self, split: str) -> int:
-        return self._opened.log.num_rows(split) if self._opened is not None else 0
+    def num_rows(self, learner: Learners, split: str) -> int:
+        return self._open(_ranker(learner)).log.num_rows(split)
 
-    def _open(self, learner: Learners) -> LogBatches:
-        if isinstance(learner, Retriever):
-            raise RecmillError(
-                "[retrieval] trains from a Table, which holds the catalogue of items. "
-                "Train it with --table, or only the ranker with --only ranking."
-            )
+    def _open(self, learner: Ranker) -> LogBatches:
+        """The log, counted once, whoever asks first."""
         if self._opened is None:
             train = learner.train_spec
             self._opened = LogBatches(
@@ -149,6 +146,20 @@ class LogSource:
                 for line in self._opened.tally.describe():
                     self.note(f"  {line}")
         return self._opened
+
+
+def _absolute(data: str) -> str:
+    """A directory of logs, wherever a run goes on from; a URL is one already."""
+    return data if "://" in data else os.path.abspath(data)
+
+
+def _ranker(learner: Learners) -> Ranker:
+    if isinstance(learner, Ranker):
+        return learner
+    raise RecmillError(
+        "[retrieval] trains from a Table, which holds the catalogue of items. "
+        "Train it with --table, or only the ranker with --only ranking."
+    )
 
 
 def _plan(recipe: r.Recipe, path: Path | None) -> Plan:

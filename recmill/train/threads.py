@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+
+from recmill.machine import available_cores, cpu_quota
 
 # Of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
@@ -31,9 +31,8 @@ def choose_threads(asked: int | None = None) -> Threads:
     torch.set_num_threads(1)  # one thread for each share of a batch, none inside
     if asked is not None:
         return Threads(asked, "as asked")
-    cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
-    allowed = max(1, min(cores, int(quota + 0.5) if quota else cores))
-    why = f"{cores} cores" + (f", quota {quota:g}" if quota else "")
+    allowed, quota = available_cores(), cpu_quota()
+    why = f"{allowed} cores" + (f", quota {quota:g}" if quota else "")
     if allowed == 1:
         return Threads(1, why)
     alone, together = _speed(1), _speed(allowed)
@@ -54,20 +53,6 @@ def keep_freed_memory() -> None:
     for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
         mallopt(option, 1 << 30)
     mallopt(_M_TOP_PAD, 64 << 20)
-
-
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores that the container's limit allows; None without a limit."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-        return None if quota == "max" else float(quota) / float(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        quota_us = int((root / "cpu/cpu.cfs_quota_us").read_text())
-        return quota_us / int((root / "cpu/cpu.cfs_period_us").read_text()) if quota_us > 0 else None
-    except (OSError, ValueError):
-        return None
 
 
 def _speed(num_threads: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from coming_from_pages import Part, Row
-from small_runs import BATCH, NUM_ROWS, Ran, SmallRuns, records_of, sightings
+from small_runs import NUM_ROWS, Ran, SmallRuns, records_of, sightings
 from torch import nn
 
 from recmill.embeddings.table import OPTIMIZERS
@@ -125,7 +125,9 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     assert dims == {spec.embedding_dim}
     if isinstance(model, WideDeep):
         assert widths(model.deep) == [13 + 26 * spec.embedding_dim, *spec.hidden, 1]
-        assert sum(name.startswith("wide/") for name in ranker.tables) == len(spec.wide) == 26
+        assert sum(name.startswith("wide/") for name in ranker.tables) == len(spec.wide)
+        assert len(spec.wide) == (0 if "ranking.wide=[]" in row.values else 26)
+        assert small.stepped(row.base, *row.values, num_steps=2)[0].steps == 2
         assert model.deep.dropout == spec.dropout
         return
     mixed = {
@@ -137,9 +139,6 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     assert widths(model.top) == [mixed[spec.interaction], *spec.top, 1]
     if spec.interaction == "cross":
         assert [layer.out_features for layer in model.cross.down] == [spec.cross_rank] * spec.cross_layers
-    if row.values[0].startswith("ranking={"):
-        few = [f"ranking.train.batch_size={BATCH}", "ranking.train.max_steps=3"]
-        assert small.train(row.base, *row.values, *few).trained.state.samples == 3 * BATCH
 
 
 def widths(layers: Any) -> list[int]:
@@ -156,7 +155,15 @@ DENSE = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "Adam", "adamw": "AdamW", "
     *(
         f"ranking.{optimizer}.{setting}"
         for optimizer in ("train.dense", "train.sparse", "wide_optimizer")
-        for setting in ("name", "learning_rate", "eps", "weight_decay", "initial_accumulator")
+        for setting in (
+            "name",
+            "learning_rate",
+            "eps",
+            "weight_decay",
+            "initial_accumulator",
+            "decay_rate",
+            "decay_period",
+        )
     )
 )
 def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:

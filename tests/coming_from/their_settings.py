@@ -80,7 +80,6 @@ SHOWN_BY = {
     "ranking.train.schedule.decay_from": f"{_OPTIMIZERS}::test_warm_up_hold_and_quadratic_decay",
     "ranking.train.schedule.decay": f"{_OPTIMIZERS}::test_warm_up_hold_and_quadratic_decay",
     "ranking.train.schedule.power": f"{_OPTIMIZERS}::test_warm_up_hold_and_quadratic_decay",
-    "ranking.label": f"{_TRAINING}::test_a_planted_truth_is_learned",
     "rows": "features/test_row_operations.py::test_a_sample_keeps_the_same_rows_in_any_cutting",
     "check --data": "test_cli.py::test_check_looks_at_the_files",
     "generate --rows": "test_cli.py::test_generate_speaks_json",

@@ -12,9 +12,10 @@ import torch
 from shop_truth import best_reachable
 
 from recmill.batches import Batch, Batches, Keys
+from recmill.checkpoint import METRICS
 from recmill.errors import ArtifactError, FeatureError, RecipeError, TrainingError
 from recmill.learner.questions import Catalogue, Questions, counts_of
-from recmill.learner.retrieval import METRIC, ItemCounts, Retriever, some_rows
+from recmill.learner.retrieval import ItemCounts, Retriever, some_rows
 from recmill.logs.generate import generate
 from recmill.prepare import prepare
 from recmill.protocols import HELD_OUT_CLICKS
@@ -360,7 +361,7 @@ def test_two_towers_come_near_the_best_reachable_on_a_planted_shop(tmp_path):
     clicks = Batches(
         shop, learner.train_spec.batch_size, "train", learner.layout.features, 0, learner.trains_on
     )
-    Trainer(learner, clicks, METRIC).train()
+    Trainer(learner, clicks, METRICS["retrieval"]).train()
     found, best = learner.evaluate(shop, "test").means(), best_reachable(rows, seed, (10, 50))
     # 0.90 to 0.95 from seed to seed; more rows bring it nearer.
     assert 0.85 < found["recall@50"] / best["recall@50"] < 1.02

@@ -15,7 +15,7 @@ from .race import Task, compete, memory_batches
 def losses(task: Task) -> Iterator[float]:
     import torch
 
-    from .torch_parts import WideBag, allow_sparse, dense_model, dense_optimizer, loss_of
+    from .torch_parts import WideBag, allow_sparse, dense_model, dense_optimizer, step
 
     torch.set_num_threads(task.threads)
     torch.manual_seed(0)
@@ -43,19 +43,13 @@ def losses(task: Task) -> Iterator[float]:
         inputs = [numbers, deep(ids, each)]
         if wide is not None:
             inputs.append(wide.bag(wide_ids))
-        loss = loss_of(model(*inputs), labels)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimizer in optimizers:
-            optimizer.step()
-        yield loss.item()
+        yield step(model, inputs, labels, optimizers)
 
 
 def _tables(sizes: Sequence[int], dim: int, rate: float) -> Any:
     import torch
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType  # type: ignore[import-not-found, unused-ignore]
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (  # type: ignore[import-not-found, unused-ignore]
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
         BoundsCheckMode,
         ComputeDevice,
         EmbeddingLocation,
@@ -72,7 +66,7 @@ def _tables(sizes: Sequence[int], dim: int, rate: float) -> Any:
 
 
 def versions() -> dict[str, str]:
-    import fbgemm_gpu  # type: ignore[import-not-found, unused-ignore]
+    import fbgemm_gpu
     import torch
 
     return {"torch": torch.__version__, "fbgemm-gpu-cpu": fbgemm_gpu.__version__}

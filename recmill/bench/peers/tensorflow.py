@@ -18,7 +18,7 @@ NO_ACCUMULATOR = 1e-10  # TensorFlow's Adagrad cannot begin at 0, as the others 
 
 def losses(task: Task) -> Iterator[float]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(task.threads)
     tf.config.threading.set_inter_op_parallelism_threads(task.threads)

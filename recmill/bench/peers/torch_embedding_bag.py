@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .race import Task, compete, memory_batches
-from .torch_parts import WideBag, allow_sparse, dense_model, dense_optimizer, loss_of
+from .torch_parts import WideBag, allow_sparse, dense_model, dense_optimizer, step
 
 
 def losses(task: Task) -> Iterator[float]:
@@ -35,13 +35,7 @@ def losses(task: Task) -> Iterator[float]:
         inputs = [numbers, deep(ids.view(-1, 1)).view(task.batch_size, -1)]
         if wide is not None:
             inputs.append(wide.bag(ids))
-        loss = loss_of(model(*inputs), labels)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimizer in optimizers:
-            optimizer.step()
-        yield loss.item()
+        yield step(model, inputs, labels, optimizers)
 
 
 def versions() -> dict[str, str]:

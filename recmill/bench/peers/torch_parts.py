@@ -61,8 +61,17 @@ def dense_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adagrad(model.parameters(), lr=task.dense_rate, fused=True)
 
 
-def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(logits, labels)
+def step(
+    model: nn.Module, inputs: Sequence[Tensor], labels: Tensor, optimizers: Sequence[torch.optim.Optimizer]
+) -> float:
+    """One step of training; its loss."""
+    loss = functional.binary_cross_entropy_with_logits(model(*inputs), labels)
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    for optimizer in optimizers:
+        optimizer.step()
+    return loss.item()
 
 
 def _layers(widths: Sequence[int]) -> list[nn.Module]:

@@ -1,0 +1,44 @@
+"""`recmill rollback`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from recmill.cli.arguments import add_command
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "rollback",
+        _rollback,
+        "serve an earlier version again; servers that watch the folder take it within a second",
+        """
+recmill rollback --bundle runs/quickstart/bundle                          the version before
+recmill rollback --bundle runs/quickstart/bundle 0000000176-bc89affa
+""",
+    )
+    parser.add_argument("version", nargs="?", metavar="VERSION", help="default: the one that was current before")
+    parser.add_argument("--bundle", required=True, metavar="DIR", help="what `recmill export` wrote")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _rollback(parsed: argparse.Namespace) -> None:
+    from recmill.bundle import Bundle, current_of, previous_of, set_current, versions_of
+    from recmill.errors import ArtifactError
+
+    folder, before = parsed.bundle, current_of(parsed.bundle)
+    if before is None:
+        raise ArtifactError(f"{folder} holds no versions. Give the folder that `recmill export --into` was given.")
+    version = parsed.version or previous_of(folder)
+    if version is None:
+        known = ", ".join(versions_of(folder))
+        raise ArtifactError(f"{folder} has no version before {before}. Name one of: {known}.")
+    set_current(folder, version)
+    Bundle.open(folder)
+    if parsed.json:
+        print(json.dumps({"version": version, "previous": before}))
+    else:
+        print(f"serves {version}   before {before}")

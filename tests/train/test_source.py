@@ -1,0 +1,65 @@
+"""Sources of rows answer in any order, and read from the log or Table what the learner needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from recmill.errors import RecmillError
+from recmill.learner.ranking import Ranker
+from recmill.learner.retrieval import Retriever
+from recmill.logs.generate import generate
+from recmill.prepare import prepare
+from recmill.spec.load import load_recipe
+from recmill.train.source import LogSource, TableSource
+
+SMALL = ["ranking.bottom=[32, 16]", "ranking.top=[32]", "ranking.train.batch_size=100"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    into = tmp_path_factory.mktemp("logs")
+    generate("criteo", 2000, 0, into / "criteo")
+    generate("shop", 2000, 0, into / "shop")
+    return into
+
+
+@pytest.fixture
+def log(folder):
+    return LogSource(load_recipe("criteo-deeprec", SMALL), str(folder / "criteo"))
+
+
+def ranker_of(source: LogSource) -> Ranker:
+    return Ranker(source.recipe.ranking, source.columns)
+
+
+def test_a_log_is_measured_before_anybody_asked_for_its_batches(log):
+    ranker = ranker_of(log)
+    measured = log.evaluation(ranker)()
+    assert measured["rows"] == log.num_rows(ranker, "eval") > 0
+
+
+def test_a_log_counts_its_rows_before_anybody_asked_for_its_batches(log):
+    ranker = ranker_of(log)
+    num_rows = log.num_rows(ranker, "train")
+    assert num_rows == sum(batch.size for batch, _ in log.batches(ranker).read()) > 0
+
+
+def test_two_towers_are_sent_from_a_log_to_a_table(folder):
+    recipe = load_recipe("quickstart")
+    table = prepare(recipe, str(folder / "shop"), folder / "table").table
+    retriever = Retriever(recipe, table.columns)
+    log = LogSource(recipe, str(folder / "shop"), folder / "table")
+    for ask in (log.batches, log.evaluation, lambda learner: log.num_rows(learner, "train")):
+        with pytest.raises(RecmillError, match="trains from a Table"):
+            ask(retriever)
+
+
+def test_a_softmax_over_items_is_given_clicks_alone(folder):
+    recipe = load_recipe("quickstart")
+    table = prepare(recipe, str(folder / "shop"), folder / "table").table
+    source, label = TableSource(table), recipe.retrieval.label
+    for learner, rows in (
+        (Ranker(recipe.ranking, table.columns), table.num_rows("train")),
+        (Retriever(recipe, table.columns), int(table.scan("train").collect()[label].sum())),
+    ):
+        assert sum(batch.size for batch, _ in source.batches(learner).read()) == rows
