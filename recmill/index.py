@@ -1,4 +1,4 @@
-"""Which items have the greatest inner product with a vector: exactly for up to 200,000 of them, else by clusters.
+"""Which items have the greatest inner product with a vector: exactly up to 200,000 of them, else by clusters (faiss).
 
 An opened index is a map of what was built, plus what changed since. Changes are few, so they are searched exactly, and
 what they replace is left out of the answers of the map. Shapes: N items, Q queries, V vector size.
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from recmill.artifact import write_whole
-from recmill.errors import ArtifactError
+from recmill.errors import ArtifactError, MissingPackage
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,10 +25,7 @@ _BEST, _RECALL = 500, 0.97  # of the best so many, this share shall be found
 _NUM_QUERIES = 200
 _LOOK_AT_PER_ANSWER = 10  # never look at fewer items than this for each one wanted
 _SAMPLED_PER_CLUSTER, _ROUNDS = 64, 8
-_ROWS_AT_ONCE = 8_192
-_ROWS_OF_BLOCK = 32
-_ARRAYS = ("centers", "starts", "places", "blocks")
-_SETTINGS = "clusters.json"
+_INDEX, _SETTINGS = "clusters.faiss", "clusters.json"
 
 
 @dataclass(frozen=True)
@@ -76,12 +73,12 @@ class Index(ABC):
         return len(self._vectors_NV) - changes.num_hidden + len(changes.places)
 
     def search(self, vectors_QV: Array, k: int) -> tuple[Array, Array]:
-        """Places (int64) and inner products (float32), each [Q, k], best first, ties by place; -1 pads."""
+        """Places (int64) and inner products (float32), each [Q, k], best first; -1 pads. Of equal ones any may be left out."""
         queries = np.ascontiguousarray(vectors_QV, np.float32)
         places = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf, np.float32)
         changes = self._changes
-        for row, query_V in enumerate(queries):
+        for row, query_V in enumerate(queries if k else ()):
             found, found_scores = self._search_map(query_V, k, changes)
             if len(changes.places):
                 found = np.concatenate([found, changes.places])
@@ -133,65 +130,39 @@ class ExactIndex(Index):
 class ClusteredIndex(Index):
     """Looks at the clusters nearest to a query: as many as it took, when built, to find nearly all of the best."""
 
-    def __init__(self, vectors_NV: Array, clusters: Clusters) -> None:
+    def __init__(self, vectors_NV: Array, faiss_index: Any, probes: int, recall: float) -> None:
         super().__init__(vectors_NV)
-        self._clusters = clusters
-
-    @property
-    def recall(self) -> float:
-        """Share of the best 500 that searches found, as measured when it was built."""
-        return self._clusters.recall
+        self._faiss = _import_faiss()
+        self._index = faiss_index
+        self._probes = probes
+        self.recall = recall  # share of the best 500 that searches found when it was built
 
     def save(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        for name in _ARRAYS:
-            np.save(path / f"{name}.npy", getattr(self._clusters, name))
-        settings = {"probes": self._clusters.probes, "recall": self._clusters.recall}
+        self._faiss.write_index(self._index, str(path / _INDEX))
+        settings = {"probes": self._probes, "recall": self.recall}
         write_whole(path / _SETTINGS, json.dumps(settings) + "\n")
 
     def _search_map(self, query_V: Array, k: int, changes: _Changes) -> tuple[Array, Array]:
-        clusters = self._clusters
         num_shown = len(self._vectors_NV) - changes.num_hidden
-        enough = min(_LOOK_AT_PER_ANSWER * k, num_shown)
-        nearest = np.argsort(-_products(clusters.centers, query_V))
-        num_in_reach = np.cumsum(np.diff(clusters.starts)[nearest])
-        probes = max(clusters.probes, int(np.searchsorted(num_in_reach, enough)) + 1)
-        while True:
-            rows, scores = clusters.scan(nearest[:probes], query_V)
-            if changes.num_hidden:
-                shown = ~changes.hidden[clusters.places[rows]]
-                rows, scores = rows[shown], scores[shown]
-            if len(rows) >= enough:
-                best = _at_least_best(scores, k)
-                return clusters.places[rows[best]], scores[best]
+        probes, wanted = self._probes, min(k, num_shown)
+        # Never look at so few items that there is nothing to choose from.
+        probes = max(probes, -(-_LOOK_AT_PER_ANSWER * k * self._index.nlist // len(self._vectors_NV)))
+        while wanted:
+            scores, places = self._search_clusters(query_V, wanted, min(probes, self._index.nlist), changes)
+            found = places >= 0
+            if found.all() or probes >= self._index.nlist:
+                return places[found], scores[found]
             probes *= 2
+        return np.empty(0, np.int64), np.empty(0, np.float32)
 
-
-@dataclass(frozen=True)
-class Clusters:
-    """Vectors cluster by cluster: those of cluster c are rows starts[c] to starts[c + 1]."""
-
-    centers: Array  # float32 [clusters, V], unit vectors
-    starts: Array  # int64 [clusters + 1]
-    places: Array  # int64 [N], of each row
-    blocks: Array  # float32 [blocks, rows of a block, V]; the last block is filled up with zeros
-    probes: int  # clusters to look at
-    recall: float
-
-    def scan(self, chosen: Array, query_V: Array) -> tuple[Array, Array]:
-        """Rows of these clusters, and their inner products."""
-        begins, ends = self.starts[chosen], self.starts[chosen + 1]
-        sizes = ends - begins
-        stops = np.cumsum(sizes)
-        scores = np.empty(int(stops[-1]), np.float32)
-        firsts, lasts = begins // _ROWS_OF_BLOCK, -(-ends // _ROWS_OF_BLOCK)
-        for first, last, skip, size, stop in np.stack(
-            [firsts, lasts, begins - firsts * _ROWS_OF_BLOCK, sizes, stops], axis=1
-        ).tolist():
-            products = np.matmul(self.blocks[first:last], query_V).reshape(-1)
-            scores[stop - size : stop] = products[skip : skip + size]
-        rows = np.repeat(begins - (stops - sizes), sizes) + np.arange(len(scores))
-        return rows, scores
+    def _search_clusters(self, query_V: Array, k: int, probes: int, changes: _Changes) -> tuple[Array, Array]:
+        chosen = None
+        if changes.num_hidden:
+            chosen = self._faiss.IDSelectorBitmap(np.packbits(~changes.hidden, bitorder="little"))
+        parameters = self._faiss.SearchParametersIVF(nprobe=probes, sel=chosen)
+        scores, places = self._index.search(query_V[None], k, params=parameters)
+        return scores[0], places[0]
 
 
 def build_index(vectors: Array, kind: str = "auto", queries: Array | None = None) -> Index:
@@ -205,66 +176,49 @@ def build_index(vectors: Array, kind: str = "auto", queries: Array | None = None
         return ExactIndex(vectors)
     if kind not in ("auto", "clustered"):
         raise ValueError(f'kind must be "auto", "exact" or "clustered", got "{kind}"')
-    random = np.random.default_rng(0)
-    centers = _centers_of(vectors, random)
-    cluster_of = _nearest(vectors, centers)
-    order = np.argsort(cluster_of, kind="stable")
-    starts = _starts(np.bincount(cluster_of, minlength=len(centers)))
-    if queries is None:
-        queries = _mixtures(vectors, random)
-    probes, recall = _probes_needed(vectors, centers, cluster_of, queries[:_NUM_QUERIES])
-    return ClusteredIndex(
-        vectors, Clusters(centers, starts, order, _in_blocks(vectors, order), probes, recall)
+    faiss = _import_faiss()
+    num_clusters = max(1, min(len(vectors) // 2, int(2 * len(vectors) ** 0.5)))
+    index = faiss.IndexIVFFlat(
+        faiss.IndexFlatIP(vectors.shape[1]), vectors.shape[1], num_clusters, faiss.METRIC_INNER_PRODUCT
     )
+    index.cp.spherical, index.cp.niter, index.cp.seed = True, _ROUNDS, 1
+    index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, _SAMPLED_PER_CLUSTER
+    index.train(vectors)
+    index.add(vectors)
+    random = np.random.default_rng(0)
+    probes, recall = _probes_needed(
+        vectors, index, _mixtures(vectors, random) if queries is None else queries[:_NUM_QUERIES]
+    )
+    return ClusteredIndex(vectors, index, probes, recall)
 
 
 def open_index(path: Path, vectors: Array) -> Index:
-    """The index that was saved there, over the vectors it was built of. Nothing is read before it is needed."""
+    """The index that was saved there, over the vectors it was built of. It is mapped, not read."""
     if not (path / _SETTINGS).exists():
+        if path.is_dir() and any(path.iterdir()):
+            raise ArtifactError(f"Index {path} is of an unknown kind. Run `recmill export` again.")
         return ExactIndex(np.asarray(vectors))
+    faiss = _import_faiss()
     try:
         settings = json.loads((path / _SETTINGS).read_text(encoding="utf-8"))
-        arrays = {name: np.asarray(np.load(path / f"{name}.npy", mmap_mode="r")) for name in _ARRAYS}
-        clusters = Clusters(**arrays, probes=int(settings["probes"]), recall=float(settings["recall"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"Index {path} cannot be read: {error}. Run `recmill export` again.") from None
-    num_blocks = -(-len(vectors) // _ROWS_OF_BLOCK)
-    is_whole = (
-        clusters.blocks.shape == (num_blocks, _ROWS_OF_BLOCK, vectors.shape[1])
-        and clusters.places.shape == (len(vectors),)
-        and clusters.starts.shape == (len(clusters.centers) + 1,)
-    )
-    if not is_whole:
+        index = faiss.read_index(str(path / _INDEX), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+        probes, recall = int(settings["probes"]), float(settings["recall"])
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(f"Index {path} cannot be read: {reason}. Run `recmill export` again.") from None
+    if (index.ntotal, index.d) != vectors.shape:
         raise ArtifactError(
             f"Index {path} is not of these {len(vectors):,} items. Run `recmill export` again."
         )
-    return ClusteredIndex(np.asarray(vectors), clusters)
+    return ClusteredIndex(np.asarray(vectors), index, probes, recall)
 
 
-def _centers_of(vectors_NV: Array, random: np.random.Generator) -> Array:
-    """Spherical k-means over a sample."""
-    num_clusters = min(len(vectors_NV), int(2 * len(vectors_NV) ** 0.5))
-    num_sampled = min(len(vectors_NV), num_clusters * _SAMPLED_PER_CLUSTER)
-    sample = vectors_NV[np.sort(random.choice(len(vectors_NV), num_sampled, replace=False))]
-    centers = sample[random.choice(len(sample), num_clusters, replace=False)]
-    for _ in range(_ROUNDS):
-        cluster_of = _nearest(sample, centers)
-        counts = np.bincount(cluster_of, minlength=num_clusters)
-        filled = np.flatnonzero(counts)
-        ordered = sample[np.argsort(cluster_of, kind="stable")]
-        # A cluster that lost all its items starts anew somewhere else.
-        centers = sample[random.choice(len(sample), num_clusters)]
-        centers[filled] = np.add.reduceat(ordered, _starts(counts)[filled])
-        centers = _as_units(centers)
-    return centers
-
-
-def _nearest(vectors_NV: Array, centers_CV: Array) -> Array:
-    nearest = np.empty(len(vectors_NV), np.int64)
-    for start in range(0, len(vectors_NV), _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        nearest[rows] = (vectors_NV[rows] @ centers_CV.T).argmax(axis=1)
-    return nearest
+def _import_faiss() -> Any:
+    try:
+        import faiss
+    except ImportError:
+        raise MissingPackage(f"An index of more than {EXACT_BELOW:,} items", "faiss", "serve") from None
+    return faiss
 
 
 def _mixtures(vectors_NV: Array, random: np.random.Generator) -> Array:
@@ -272,37 +226,25 @@ def _mixtures(vectors_NV: Array, random: np.random.Generator) -> Array:
     return _as_units(vectors_NV[pairs[:, 0]] + 0.5 * vectors_NV[pairs[:, 1]])
 
 
-def _probes_needed(
-    vectors_NV: Array, centers_CV: Array, cluster_of: Array, queries_QV: Array
-) -> tuple[int, float]:
+def _probes_needed(vectors_NV: Array, index: Any, queries_QV: Array) -> tuple[int, float]:
     """Clusters to look at to find nearly all of the best, or as many as take no longer than an exact search may."""
+    centers_CV = index.quantizer.reconstruct_n(0, index.nlist)
     ranks = []
     for query_V in queries_QV:
         best = _at_least_best(_products(vectors_NV, query_V), _BEST)
-        rank_of = np.empty(len(centers_CV), np.int64)
-        rank_of[np.argsort(-_products(centers_CV, query_V), kind="stable")] = np.arange(len(centers_CV))
-        ranks.append(rank_of[cluster_of[best]])
+        rank_of = np.empty(index.nlist, np.int64)
+        rank_of[np.argsort(-_products(centers_CV, query_V), kind="stable")] = np.arange(index.nlist)
+        ranks.append(rank_of[index.quantizer.assign(vectors_NV[best], 1)[:, 0]])
     found = np.concatenate(ranks)
     needed = int(np.quantile(found, _RECALL, method="higher")) + 1
-    affordable = max(1, len(centers_CV) * EXACT_BELOW // len(vectors_NV))
+    affordable = max(1, index.nlist * EXACT_BELOW // len(vectors_NV))
     probes = min(needed, affordable)
     return probes, float((found < probes).mean())
-
-
-def _in_blocks(vectors_NV: Array, order: Array) -> Array:
-    num_blocks = -(-len(vectors_NV) // _ROWS_OF_BLOCK)
-    rows = np.zeros((num_blocks * _ROWS_OF_BLOCK, vectors_NV.shape[1]), np.float32)
-    np.take(vectors_NV, order, axis=0, out=rows[: len(order)])
-    return rows.reshape(num_blocks, _ROWS_OF_BLOCK, -1)
 
 
 def _as_units(vectors: Array) -> Array:
     units: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return units
-
-
-def _starts(sizes: Array) -> Array:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
 def _products(vectors_NV: Array, query_V: Array) -> Array:

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["prepare", "quickstart", "--data", into / "log", "--into", into / "table"],
         ["train", "quickstart", *small, "--table", into / "table", "--into", into / "checkpoint"],
         ["evaluate", "quickstart", *where, "--gate", "auc>=0.999", "--threads", 1],
-        ["export", "--checkpoint", into / "checkpoint", "--into", into / "bundle"],
+        ["export", "--checkpoint", into / "checkpoint", "--into", into / "bundle", "--despite-gate"],
     ):
         main([*map(str, command), "--quiet"])
     return into
@@ -35,7 +35,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_export_says_what_it_read_checked_and_wrote(recmill, folder: Path, tmp_path: Path) -> None:
     code, out, err = recmill(
-        "export", "--checkpoint", folder / "checkpoint", "--into", tmp_path, "--rows", "float16", "--quiet"
+        "export",
+        "--checkpoint",
+        folder / "checkpoint",
+        "--into",
+        tmp_path,
+        "--rows",
+        "float16",
+        "--quiet",
+        "--despite-gate",
     )
     lines = out.splitlines()
     assert (code, err) == (0, "")
@@ -47,8 +55,15 @@ def test_export_says_what_it_read_checked_and_wrote(recmill, folder: Path, tmp_p
     assert lines[4] == f"next   recmill serve --bundle {tmp_path}"
 
 
+def test_what_did_not_pass_its_gate_is_not_published(recmill, folder: Path, tmp_path: Path) -> None:
+    code, _, err = recmill("export", "--checkpoint", folder / "checkpoint", "--into", tmp_path / "bundle")
+    assert code == 1
+    assert "add --despite-gate" in err
+    assert not (tmp_path / "bundle").exists()
+
+
 def test_the_same_export_again_says_that_it_is_there(recmill, folder: Path) -> None:
-    again = ["export", "--checkpoint", folder / "checkpoint", "--into", folder / "bundle"]
+    again = ["export", "--checkpoint", folder / "checkpoint", "--into", folder / "bundle", "--despite-gate"]
     code, out, _ = recmill(*again)
     assert code == 0
     assert out.startswith(f"found  {folder}/bundle/0000000003-")

@@ -27,6 +27,7 @@ LAYERS = (
     ("spec",),
     ("errors",),
 )
+PARTS = {file.stem for file in PACKAGE.iterdir()}  # other names of the package are its own
 LAYER_OF = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 BELOW_ALL = ("__init__", "_native")  # the version, and the compiled core
 VERBS = 2  # the layer whose parts never import each other: between them there is only an artifact on disk
@@ -50,7 +51,7 @@ def imports_of(name: str, file: Path) -> Iterator[str]:
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
             if source == "recmill":
-                yield from (f"recmill.{alias.name}" for alias in node.names)
+                yield from (f"recmill.{alias.name}" for alias in node.names if alias.name in PARTS)
             elif source.startswith("recmill."):
                 yield source
 

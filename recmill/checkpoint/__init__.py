@@ -55,9 +55,18 @@ class CheckpointFolder:
 
     @classmethod
     def create(
-        cls, path: Path, recipe: Recipe, columns: Sequence[ColumnInfo], plan: Plan, source: str
+        cls,
+        path: Path,
+        recipe: Recipe,
+        columns: Sequence[ColumnInfo],
+        plan: Plan,
+        source: str,
+        data: str | None = None,
     ) -> CheckpointFolder:
-        """A folder for checkpoints; those that are there stay. `source` says which rows they learn from."""
+        """A folder for checkpoints; those that are there stay.
+
+        `source` tells the rows that they learn from from others, `data` is where the log of these rows is.
+        """
         path.mkdir(parents=True, exist_ok=True)
         if not (path / "plan").exists():
             plan.save(path / "plan.partial")
@@ -66,6 +75,7 @@ class CheckpointFolder:
             "recipe": recipe_to_dict(recipe),
             "columns": [asdict(column) for column in columns],
             "source": source,
+            "data": data,
         }
         write_manifest(path, "checkpoint", manifest)
         return cls.open(path)

@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
         """
 recmill export --checkpoint runs/quickstart/checkpoint --into runs/quickstart/bundle
 recmill export --checkpoint c --into b --data /data/shop --rows int8 --keep 3
-recmill export --checkpoint c --into b --which last --index hnsw
+recmill export --checkpoint c --into b --which last --index clustered
 """,
     )
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="what `recmill train` wrote")
@@ -44,9 +44,12 @@ recmill export --checkpoint c --into b --which last --index hnsw
     )
     parser.add_argument(
         "--index",
-        choices=["auto", "exact", "hnsw"],
+        choices=["auto", "exact", "clustered"],
         default="auto",
-        help="how items are found by vector (default: exact up to 200,000 items, hnsw above)",
+        help="how items are found by vector (default: exact up to 200,000 items, clustered above)",
+    )
+    parser.add_argument(
+        "--despite-gate", action="store_true", help="publish also what did not pass its gate in evaluate"
     )
     parser.add_argument("--keep", type=positive, metavar="N", help="remove all but the newest N versions")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -70,6 +73,7 @@ def _export(parsed: argparse.Namespace) -> None:
         index=parsed.index,
         keep=parsed.keep,
         num_threads=available_cores(),
+        despite_gate=parsed.despite_gate,
     )
     exported = export(folder, data, Path(parsed.into), options, Progress(parsed.quiet))
     say_exported(exported, data, silent if parsed.json else print)

@@ -20,7 +20,9 @@ recmill rollback --bundle runs/quickstart/bundle                          the ve
 recmill rollback --bundle runs/quickstart/bundle 0000000176-bc89affa
 """,
     )
-    parser.add_argument("version", nargs="?", metavar="VERSION", help="default: the one that was current before")
+    parser.add_argument(
+        "version", nargs="?", metavar="VERSION", help="default: the one that was current before"
+    )
     parser.add_argument("--bundle", required=True, metavar="DIR", help="what `recmill export` wrote")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -31,7 +33,9 @@ def _rollback(parsed: argparse.Namespace) -> None:
 
     folder, before = parsed.bundle, current_of(parsed.bundle)
     if before is None:
-        raise ArtifactError(f"{folder} holds no versions. Give the folder that `recmill export --into` was given.")
+        raise ArtifactError(
+            f"{folder} holds no versions. Give the folder that `recmill export --into` was given."
+        )
     version = parsed.version or previous_of(folder)
     if version is None:
         known = ", ".join(versions_of(folder))

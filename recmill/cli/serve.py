@@ -127,9 +127,9 @@ def _add_limits(parser: Any) -> None:
     group.add_argument(
         "--max-wait-ms",
         type=milliseconds,
-        default=250.0,
+        default=100.0,
         metavar="MS",
-        help="a request that would wait longer is refused (default: 250)",
+        help="a request that would wait longer is refused (default: 100)",
     )
     group.add_argument(
         "--deadline-ms",

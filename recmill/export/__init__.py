@@ -34,7 +34,10 @@ EVALUATION = "evaluation.json"  # what `recmill evaluate` leaves beside checkpoi
 
 @dataclass(frozen=True)
 class Options:
-    """How a bundle is made. `keep` bounds the versions that stay; None keeps all."""
+    """How a bundle is made. `keep` bounds the versions that stay; None keeps all.
+
+    What did not pass its gate is refused unless `despite_gate`.
+    """
 
     rows: str = "float32"
     which: str = "best"
@@ -42,6 +45,7 @@ class Options:
     keep: int | None = None
     memory: int = DEFAULT_MEMORY
     num_threads: int = 1
+    despite_gate: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ def export(
     if not folder.models:
         raise ArtifactError(f"{folder.path} has no checkpoint yet. Run `recmill train` first.")
     chosen = choose(folder, options.which)
+    _check_gate(folder, chosen, options)
     source = open_source(folder.recipe.log, data)
     version = _version(folder, chosen, source, options)
     num_rows = num_bad = 0
@@ -145,7 +150,7 @@ def _write_sides(
     if found.items is not None:
         write_items(aside / "items", found, plan, side_layout(columns, models, "item"))
         if isinstance(retriever, Retriever):
-            write_vectors(aside / "items", found.items, plan, retriever, options.index)
+            write_vectors(aside / "items", found, plan, retriever, options.index)
 
 
 # the manifest
@@ -178,7 +183,7 @@ def _facts(
 def _kind_of_index(aside: Path) -> str | None:
     if not (aside / "items" / "vectors.npy").exists():
         return None
-    return "hnsw" if any((aside / "items" / "index").iterdir()) else "exact"
+    return "clustered" if any((aside / "items" / "index").iterdir()) else "exact"
 
 
 def _describe(learner: Ranker | Retriever, aside: Path) -> dict[str, Any]:
@@ -214,6 +219,15 @@ def _evaluation(
     verdicts = [{"model": model, **verdict} for model, found in measured.items() for verdict in found["gate"]]
     passed = all(verdict["passed"] for verdict in verdicts)
     return evaluation, {"passed": passed, "verdicts": verdicts} if verdicts else None
+
+
+def _check_gate(folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], options: Options) -> None:
+    gate = _evaluation(folder, chosen)[1]
+    if gate is not None and not gate["passed"] and not options.despite_gate:
+        raise ArtifactError(
+            f"{folder.path} did not meet the conditions that it was evaluated against, so it is not published. "
+            "Train it further, or add --despite-gate."
+        )
 
 
 def _evaluated(folder: CheckpointFolder) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from recmill.index import build_index
 from recmill.learner.retrieval import Retriever
 
 _ROWS_AT_ONCE = 1 << 16
+_ASKING = 200  # users whose questions the index is fitted to
 
 
 def write_users(into: Path, found: AsOfEnd, plan: Plan, layout: Layout) -> None:
@@ -40,8 +41,10 @@ def write_items(into: Path, found: AsOfEnd, plan: Plan, layout: Layout) -> None:
         np.save(into / "similar.npy", similar)
 
 
-def write_vectors(into: Path, items: pl.DataFrame, plan: Plan, retriever: Retriever, kind: str) -> None:
-    """The items' vectors, and the index that finds the nearest of them."""
+def write_vectors(into: Path, found: AsOfEnd, plan: Plan, retriever: Retriever, kind: str) -> None:
+    """The items' vectors, and the index that finds the nearest of them for users like those of the log."""
+    items = found.items
+    assert items is not None
     layout = retriever.layouts["item"]
     vectors = None
     for first in range(0, items.height, _ROWS_AT_ONCE):
@@ -53,7 +56,10 @@ def write_vectors(into: Path, items: pl.DataFrame, plan: Plan, retriever: Retrie
         vectors[first : first + len(some)] = some
     assert vectors is not None, "a log that is not empty has items"
     vectors.flush()
-    build_index(vectors, kind).save(into / "index")
+    layout = retriever.layouts["user"]
+    asking = plan.apply(found.sample[:_ASKING], labels=False, only=layout.features)
+    queries = retriever.user_vectors(collate(asking, layout, with_labels=False))
+    build_index(vectors, kind, queries if len(queries) else None).save(into / "index")
 
 
 def features_of(plan: Plan, rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:

@@ -217,7 +217,12 @@ class Desk:
             self.tokens.check(authorization, scope)
 
     def offers(self, call: Call) -> None:
-        """Raises NotFound when this process has a role that does not answer such calls."""
+        """Raises NotFound when this process has a role that does not answer such calls; Overloaded when it cannot now.
+
+        It is asked before a request is even read: what is refused must cost little.
+        """
+        if not call.is_change:
+            self.queue.check_room(call.name, 1, None)
         if self.role not in call.roles:
             raise NotFound(
                 f'This server has the role "{self.role}", which does not answer {call.name}; '

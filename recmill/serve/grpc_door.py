@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from recmill.serve import messages as m
 from recmill.serve.proto import convert, predict_v2_pb2, recmill_pb2
 from recmill.serve.proto import recmill_pb2 as pb
 from recmill.serve.security import Scope, Tls
+
+# A caller that is gone before it is answered is no error of ours.
+logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: "ExecuteBatchError" not in str(record.exc_info))
 
 SERVICE = "recmill.v1.Recommender"
 INFERENCE = "inference.GRPCInferenceService"

@@ -27,6 +27,9 @@ MAX_DEADLINE_MS = 600_000.0
 IDS = {("Event", "user"), ("Event", "item"), ("NewItem", "id")}  # that cannot be empty
 INTEGERS = (-(2**63), 2**63 - 1)
 _NEW_WEIGHT = 0.1  # of the latest call in the running mean of how long calls take
+_USABLE = 0.7  # of the time that is left: estimates are means, and the way back takes time too
+_TICK_SECONDS = 0.01
+_LITTLE = 0.005  # seconds that a loop may be late without being busy
 
 
 class QueueFull(Overloaded):
@@ -46,7 +49,7 @@ class Limits:
     max_candidates: int = MAX_CANDIDATES
     max_batch: int = 100  # queries, events or new items in one call
     max_waiting: int = 1_000
-    max_wait_seconds: float = 0.25
+    max_wait_seconds: float = 0.1
     deadline_seconds: float = 1.0  # of a request that brings none
 
     def range_of(self, request: str, name: str) -> tuple[int, int] | None:
@@ -126,6 +129,7 @@ class Admission:
         self._running = 0
         self._waiting_seconds = 0.0  # that the waiting calls will take
         self._running_seconds = 0.0
+        self._lag = _Lag()
 
     async def run(self, kind: str, work: Callable[[], Result], deadline: float | None = None) -> Result:
         """Do one piece of work on a worker thread; raises Overloaded or TooLate instead of keeping anyone waiting."""
@@ -151,27 +155,31 @@ class Admission:
         return self._waiting + self._running
 
     def wait_seconds(self) -> float:
-        """How long a call that comes now would wait."""
+        """How long a call that comes now would wait: in the queue, and for an event loop that is behind."""
+        lag = self._lag.seconds()
+        late = lag if lag > _LITTLE else 0.0
         if not self._waiting and self._running < self.threads:
-            return 0.0
-        return (self._waiting_seconds + self._running_seconds / 2) / self.threads
+            return late
+        return late + (self._waiting_seconds + self._running_seconds / 2) / self.threads
+
+    def check_room(self, kind: str, number: int, deadline: float | None) -> None:
+        """Raises what `run_all` would raise now."""
+        wait = self.wait_seconds()
+        left = math.inf if deadline is None else deadline - time.monotonic()
+        if self._waiting + number > self.max_waiting:
+            raise self._refusal(f"{self._waiting:,} requests are waiting, which is all there is room for", wait)
+        if wait > self.max_wait_seconds:
+            raise self._refusal(f"a request would wait {wait * 1000:.0f} ms now", wait)
+        if wait and wait + self._seconds.get(kind, 0.0) > _USABLE * left:
+            raise self._refusal(f"the deadline cannot be met: a request would wait {wait * 1000:.0f} ms", wait)
 
     def close(self) -> None:
         self._workers.shutdown(wait=True, cancel_futures=True)
 
     def _admit(self, kind: str, number: int, deadline: float | None) -> float:
         with self._lock:
-            wait, estimate = self.wait_seconds(), self._seconds.get(kind, 0.0)
-            if self._waiting + number > self.max_waiting:
-                raise self._refusal(
-                    f"{self._waiting:,} requests are waiting, which is all there is room for", wait
-                )
-            if wait > self.max_wait_seconds:
-                raise self._refusal(f"a request would wait {wait * 1000:.0f} ms now", wait)
-            if wait and deadline is not None and time.monotonic() + wait + estimate > deadline:
-                raise self._refusal(
-                    f"the deadline cannot be met: a request would wait {wait * 1000:.0f} ms", wait
-                )
+            self.check_room(kind, number, deadline)
+            estimate = self._seconds.get(kind, 0.0)
             self._waiting += number
             self._waiting_seconds += number * estimate
         return estimate
@@ -220,6 +228,27 @@ class _Job:
     work: Callable[[], Any]
     deadline: float | None
     estimate: float
+
+
+class _Lag:
+    """How late the event loop is: what a busy server adds to every answer, before and after its work."""
+
+    def __init__(self) -> None:
+        self._due: float | None = None  # when the next tick should be
+        self._last = 0.0
+
+    def seconds(self) -> float:
+        """The lateness of the last tick, or of the one that is due."""
+        if self._due is None:
+            self._tick()
+        assert self._due is not None
+        return max(self._last, time.monotonic() - self._due)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self._last = 0.0 if self._due is None else now - self._due
+        self._due = now + _TICK_SECONDS
+        asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
 
 
 Work = Callable[[Sequence[Request]], Sequence[Result]]

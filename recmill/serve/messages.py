@@ -93,7 +93,7 @@ class NewItem(Message, frozen=True, kw_only=True):
 
 
 class Item(Message, frozen=True, kw_only=True):
-    """One recommended item: the chance of a click if it was ranked, else its place in recall; and where it came from."""
+    """One recommended item: the chance of a click, or recall's score when it was not ranked; and where it came from."""
 
     id: Id
     score: float

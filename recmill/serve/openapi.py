@@ -127,15 +127,15 @@ def _operation(endpoint: Endpoint, schemas: Schema, limits: Limits) -> Schema:
 
 def _narrow(schemas: Schema, bundle: Bundle, limits: Limits) -> None:
     """Bounds of numbers and lists, and the columns that this bundle's recipe has."""
-    columns = RawColumns(bundle.recipe)
+    columns, ids = RawColumns(bundle.recipe), (bundle.recipe.log.user, bundle.recipe.log.item)
     for name, schema in schemas.items():
         for field, found in schema.get("properties", {}).items():
             if name in (*_REQUESTS, "UserPrefix"):
                 _narrow_field(name, field, found, limits)
             if field in _OWNERS and name in _REQUESTS:
-                schema["properties"][field] = _columns(columns, _OWNERS[field])
+                schema["properties"][field] = _columns(columns, _OWNERS[field], ids)
     for name, owners in _VALUES.items():
-        schemas[name]["properties"]["values"] = _columns(columns, owners)
+        schemas[name]["properties"]["values"] = _columns(columns, owners, ids)
     for name, field in (
         ("Recommends", "queries"),
         ("Recalls", "queries"),
@@ -167,8 +167,9 @@ _KINDS: dict[str, Schema] = {
 }
 
 
-def _columns(columns: RawColumns, owners: tuple[str, ...]) -> Schema:
-    properties = {name: _column(columns.kinds[name]) for name in columns.of(*owners)}
+def _columns(columns: RawColumns, owners: tuple[str, ...], ids: tuple[str | None, ...]) -> Schema:
+    """Raw columns of some owners. Ids have fields of their own."""
+    properties = {name: _column(columns.kinds[name]) for name in columns.of(*owners) if name not in ids}
     return {"type": "object", "properties": properties, "additionalProperties": False, "default": {}}
 
 

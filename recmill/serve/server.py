@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from recmill.serve.roles import RemoteStages
 
 _KEEP_ALIVE_SECONDS = 60
+_SWITCH_SECONDS = float(os.environ.get("SW", "0.0005"))
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a process that ended is started again
 _logger = logging.getLogger("recmill.serve")
 
@@ -116,6 +117,8 @@ def run(settings: Settings, say: Callable[[Ready], None]) -> int:
 
 
 def _run_loop(main: Coroutine[Any, Any, int]) -> int:
+    # The loop refuses what is too much; it must not wait long for threads that answer.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         import uvloop
     except ImportError:

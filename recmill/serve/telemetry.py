@@ -243,7 +243,11 @@ class _StatusMetrics:
             return
         status = ask()
         versions = Gauge("recmill_version", "1 for each version in use.", labels=("version", "use", "recipe"))
-        uses = {"current": status.version, "previous": status.previous, "canary": status.canary}
+        uses = {
+            "current": status.version,
+            "previous": status.previous,
+            "canary": (status.canary or "").partition("=")[0],
+        }
         for use, version in uses.items():
             if version:
                 versions.add_metric((version, use, status.recipe), 1)

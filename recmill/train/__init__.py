@@ -98,7 +98,7 @@ def _open_folder(recipe: r.Recipe, source: Source, into: Path, options: Options)
         _check_goes_on(folder, recipe, source, options)
         if folder.recipe == recipe:
             return folder
-    return CheckpointFolder.create(into, recipe, source.columns, source.plan, source.name)
+    return CheckpointFolder.create(into, recipe, source.columns, source.plan, source.name, source.data)
 
 
 def _check_goes_on(folder: CheckpointFolder, recipe: r.Recipe, source: Source, options: Options) -> None:

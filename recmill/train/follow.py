@@ -153,7 +153,7 @@ class Follower:
 
     def _function(self, number: int, operation: r.RowOperation) -> RowFunction:
         """The operation with its side table as it is now; while that is being written, as it was."""
-        files = ()
+        files: tuple[LogFile, ...] = ()
         if isinstance(operation, r.Join):
             files = open_source(self.recipe.tables[operation.table], self.data).files
         known = self._functions.get(number)

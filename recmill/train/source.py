@@ -33,6 +33,10 @@ class Source(Protocol):
         """Tells sources apart: a run goes on only with the source that it began with."""
 
     @property
+    def data(self) -> str | None:
+        """Where the log is that the rows come from, if that is known."""
+
+    @property
     def plan(self) -> Plan: ...
     @property
     def columns(self) -> list[ColumnInfo]: ...
@@ -51,8 +55,8 @@ class TableSource:
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        data = table.manifest.get("data")
-        self.name = f"table {table.digest}" + (f" of log {data}" if data else "")
+        self.name = f"table {table.digest}"
+        self.data: str | None = table.manifest.get("data")
         self.columns = table.columns
 
     @property
@@ -97,11 +101,11 @@ class LogSource:
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.recipe = recipe
-        self.data = data
+        self.data = _absolute(data)
         self.max_bad = max_bad
         self.note = note
         self.plan = _plan(recipe, plan_from)
-        self.name = f"log {_absolute(data)}, plan {self.plan.digest()}"
+        self.name = f"log {self.data}, plan {self.plan.digest()}"
         self.columns = self.plan.columns()
         self._opened: LogBatches | None = None
 

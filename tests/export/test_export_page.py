@@ -15,7 +15,7 @@ def test_a_bundle_is_read_with_numpy_and_polars_as_the_page_shows(bundle: Bundle
     assert "runs/quickstart/bundle" in code
     names: dict[str, object] = {}
     exec(code.replace("runs/quickstart/bundle", str(bundle.path.parent)), names)
-    assert names["items"]["item_id"].to_list() == bundle.items.column("item_id").to_list()  # type: ignore
+    assert names["items"]["item_id"].to_list() == bundle.items.column("item_id").to_list()  # type: ignore[index]
     assert "item_id" in capsys.readouterr().out
 
 

@@ -14,10 +14,10 @@ from recmill.errors import ArtifactError, LogError
 from recmill.export.find_log import find_log
 
 
-def checkpoint(path: Path, source: str) -> CheckpointFolder:
+def checkpoint(path: Path, source: str, data: str | None = None) -> CheckpointFolder:
     """A folder that says only where its rows come from."""
     path.mkdir(exist_ok=True)
-    write_manifest(path, "checkpoint", {"source": source})
+    write_manifest(path, "checkpoint", {"source": source, "data": data})
     return CheckpointFolder.open(path)
 
 
@@ -26,7 +26,7 @@ def test_a_checkpoint_knows_the_log_of_its_table(shop) -> None:
 
 
 def test_a_checkpoint_that_learned_from_a_log_knows_it(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "c", f"log {tmp_path}, plan 0123456789abcdef")
+    folder = checkpoint(tmp_path / "c", f"log {tmp_path}, plan 0123456789abcdef", str(tmp_path))
     assert find_log(folder) == str(tmp_path)
 
 
@@ -49,7 +49,7 @@ def test_another_table_is_refused(shop, tmp_path: Path) -> None:
 
 def test_a_log_that_moved_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
-    folder = checkpoint(tmp_path / "c", f"table 0123abcd of log {tmp_path / 'log'}")
+    folder = checkpoint(tmp_path / "c", "table 0123abcd", str(tmp_path / "log"))
     assert find_log(folder) == str(tmp_path / "log")
     shutil.rmtree(tmp_path / "log")
     with pytest.raises(LogError, match=r"is not there any more. Say where it is with --data DIR"):
@@ -57,5 +57,5 @@ def test_a_log_that_moved_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_url_is_taken_as_it_is(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "c", "table 0123abcd of log s3://bucket/log")
+    folder = checkpoint(tmp_path / "c", "table 0123abcd", "s3://bucket/log")
     assert find_log(folder) == "s3://bucket/log"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import socket
-from typing import Any
+import subprocess
+import sys
+from pathlib import Path
 
 import grpc
 import httpx
 import pytest
-import schemathesis
 from conftest import Running, Start
-from hypothesis import HealthCheck, settings
 
 from recmill.serve.grpc_door import INFERENCE, METHODS, SERVICE
 from recmill.serve.limits import Limits
@@ -34,19 +34,25 @@ def fuzzed(start: Start) -> Running:
     return start(limits=Limits(max_body=100_000, max_wait_seconds=5, deadline_seconds=10))
 
 
-@pytest.fixture(scope="module")
-def api(fuzzed: Running) -> Any:
-    return schemathesis.openapi.from_url(f"{fuzzed.http}/openapi.json")
-
-
-schema = schemathesis.pytest.from_fixture("api")
+# A request that fits the document may still be refused: a condition in SQL, a whole number written 3.0. A deadline
+# that passes is an answer too.
+SCHEMATHESIS = """
+[checks]
+positive_data_acceptance.enabled = false
+negative_data_rejection.expected-statuses = ["400", "404", "405", "413", "415", "429", "504"]
+not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "504"]
+"""
 
 
 @pytest.mark.services
-@schema.parametrize()
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_the_server_does_what_its_document_says(case: Any) -> None:
-    case.call_and_validate(timeout=30)
+def test_the_server_does_what_its_document_says(fuzzed: Running, tmp_path: Path) -> None:
+    (tmp_path / "schemathesis.toml").write_text(SCHEMATHESIS)
+    program = Path(sys.executable).with_name("schemathesis")
+    flags = ["--max-examples", "10", "--seed", "5", "--phases", "examples,coverage,fuzzing", "--no-color"]
+    command = [program, "run", f"{fuzzed.http}/openapi.json", *flags]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, "\n".join(line[:300] for line in found.stdout.splitlines())
+    assert is_well(fuzzed)
 
 
 def is_well(server: Running) -> bool:

@@ -98,7 +98,9 @@ def test_what_is_true_now_is_read_from_the_status() -> None:
 def test_the_metrics_page_lists_exactly_what_is_exposed() -> None:
     families = text_string_to_metric_families(everything_happened().metrics().decode())
     shown = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
-    listed = set(re.findall(r"^\| `((?:recmill|process)_\w+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    listed = set(
+        re.findall(r"^\| `((?:recmill|process)_\w+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    )
     assert listed == shown
 
 

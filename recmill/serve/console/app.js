@@ -1,7 +1,7 @@
 // The page as a whole: which view, the address, keys, theme, and whether the server is there.
 
 import { ask, byId, duration, empty, fill, keepToken, make, on, showDown, storedToken } from "./page.js";
-import { addRecent, fromAddress, learnContext, startQuestion, toAddress } from "./question.js";
+import { addRecent, fromAddress, startQuestion, suggestContext, toAddress } from "./question.js";
 import { hideWhy, isMissing, moveBy, recommend, selectedItem, startRecommend } from "./recommend.js";
 import { chosenVersions, compare, offerVersions } from "./compare.js";
 import { startLive, stopLive, togglePause } from "./live.js";
@@ -78,7 +78,7 @@ function showStatus(now) {
   byId("serving").className = `serving ${now.ready ? "ready" : ""}`;
   fill(byId("serving"), now.recipe, make("span", { class: "extra" }, ` · ${now.version}${now.freshness_seconds == null ? "" : ` · ${duration(now.freshness_seconds)} old`}`), now.ready ? "" : " · not ready");
   byId("serving").title = `Version ${now.version}`;
-  if (isFirst && now.manifest.recipe) learnContext(now.manifest.recipe);
+  if (isOther) suggestContext(now.manifest.context_columns ?? []);
   if (view === "compare" && (isFirst || isBack)) compare();
   if (view === "recommend" && isBack && isAsked && isMissing()) recommend();
   if (view === "bundle") showBundle(now);

@@ -1,4 +1,4 @@
-// What serves: versions, models, evaluation, sizes; and the way back to an older version.
+// What serves: versions, models, evaluation; and the way back to an older version.
 
 import { ask, byId, bytes, count, decimal, duration, fact, fill, make, notice, plainTable } from "./page.js";
 
@@ -6,23 +6,24 @@ let last = "", changed = () => {};
 
 const date = (seconds) => (seconds == null ? "–" : new Date(seconds * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" }));
 const card = (title, ...children) => make("div", { class: "card" }, make("h2", {}, title), ...children);
+
 /** Show a status; parts of the page that are open stay open when nothing but time has passed. */
 export function showBundle(status) {
   const now = JSON.stringify({ ...status, freshness_seconds: null });
   const facts = make("dl", { class: "facts" }, factsOf(status));
   if (now === last) return byId("bundle").querySelector(".facts").replaceWith(facts);
   last = now;
-  const manifest = status.manifest ?? {};
-  fill(byId("bundle"), facts, make("div", { class: "columns" }, versions(status), gate(manifest), evaluation(manifest), models(status, manifest), sizes(manifest)),
-    recipe(manifest));
+  const { manifest } = status;
+  fill(byId("bundle"), facts, make("div", { class: "columns" }, versions(status), gate(manifest), evaluation(manifest), models(status, manifest)));
 }
 
 function factsOf(status) {
-  const manifest = status.manifest ?? {};
+  const { manifest } = status;
   return [
     fact("Version", status.version, `made ${date(manifest.created_at)}`, "wide"),
     fact("Recipe", status.recipe, status.role === "all" ? "all stages in one server" : `role: ${status.role}`),
-    fact("Items", count(status.num_items)), fact("Users", count(status.num_users)),
+    fact("Items", count(status.num_items), `and ${count(status.num_users)} users`),
+    fact("Size", bytes(manifest.num_bytes ?? 0), `on disk, rows as ${manifest.rows_dtype}`),
     fact("Freshness", duration(status.freshness_seconds), "age of the newest training row"),
     fact("Deltas", count(status.deltas), "applied on top of this version"),
     fact("Up for", duration(Date.now() / 1000 - status.started_at), `since ${date(status.started_at)}`),
@@ -30,11 +31,12 @@ function factsOf(status) {
 }
 
 function versions(status) {
-  const uses = (name) => [name === status.version && "current", name === status.previous && "previous", name === status.canary && "canary"].filter(Boolean);
+  const [canary, share] = (status.canary ?? "").split("=");
+  const uses = (name) => [name === status.version && "current", name === status.previous && "previous", name === canary && `canary ${100 * share}%`].filter(Boolean);
   const row = (name) => make("tr", {},
-    make("td", {}, make("span", { class: "mono" }, name, " "), uses(name).map((use) => make("span", { class: `tag ${use}` }, use))),
+    make("td", {}, make("span", { class: "mono" }, name), " ", uses(name).map((use) => make("span", { class: `tag ${use}` }, use))),
     make("td", { class: "number" }, name !== status.version && make("button", { type: "button", "aria-label": `Roll back to ${name}`, onclick: () => askRollback(name) }, "Roll back")));
-  const names = [...new Set([status.version, status.previous, status.canary, ...status.versions].filter(Boolean))];
+  const names = [...new Set([status.version, status.previous, canary, ...status.versions].filter(Boolean))];
   return card("Versions", make("table", {}, make("tbody", {}, names.map(row))),
     names.length === 1 && make("p", { class: "soft small" }, "There is no other version to go back to yet."));
 }
@@ -45,15 +47,15 @@ function gate(manifest) {
   const { passed } = found;
   return card("Gate", notice(passed ? "" : "bad", passed ? "✓ All conditions are met." : "✕ Not all conditions are met."),
     make("table", {}, make("tbody", {}, found.verdicts.map((one) => make("tr", {}, make("td", {}, one.passed ? "✓" : "✕"),
-      make("td", { class: "mono" }, `${one.model} ${one.condition}`), make("td", { class: "number" }, `found ${decimal(one.found)}`))))));
+      make("td", {}, `${one.model} ${one.condition}`), make("td", { class: "number" }, `found ${decimal(one.found)}`))))));
 }
 
 function evaluation(manifest) {
   const measured = Object.entries(manifest.evaluation ?? {});
   if (!measured.length) return card("Evaluation", make("p", { class: "soft" }, "No numbers: run `recmill evaluate` before `recmill export`."));
   return card("Evaluation", measured.map(([name, model]) => [
-    make("h3", {}, name, make("span", { class: "soft" }, ` · ${model.split ?? ""} rows, step ${count(model.step)}`)),
-    plainTable(Object.fromEntries(Object.entries(model.metrics ?? {}).filter(([metric]) => !metric.endsWith("_margin"))
+    make("h3", {}, name, make("span", { class: "soft" }, ` · ${model.split} rows, step ${count(model.step)}`)),
+    plainTable(Object.fromEntries(Object.entries(model.metrics).filter(([metric]) => !metric.endsWith("_margin"))
       .map(([metric, value]) => [metric, margin(value, model.metrics[`${metric}_margin`])])))]));
 }
 
@@ -63,19 +65,6 @@ function models(status, manifest) {
   return card("Models", Object.entries(manifest.models ?? {}).map(([name, model]) => [make("h3", {}, name), plainTable(model)]),
     make("h3", {}, "Recall channels"), make("p", {}, status.channels.map((name) => make("span", { class: "tag" }, name))));
 }
-
-function sizes(manifest) {
-  const groups = {};
-  for (const [name, file] of Object.entries(manifest.files ?? {})) {
-    const group = name.split("/").slice(0, name.startsWith("tables/") ? 2 : 1).join("/");
-    groups[group] = (groups[group] ?? 0) + file.num_bytes;
-  }
-  const sorted = Object.entries(groups).sort(([, a], [, b]) => b - a), total = sorted.reduce((sum, [, size]) => sum + size, 0);
-  return card("Sizes", make("p", { class: "soft small" }, `${bytes(total)} on disk, rows as ${manifest.rows_dtype ?? "unknown"}`),
-    plainTable(Object.fromEntries(sorted.map(([name, size]) => [name, bytes(size)]))));
-}
-
-const recipe = (manifest) => manifest.recipe && make("details", {}, make("summary", {}, make("h3", {}, "Recipe")), make("pre", {}, JSON.stringify(manifest.recipe, null, 1)));
 
 // rolling back
 

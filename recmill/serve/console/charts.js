@@ -2,10 +2,10 @@
 
 import { fill, make } from "./page.js";
 
-const HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 22;
+const HEIGHT = 190, LEFT = 54, RIGHT = 8, TOP = 8, BOTTOM = 22;
 
 /** A round number at or above the value, for the top of an axis. */
-export function roundUp(value) {
+function roundUp(value) {
   const size = 10 ** Math.floor(Math.log10(value || 1));
   return [1, 2, 4, 5, 10].map((step) => step * size).find((top) => top >= value * 0.9999);
 }
@@ -16,7 +16,7 @@ const sample = (style) => make("svg", { viewBox: "0 0 16 10", width: 16, height:
 export class Chart {
   constructor(title, series, text, unit, top) {
     Object.assign(this, { title, series, text, unit, top, data: null, at: null });
-    this.svg = make("svg", { role: "img", tabindex: 0 });
+    this.svg = make("svg", { role: "img", tabindex: 0, "aria-label": title });
     this.when = make("span", { class: "soft" });
     this.readout = make("ul", { class: "legend" });
     this.figure = make("figure", { class: "card" }, make("figcaption", {}, title, this.when), this.readout, this.svg);
@@ -54,14 +54,11 @@ export class Chart {
     this.data = data;
     this.high = Math.max(this.top, roundUp(Math.max(0, ...this.series.flatMap(([, , key]) => data[key].filter((value) => value != null)))));
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
-    this.svg.setAttribute("aria-label", `${this.title}. ${this.says(this.last)}`);
-    fill(this.svg, this.axes(), this.series.map((one, number) => this.line(one, number)), this.at == null ? [] : this.pointer());
+    fill(this.svg, this.axes(), this.series.map((one) => this.line(one)), this.at == null ? [] : this.pointer());
     const at = this.at ?? this.last;
     this.when.textContent = this.at == null ? "" : `${this.last - at} s before`;
     fill(this.readout, this.series.map(([name, style, key]) => make("li", {}, sample(style), name, make("b", {}, this.text(data[key][at])))));
   }
-
-  says(at) { return this.series.map(([name, , key]) => `${name} ${this.text(this.data[key][at])}`).join(", "); }
 
   axes() {
     const right = this.width - RIGHT;
@@ -70,10 +67,10 @@ export class Chart {
       make("text", { x: LEFT - 6, y: this.y(value) + 4, "text-anchor": "end" }, `${value}${value ? this.unit : ""}`)]);
     const times = [[0, "2 min ago", "start"], [this.last / 2, "1 min ago", "middle"], [this.last, "now", "end"]]
       .map(([at, words, anchor]) => make("text", { x: this.x(at), y: HEIGHT - 5, "text-anchor": anchor }, words));
-    return [...levels.flat(), ...times];
+    return [levels, times];
   }
 
-  line([, style, key], number) {
+  line([, style, key]) {
     const runs = [];
     this.data[key].forEach((value, at) => {
       if (value == null) return;
@@ -85,8 +82,8 @@ export class Chart {
     const path = runs.map((run) => `M${run.join("L")}${run.length === 1 ? "h.1" : ""}`).join("");
     const base = HEIGHT - BOTTOM;
     const area = runs.map((run) => `M${run[0].split(" ")[0]} ${base}L${run.join("L")}L${run.at(-1).split(" ")[0]} ${base}Z`).join("");
-    return [this.series.length === 1 && number === 0 && make("path", { class: `area ${style}`, d: area }),
-      make("path", { class: `line ${style}`, d: path, "stroke-linecap": "round" })].filter(Boolean);
+    return [this.series.length === 1 && make("path", { class: `area ${style}`, d: area }),
+      make("path", { class: `line ${style}`, d: path, "stroke-linecap": "round" })];
   }
 
   pointer() {

@@ -15,7 +15,7 @@ export const chosenVersions = () => IDS.map((id) => byId(id).value);
 /** Offer the versions that the server holds, with two of them chosen: by default the current one and another. */
 export function offerVersions({ version, previous, canary, versions }, [a, b]) {
   const chosen = [a || version, b || previous || versions.find((one) => one !== version) || version];
-  const uses = new Map([[canary, " (canary)"], [previous, " (previous)"], [version, " (current)"]]);
+  const uses = new Map([[canary?.split("=")[0], " (canary)"], [previous, " (previous)"], [version, " (current)"]]);
   IDS.forEach((id, side) => fill(byId(id), [...new Set([...versions, chosen[side]])].map((name) =>
     make("option", { value: name, selected: name === chosen[side] }, name + (uses.get(name) ?? "")))));
 }

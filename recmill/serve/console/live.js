@@ -31,14 +31,12 @@ function show(data) {
 }
 
 async function tick() {
-  if (!paused && !document.hidden) {
-    try {
-      show(await ask("v1/live"));
-    } catch (error) {
-      fill(byId("live-notes"), error.status > 0 && notice("bad", error.message));
-    }
+  if (paused || document.hidden) return;
+  try {
+    show(await ask("v1/live"));
+  } catch (error) {
+    fill(byId("live-notes"), error.status > 0 && notice("bad", error.message));
   }
-  if (timer !== null) timer = setTimeout(tick, 1000);
 }
 
 export function togglePause() {
@@ -52,10 +50,11 @@ export function startLive() {
     fill(byId("charts"), charts.map((chart) => chart.figure));
     on("pause", "click", togglePause);
   }
-  if (timer === null) { timer = 0; tick(); }
+  stopLive();
+  timer = setInterval(tick, 1000);
+  tick();
 }
 
 export function stopLive() {
-  clearTimeout(timer);
-  timer = null;
+  clearInterval(timer);
 }

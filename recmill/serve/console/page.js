@@ -28,8 +28,7 @@ export const empty = (title, text) => make("div", { class: "empty" }, make("b", 
 
 // numbers
 
-const grouped = new Intl.NumberFormat("en");
-export const count = (value) => (value == null ? "–" : grouped.format(value));
+export const count = (value) => value?.toLocaleString("en") ?? "–";
 
 export function decimal(value, digits = 4) {
   if (value == null || !Number.isFinite(value)) return "–";

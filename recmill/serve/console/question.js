@@ -2,16 +2,11 @@
 
 import { ask, byId, fill, make, on } from "./page.js";
 
-let types = {}; // of context columns, by name
 let suggesting = null;
 
-/** Names and types of the columns that belong to a request itself, from the bundle's recipe. */
-export function learnContext(recipe) {
-  const { log } = recipe;
-  const taken = new Set([log.user, log.item, ...recipe.labels.flatMap((label) => label.columns)]);
-  types = Object.fromEntries(log.columns.filter((column) => column.of === "context" && !taken.has(column.name))
-    .map((column) => [column.name, column.type]));
-  fill(byId("context-names"), Object.keys(types).map((name) => make("option", { value: name })));
+/** Suggest the columns that belong to a request itself. */
+export function suggestContext(names) {
+  fill(byId("context-names"), names.map((name) => make("option", { value: name })));
 }
 
 function pairs() {
@@ -21,8 +16,8 @@ function pairs() {
 
 function addPair(name = "", value = "") {
   const row = make("li", {},
-    make("input", { list: "context-names", placeholder: "column", "aria-label": "Context column", value: name, spellcheck: "false" }),
-    make("input", { placeholder: "value", "aria-label": "Value", value, spellcheck: "false" }),
+    make("input", { list: "context-names", placeholder: "column", "aria-label": "Context column", value: name }),
+    make("input", { placeholder: "value", "aria-label": "Value", value }),
     make("button", { type: "button", "aria-label": "Remove this column", onclick: () => { row.remove(); countMore(); } }, "✕"));
   byId("context").append(row);
   return row;
@@ -41,16 +36,16 @@ export function addRecent(item) {
   countMore();
 }
 
-function typed(name, text) {
-  if (["text", "hex"].includes(types[name])) return text;
+/** Numbers and truths as such; the server reads a number for a text column as text. */
+function typed(text) {
   if (text === "true" || text === "false") return text === "true";
-  return text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
+  return text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
 }
 
 /** The Recommend message. */
 export function question() {
   const user = byId("user").value.trim();
-  const context = Object.fromEntries(pairs().filter(([, value]) => value !== "").map(([name, value]) => [name, typed(name, value)]));
+  const context = Object.fromEntries(pairs().filter(([, value]) => value !== "").map(([name, value]) => [name, typed(value)]));
   return {
     ...(user && { user }),
     k: number("k", 20), candidates: number("candidates", 500),

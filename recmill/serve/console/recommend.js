@@ -59,10 +59,9 @@ function show(selected) {
 }
 
 function strangerNotice(asked, user, answer) {
-  const popular = answer.items.length && answer.items.every((item) => item.channel === "popular");
-  const got = popular ? "popular items are shown" : "items for a user without history are shown";
+  const got = answer.items.every((item) => item.channel === "popular") ? "popular items are shown" : "items for a user without history are shown";
   if (!asked.user) return notice("", `No user was given: ${got}, as to any stranger.`);
-  return user && !user.found && notice("", `The user “${asked.user}” is not known here: ${got}${asked.context || asked.recent ? ", with the context and clicks you gave" : ""}.`);
+  return user && !user.found && notice("", `The user “${asked.user}” is not known here: ${got}.`);
 }
 
 export function degradedNotice(answer) {

@@ -136,15 +136,17 @@ def to_query(request: m.Recall | m.Rank) -> pb.Query:
 
 
 def to_answer(answer: m.Answer) -> pb.Answer:
-    return pb.Answer(
-        items=[
-            pb.Item(id=to_id(item.id), score=item.score, channel=item.channel, recall_score=item.recall_score)
-            for item in answer.items
-        ],
-        degraded=answer.degraded,
-        version=answer.version,
-        trace=to_trace(answer.trace) if answer.trace else None,
-    )
+    found = pb.Answer(degraded=answer.degraded, version=answer.version)
+    add = found.items.add  # twice as fast as messages made one by one
+    for item in answer.items:
+        one = add(score=item.score, channel=item.channel, recall_score=item.recall_score)
+        if isinstance(item.id, int):
+            one.id.number = item.id
+        else:
+            one.id.text = item.id
+    if answer.trace is not None:
+        found.trace.CopyFrom(to_trace(answer.trace))
+    return found
 
 
 def answer_of(answer: pb.Answer) -> m.Answer:

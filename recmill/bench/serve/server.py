@@ -1,0 +1,164 @@
+"""A server of our own to measure: started on free ports, watched from outside, ended at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recmill.errors import RecmillError
+
+_SECONDS_TO_START = 120
+_SECONDS_TO_END = 15
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where a server answers. One that we did not start has no process of ours, and maybe no HTTP."""
+
+    grpc: str | None
+    http: str | None
+    pid: int | None = None
+    seconds_to_ready: float | None = None
+
+
+@contextmanager
+def started(bundle: Path, arguments: Sequence[str] = ()) -> Iterator[Running]:
+    """`recmill serve` as a process of its own, on free ports of this machine, until the block ends."""
+    command = [sys.executable, "-m", "recmill", "serve", "--bundle", str(bundle)]
+    command += ["--http-port", "0", "--grpc-port", "0", "--json", *arguments]
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            ready = _ready_line(process)
+            yield Running(
+                _address(ready, "grpc"), _address(ready, "http"), process.pid, time.perf_counter() - began
+            )
+        finally:
+            _end(process)
+
+
+def _ready_line(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    deadline = time.monotonic() + _SECONDS_TO_START
+    while time.monotonic() < deadline:
+        if not select.select([process.stdout], [], [], 0.2)[0]:
+            continue
+        line = process.stdout.readline()
+        if not line:
+            raise RecmillError(f"The server ended with code {process.wait()} before it was ready.")
+        if line.startswith("{") and "grpc" in (found := json.loads(line)):
+            return dict(found)
+    raise RecmillError(f"The server was not ready after {_SECONDS_TO_START} s.")
+
+
+def _address(ready: dict[str, Any], door: str) -> str | None:
+    found = ready.get(door)
+    if found is None or isinstance(found, int):
+        return None if found is None else f"127.0.0.1:{found}"
+    return str(found).rpartition("//")[2].rstrip("/")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of a server's processes together."""
+
+    cpu_seconds: float
+    resident_bytes: int
+
+    @staticmethod
+    def of(running: Running) -> Usage | None:
+        """From the system if the process is ours, else from what the server says of itself; None when unknown."""
+        if running.pid is not None:
+            family = _family(running.pid)
+            return Usage(sum(map(_cpu_seconds, family)), sum(map(_resident_bytes, family)))
+        metrics = read_metrics(running.http)
+        cpu = metrics.get("process_cpu_seconds_total")
+        return Usage(cpu, int(metrics.get("process_resident_memory_bytes", 0))) if cpu is not None else None
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that it started."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except OSError:
+        children = []
+    return [pid, *(one for child in children for one in _family(int(child)))]
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
+    except OSError:
+        return 0
+
+
+_METRIC = re.compile(r"^(\w+)(\{[^}]*\})? ([-+.\deEinfNa]+)$")
+
+
+def read_metrics(address: str | None) -> dict[str, float]:
+    """What /metrics says, by name and labels; nothing when there is no such page."""
+    if address is None:
+        return {}
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            text = answer.read().decode("utf-8", "replace")
+    except (urllib.error.URLError, OSError):
+        return {}
+    matches = map(_METRIC.match, text.splitlines())
+    return {match[1] + (match[2] or ""): float(match[3]) for match in matches if match}
+
+
+_STAGE = re.compile(r'^recmill_stage_seconds_(sum|count)\{stage="([^"]+)"\}$')
+_DEGRADED = re.compile(r'^recmill_degraded_total\{reason="([^"]+)"\}$')
+
+
+def between(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+    """What the server counted meanwhile: mean milliseconds of each stage, and answers degraded by reason."""
+    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    stages: dict[str, dict[str, float]] = {}
+    for name, value in grown.items():
+        if match := _STAGE.match(name):
+            stages.setdefault(match[2], {})[match[1]] = value
+    degraded = {
+        match[1]: int(value) for name, value in grown.items() if value and (match := _DEGRADED.match(name))
+    }
+    return {
+        "stages_ms": {
+            name: round(found["sum"] / found["count"] * 1e3, 4)
+            for name, found in stages.items()
+            if found.get("count")
+        },
+        "degraded": degraded,
+    }

@@ -1,0 +1,200 @@
+"""The bench bundle from its generated log to answers of a real server, at a tiny size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from recmill.bench.serve.bundle import bench_recipe
+from recmill.bench.serve.csv_client import Options as ClientOptions
+from recmill.bench.serve.csv_client import pieces, score_file
+from recmill.bench.serve.inference import typed
+from recmill.bench.serve.log import (
+    CONTEXT_KINDS,
+    CONTEXT_NUMBERS,
+    ITEM_KINDS,
+    USER_KINDS,
+    USER_NUMBERS,
+    Size,
+    write_log,
+)
+from recmill.bench.serve.requests import Question
+from recmill.bench.serve.run import Options, Target, bench_serve
+from recmill.bench.serve.server import Running, started
+from recmill.cli import main
+from recmill.errors import RecmillError
+
+ITEMS = 400
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
+    folder = tmp_path_factory.mktemp("log")
+    write_log(Size.of(4000), folder)
+    return pl.read_parquet(folder / "log.parquet")
+
+
+def test_the_log_has_the_shape_of_the_reference(log: pl.DataFrame) -> None:
+    assert len(USER_NUMBERS) + len(CONTEXT_NUMBERS) == 13
+    assert len(["user_id", *USER_KINDS, *CONTEXT_KINDS]) == 11
+    assert len(["item_id", *ITEM_KINDS]) == 15
+    ranking = bench_recipe().ranking
+    assert ranking is not None
+    assert len(ranking.features) == 13 + 26
+
+
+def test_every_item_is_in_the_log_and_keeps_its_columns(log: pl.DataFrame) -> None:
+    assert log["item_id"].n_unique() == 4000
+    assert log.select(pl.struct("item_id", *ITEM_KINDS).n_unique()).item() == 4000
+    assert log.select(pl.struct("user_id", *USER_KINDS).n_unique()).item() == log["user_id"].n_unique()
+    assert log["time"].is_sorted()
+
+
+def test_users_click_what_they_like(log: pl.DataFrame) -> None:
+    likes = (
+        (pl.col("ik1") == pl.col("uk1")) | (pl.col("ik1") == pl.col("uk2")) | (pl.col("ik1") == pl.col("uk3"))
+    )
+    rates = {bool(liked[0]): rows["click"].mean() for liked, rows in log.group_by(likes)}
+    assert rates[True] > 0.5  # type: ignore[operator]
+    assert rates[False] < 0.2  # type: ignore[operator]
+
+
+def test_equal_seeds_write_equal_logs(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_log(Size.of(200), tmp_path / name, seed=3)
+    assert pl.read_parquet(tmp_path / "a" / "log.parquet").equals(
+        pl.read_parquet(tmp_path / "b" / "log.parquet")
+    )
+
+
+@pytest.mark.parametrize(
+    ("texts", "datatype", "values"),
+    [
+        (["1", "", "3"], "INT64", [1, None, 3]),
+        (["68fd1e64", None], "INT64", [0x68FD1E64, None]),
+        (["0.5", ""], "FP64", [0.5, None]),
+        (["a", ""], "BYTES", ["a", None]),
+        (["1", "false", "True"], "BOOL", [True, False, True]),
+    ],
+)
+def test_texts_of_a_file_become_what_the_model_reads(
+    texts: list[str | None], datatype: str, values: list[object]
+) -> None:
+    assert typed(pl.Series("c", texts, pl.String), datatype).to_list() == values
+
+
+def test_a_text_where_a_number_is_read_is_named() -> None:
+    with pytest.raises(RecmillError, match='Column "price" must hold numbers, but it holds "cheap"'):
+        typed(pl.Series("price", ["1", "cheap"]), "FP64")
+
+
+def test_a_short_file_is_read_again_and_a_whole_one_once() -> None:
+    asked = ClientOptions("here:1", Path("x"), batch=4, num_batches=3)
+    assert list(pieces(9, asked)) == [(0, 4), (4, 4), (0, 4)]
+    assert list(pieces(9, ClientOptions("here:1", Path("x"), batch=4, num_batches=0))) == [
+        (0, 4),
+        (4, 4),
+        (8, 1),
+    ]
+    assert list(pieces(2, asked)) == [(0, 2)] * 3
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxruntime")
+    from recmill.bench.serve.bundle import make_bundle
+
+    return make_bundle(ITEMS, tmp_path_factory.mktemp("bundles"), "int8")
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path) -> Iterator[Running]:
+    pytest.importorskip("grpc")
+    with started(bundle) as running:
+        yield running
+
+
+@pytest.mark.processes
+def test_a_bundle_is_made_once(bundle: Path) -> None:
+    from recmill.bench.serve.bundle import make_bundle
+
+    before = (bundle / "current").stat().st_mtime_ns
+    assert make_bundle(ITEMS, bundle.parent.parent, "int8") == bundle
+    assert (bundle / "current").stat().st_mtime_ns == before
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("door", ["grpc", "http"])
+def test_our_own_server_is_measured_through_both_doors(door: str, bundle: Path) -> None:
+    options = Options(
+        question=Question(k=5, candidates=50),
+        door="grpc" if door == "grpc" else "http",
+        rates=(20.0,),
+        seconds=1.5,
+        warm_up=0.5,
+        deadline_seconds=5.0,
+        labels=bundle.parent / "log" / "labels.parquet",
+        label_users=30,
+        echo=False,
+    )
+    result = bench_serve(Target(bundle), options)
+    (load,) = result["loads"]
+    assert (load["failed"], load["errors"]) == (0, {})
+    assert load["answers"]["items_per_answer"] == 5
+    assert load["server"]["stages_ms"]
+    assert load["traced_stages_ms"]
+    assert load["server"]["resident_bytes"] > 10_000_000
+    assert load["server"]["cpu_ms_per_request"] > 0
+    assert 0 <= result["accuracy"]["auc"] <= 1
+    assert result["seconds_to_ready"] > 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("door", ["grpc", "http"])
+def test_the_csv_client_scores_a_whole_file(
+    door: str, server: Running, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = pl.read_parquet(bundle.parent / "log" / "log.parquet").head(50)
+    rows.with_columns(uk4=None).write_csv(tmp_path / "eval.csv")
+    address = server.grpc if door == "grpc" else server.http
+    assert address is not None
+    flags = ["-s", address, "-d", str(tmp_path / "eval.csv"), "-b", "16", "--door", door, "--json"]
+    assert main(["client", *flags, "--out", str(tmp_path / "scores.csv")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rows"], found["batches"]) == (50, 4)
+    assert 0 < found["auc"] < 1
+    assert pl.read_csv(tmp_path / "scores.csv").height == 50
+
+
+@pytest.mark.processes
+def test_both_doors_of_the_client_score_alike(server: Running, bundle: Path, tmp_path: Path) -> None:
+    rows = pl.read_parquet(bundle.parent / "log" / "log.parquet").head(30)
+    rows.write_csv(tmp_path / "eval.csv")
+    scores = []
+    for door, address in (("grpc", server.grpc), ("http", server.http)):
+        assert address is not None
+        options = ClientOptions(
+            address,
+            tmp_path / "eval.csv",
+            "grpc" if door == "grpc" else "http",
+            batch=7,
+            num_batches=0,
+            out=tmp_path / f"{door}.csv",
+        )
+        score_file(options)
+        scores.append(pl.read_csv(tmp_path / f"{door}.csv")["probability"])
+    assert (scores[0] - scores[1]).abs().max() < 1e-6  # type: ignore[operator]
+
+
+@pytest.mark.processes
+def test_scoring_is_measured_beside_its_floor(bundle: Path) -> None:
+    from recmill.bench.serve.scoring import bench_scoring, describe
+
+    result = bench_scoring(bundle, candidates=50, seconds=0.5)
+    assert list(result["rows_per_cpu_second"]) == ["ours", "onnx_split", "onnx", "torch"]
+    assert "ours" in describe(result)

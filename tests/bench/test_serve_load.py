@@ -1,0 +1,236 @@
+"""The load generator against a small real server in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+pytest.importorskip("grpc")
+
+from recmill.bench.serve.accuracy import measure_accuracy, read_labels
+from recmill.bench.serve.arrivals import poisson_times
+from recmill.bench.serve.doors import DoorName, ask, precise_loop
+from recmill.bench.serve.http2 import CODES, call_headers, grpc_status
+from recmill.bench.serve.load import Records, closed_loop, open_loop
+from recmill.bench.serve.measure import generator_cost
+from recmill.bench.serve.page import describe, write_page
+from recmill.bench.serve.requests import Question, contexts_of_file, make_requests, users_of_file, words_of
+from recmill.bench.serve.run import Options, Target, bench_serve
+from recmill.bench.serve.slo import Slo
+from recmill.errors import RecmillError
+
+PEER = Path(__file__).parent / "peer_server.py"
+DOORS: tuple[DoorName, ...] = ("grpc", "http")
+
+
+@contextmanager
+def peer(**settings: float) -> Iterator[dict[DoorName, str]]:
+    command = [sys.executable, str(PEER), json.dumps(settings)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            grpc_port, http_port = process.stdout.readline().split()
+            yield {"grpc": f"127.0.0.1:{grpc_port}", "http": f"127.0.0.1:{http_port}"}
+        finally:
+            process.kill()
+
+
+def load(door_name: DoorName, address: str, act: Any, deadline: float = 5.0) -> Any:
+    async def run() -> Any:
+        words = words_of(door_name, address)
+        door = words.door("Recommend", deadline)
+        await door.open()
+        try:
+            return await act(door, make_requests(words, [1, 2, 3], Question(k=2), 10, 0, None))
+        finally:
+            door.close()
+            await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=precise_loop) as runner:
+        return runner.run(run())
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_request_of_a_closed_loop_is_answered(door: DoorName) -> None:
+    with peer() as addresses:
+        records: Records = load(
+            door, addresses[door], lambda *args: closed_loop(*args, clients=3, seconds=0.5)
+        )
+    assert len(records.due) >= 3
+    assert set(records.problems) == {""}
+    assert 0 < records.latencies().mean() < 1
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_stall_shows_in_every_request_that_was_due_meanwhile(door: DoorName) -> None:
+    times = poisson_times(100, 2.0, seed=0)
+    with peer(stall_at=50, stall_seconds=1.0) as addresses:
+        records: Records = load(door, addresses[door], lambda *args: open_loop(*args, times))
+    latencies = np.sort(records.latencies())
+    assert len(latencies) == len(times)
+    assert latencies[-1] > 0.95
+    # A closed loop would have one slow answer; here the hundred that were due in that second waited too.
+    assert (latencies > 0.5).sum() > 30
+    assert np.median(records.send_delays()) < 0.2
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_refusals_are_counted_by_themselves(door: DoorName) -> None:
+    with peer(refuse_every=2) as addresses:
+        records: Records = load(door, addresses[door], lambda *args: open_loop(*args, np.arange(10) / 100))
+    assert Counter(records.problems) == {"": 5, "refused": 5}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_deadline_ends_a_request_that_is_not_answered(door: DoorName) -> None:
+    with peer(stall_at=1, stall_seconds=5.0) as addresses:
+        problem, _ = load(door, addresses[door], lambda door, requests: ask(door, requests[0]), deadline=0.2)
+    assert problem == "late"
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_server_that_is_gone_is_an_error_of_each_request(door: DoorName) -> None:
+    async def act(door: Any, requests: list[bytes]) -> list[str]:
+        assert (await ask(door, requests[0]))[0] == ""
+        stop()
+        await asyncio.sleep(0.3)
+        return [(await ask(door, requests[0]))[0] for _ in range(3)]
+
+    context = peer()
+    addresses = context.__enter__()
+
+    def stop() -> None:
+        context.__exit__(None, None, None)
+
+    assert load(door, addresses[door], act) == ["connection"] * 3
+
+
+def test_no_server_at_all_is_said_at_once() -> None:
+    with pytest.raises(RecmillError, match=r"No server answers at 127.0.0.1:1: .*recmill serve"):
+        load("grpc", "127.0.0.1:1", None)
+
+
+def test_a_message_larger_than_the_peers_window_arrives_whole() -> None:
+    items = list(range(50_000))
+
+    async def run(address: str) -> list[float]:
+        words = words_of("grpc", address)
+        door = words.door("Rank", 20.0)
+        await door.open()
+        problem, body = await ask(door, words.rank(1, items, {}))
+        door.close()
+        assert problem == ""
+        return words.scores(body)
+
+    with peer() as addresses, asyncio.Runner(loop_factory=precise_loop) as runner:
+        scores = runner.run(run(addresses["grpc"]))
+    assert np.allclose(scores, np.array(items) / 1e6)
+
+
+def test_a_call_of_an_unknown_method_has_the_name_of_its_code() -> None:
+    async def run(address: str) -> str:
+        door = words_of("grpc", address).door("Nothing", 5.0)
+        await door.open()
+        problem, _ = await ask(door, b"")
+        door.close()
+        return problem
+
+    with peer() as addresses, asyncio.Runner(loop_factory=precise_loop) as runner:
+        assert runner.run(run(addresses["grpc"])) == "UNIMPLEMENTED"
+
+
+def test_a_status_is_found_between_other_headers() -> None:
+    status = b"\x00\x0bgrpc-status\x018"
+    assert grpc_status(b"\x88" + call_headers("/a/b", "here", 1.0) + status + b"\x40\x01a\x01b") == "8"
+    assert grpc_status(b"\x20\x88") == ""
+    assert CODES[8] == "RESOURCE_EXHAUSTED"
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_whole_run_has_all_its_numbers(door: DoorName, tmp_path: Path) -> None:
+    pl.DataFrame({"user": [5, 6, 7]}).write_parquet(tmp_path / "users.parquet")
+    options = Options(
+        question=Question(k=2, batch=1 if door == "http" else 2),
+        door=door,
+        rates=(60.0,),
+        clients=2,
+        seconds=1.0,
+        warm_up=0.2,
+        slo=Slo.parse("p99=100ms"),
+        probe_seconds=0.2,
+        deadline_seconds=0.3,
+        echo=False,
+    )
+    with peer(seconds=0.002) as addresses:
+        target = Target(address=addresses[door], users=tmp_path / "users.parquet")
+        result = bench_serve(target, options)
+    opened, closed = result["loads"]
+    assert opened["loop"] == "open"
+    assert opened["asked_rate"] == 60.0
+    assert opened["failed"] == closed["failed"] == 0
+    assert opened["achieved_share"] > 0.8
+    assert closed["users_per_second"] == pytest.approx(
+        closed["achieved_rate"] * options.question.batch, abs=0.1
+    )
+    assert opened["latency"]["p50_ms"] >= 2
+    assert opened["answers"]["versions"] == {"v1": opened["answers"]["answers"]}
+    if door == "grpc":
+        assert opened["answers"]["degraded_share"] == 1.0
+        assert opened["traced_stages_ms"] == {"rank": 1.5}
+    assert result["slo"]["max_rate_at_slo"] < 500  # an answer takes 2 ms, one after the other
+    assert json.loads(json.dumps(result)) is not None
+    write_page(tmp_path / "serve.html", result)
+    text = (tmp_path / "serve.html").read_text(encoding="utf-8")
+    assert "Latency against rate" in text
+    assert "Distribution of latencies" in text
+    assert "max_rate_at_slo" in describe(result)
+
+
+def test_auc_and_recall_are_those_of_the_planted_answers(tmp_path: Path) -> None:
+    pairs = {"user": [1, 1, 1, 2, 2], "item": [3, 7, 1, 4, 2], "label": [1, 1, 0, 1, 0]}
+    pl.DataFrame(pairs).write_parquet(tmp_path / "labels.parquet")
+    labels = read_labels(tmp_path / "labels.parquet", most_users=10)
+    with peer() as addresses:
+        found = measure_accuracy(words_of("grpc", addresses["grpc"]), labels, Question(k=3))
+    # The peer scores an item by its number: positives 3, 7, 4 are above negatives 1, 2. It shows 3, 1, 4 to all.
+    assert found == {"pairs": 5, "auc": 1.0, "users": 2, "recall@3": 0.75}
+
+
+def test_labels_without_their_columns_are_refused(tmp_path: Path) -> None:
+    pl.DataFrame({"user": [1], "click": [0]}).write_parquet(tmp_path / "labels.parquet")
+    with pytest.raises(RecmillError, match="has no column item, label"):
+        read_labels(tmp_path / "labels.parquet", 10)
+
+
+def test_the_generator_knows_its_own_cost() -> None:
+    cost = generator_cost(100.0, b"x" * 60)
+    assert 0 < cost["cpu_us_per_request"] < 5000
+    assert cost["latency"]["p50_ms"] > 0
+
+
+def test_users_and_contexts_come_from_files(tmp_path: Path) -> None:
+    pl.DataFrame({"who": ["b", "a", "b", None]}).write_parquet(tmp_path / "users.parquet")
+    (tmp_path / "context.jsonl").write_text('{"device": "phone"}\n\n{"hour": 3}\n', encoding="utf-8")
+    assert users_of_file(tmp_path / "users.parquet") == ["b", "a"]
+    assert contexts_of_file(tmp_path / "context.jsonl") == ({"device": "phone"}, {"hour": 3})
+
+
+def test_the_same_seed_makes_the_same_requests() -> None:
+    words = words_of("grpc", "127.0.0.1:1")
+    ask_ = Question(
+        contexts=({"hour": 3, "device": "phone", "new": True, "x": 0.5, "tags": ["a", "b"]},), batch=3
+    )
+    users: list[str | int] = ["a", "b", "c", 4]
+    assert make_requests(words, users, ask_, 5, 1, 1.0) == make_requests(words, users, ask_, 5, 1, 1.0)
+    assert make_requests(words, users, ask_, 5, 1, 1.0) != make_requests(words, users, ask_, 5, 2, 1.0)
