@@ -1,5 +1,6 @@
 // Value -> id, built once and read by many threads. Value number k (from 0) has id k + 1; all others are 0.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
@@ -32,22 +33,29 @@ class IntLookup {
     std::vector<int32_t> ids(rows);
     {
       nb::gil_scoped_release release;
-      constexpr size_t BLOCK = 16;
-      uint64_t hashes[BLOCK];
+      int64_t places[BLOCK];
       for (size_t start = 0; start < rows; start += BLOCK) {
-        const size_t stop = std::min(rows, start + BLOCK);
-        for (size_t i = start; i < stop; ++i) {
-          hashes[i - start] = hash_of(values.data()[i]);
-          __builtin_prefetch(&entries_[slot_of(hashes[i - start], entries_.size())]);
-        }
-        for (size_t i = start; i < stop; ++i)
-          ids[i] = valid && !valid[i] ? 0 : entries_[find_slot(values.data()[i], hashes[i - start])].id;
+        const size_t count = std::min(rows - start, BLOCK);
+        find_block(values.data() + start, count, places);
+        for (size_t i = 0; i < count; ++i)
+          ids[start + i] = valid && !valid[start + i] ? 0 : static_cast<int32_t>(places[i] + 1);
       }
     }
     return to_numpy(std::move(ids));
   }
 
   size_t num_bytes() const { return entries_.capacity() * sizeof(Entry); }
+
+  // Places of up to BLOCK values; -1 for those that are not there.
+  static constexpr size_t BLOCK = 16;
+  void find_block(const int64_t* values, size_t count, int64_t* places) const {
+    uint64_t hashes[BLOCK];
+    for (size_t i = 0; i < count; ++i) {
+      hashes[i] = hash_of(values[i]);
+      __builtin_prefetch(&entries_[slot_of(hashes[i], entries_.size())]);
+    }
+    for (size_t i = 0; i < count; ++i) places[i] = entries_[find_slot(values[i], hashes[i])].id - int64_t{1};
+  }
 
  private:
   struct Entry { int64_t value; int32_t id; };
@@ -118,6 +126,78 @@ class TextLookup {
   std::vector<char> text_;
 };
 
+// Rows of mapped tables by key: the keys of one feature, and where their rows go.
+struct RowSegment {
+  const IntLookup* keys_of_rows;  // null: a key is its row's number
+  const float* floats = nullptr;
+  const int8_t* bytes = nullptr;
+  const float* scales = nullptr;
+  size_t num_rows, dim, count;
+  const int64_t* keys;
+  float* out;
+  int64_t stride;
+
+  explicit RowSegment(const nb::tuple& given) {
+    keys_of_rows = given[0].is_none() ? nullptr : nb::cast<const IntLookup*>(given[0]);
+    auto rows = nb::cast<nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>>(given[1]);
+    num_rows = rows.shape(0), dim = rows.shape(1);
+    if (rows.dtype() == nb::dtype<float>()) {
+      floats = static_cast<const float*>(rows.data());
+    } else if (rows.dtype() == nb::dtype<int8_t>()) {
+      bytes = static_cast<const int8_t*>(rows.data());
+      auto given_scales = nb::cast<In<float>>(given[2]);
+      if (given_scales.size() != num_rows) throw std::invalid_argument("rows and scales differ in length");
+      scales = given_scales.data();
+    } else {
+      throw std::invalid_argument("rows must be float32 or int8");
+    }
+    auto given_keys = nb::cast<In<int64_t>>(given[3]);
+    keys = given_keys.data(), count = given_keys.size();
+    auto to = nb::cast<nb::ndarray<float, nb::ndim<2>, nb::device::cpu>>(given[4]);
+    if (to.shape(0) != count || to.shape(1) != dim || (dim > 1 && to.stride(1) != 1))
+      throw std::invalid_argument("rows go into a float32 array of their own shape");
+    out = to.data(), stride = to.stride(0);
+  }
+
+  // How many keys have no row; what they would read is left as it was.
+  size_t gather() const {
+    size_t missing = 0;
+    int64_t places[IntLookup::BLOCK];
+    for (size_t start = 0; start < count; start += IntLookup::BLOCK) {
+      const size_t size = std::min(count - start, IntLookup::BLOCK);
+      if (keys_of_rows) keys_of_rows->find_block(keys + start, size, places);
+      else std::copy(keys + start, keys + start + size, places);
+      for (size_t i = 0; i < size; ++i) {
+        if (static_cast<uint64_t>(places[i]) >= num_rows) places[i] = -1, ++missing;
+        else if (floats) __builtin_prefetch(floats + places[i] * dim);
+        else __builtin_prefetch(bytes + places[i] * dim), __builtin_prefetch(scales + places[i]);
+      }
+      for (size_t i = 0; i < size; ++i)
+        if (places[i] >= 0) copy(places[i], out + static_cast<int64_t>(start + i) * stride);
+    }
+    return missing;
+  }
+
+  void copy(int64_t place, float* to) const {
+    if (floats) {
+      std::copy_n(floats + place * dim, dim, to);
+    } else {
+      const int8_t* from = bytes + place * dim;
+      for (size_t j = 0; j < dim; ++j) to[j] = static_cast<float>(from[j]) * scales[place];
+    }
+  }
+};
+
+// Fills each segment's array; how many keys of each segment have no row.
+std::vector<size_t> gather_rows(const nb::list& given) {
+  std::vector<RowSegment> segments;
+  for (nb::handle segment : given) segments.emplace_back(nb::cast<nb::tuple>(segment));
+  std::vector<size_t> missing;
+  nb::gil_scoped_release release;
+  for (const RowSegment& segment : segments) missing.push_back(segment.gather());
+  return missing;
+}
+
 }  // namespace
 
 void register_lookup(nb::module_& m) {
@@ -129,4 +209,5 @@ void register_lookup(nb::module_& m) {
       .def(nb::init<In<int64_t>, In<uint8_t>>(), nb::arg("offsets"), nb::arg("bytes"))
       .def("find", &TextLookup::find, nb::arg("offsets"), nb::arg("bytes"), nb::arg("mask").none())
       .def_prop_ro("num_bytes", &TextLookup::num_bytes);
+  m.def("gather_rows", &gather_rows);
 }

@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 EXACT_BELOW = 200_000  # above it a scan takes longer than a request may
 _BEST, _RECALL = 500, 0.97  # of the best so many, this share shall be found
 _NUM_QUERIES = 200
-_LOOK_AT_PER_ANSWER = 10  # never look at fewer items than this for each one wanted
+_LOOK_AT_PER_ANSWER = 5  # never look at fewer items than this for each one wanted
 _SAMPLED_PER_CLUSTER, _ROUNDS = 64, 8
 _INDEX, _SETTINGS = "clusters.faiss", "clusters.json"
 
@@ -73,7 +73,7 @@ class Index(ABC):
         return len(self._vectors_NV) - changes.num_hidden + len(changes.places)
 
     def search(self, vectors_QV: Array, k: int) -> tuple[Array, Array]:
-        """Places (int64) and inner products (float32), each [Q, k], best first; -1 pads. Of equal ones any may be left out."""
+        """Places (int64) and inner products (float32), each [Q, k], best first; -1 pads. Of equals any may be left out."""
         queries = np.ascontiguousarray(vectors_QV, np.float32)
         places = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf, np.float32)

@@ -24,7 +24,7 @@ class GrowingArray:
     """Rows of a mapped array with rows appended in memory behind them. The mapped part is never copied as a whole."""
 
     def __init__(self, mapped: Array) -> None:
-        self._mapped = mapped
+        self.mapped = mapped  # changes reach it, appended rows do not
         self._num_mapped = len(mapped)
         self._added = np.empty((0, *mapped.shape[1:]), mapped.dtype)
         self._size = len(mapped)
@@ -43,7 +43,7 @@ class GrowingArray:
         # As unsigned numbers, places below 0 are beyond the end too. Once checked, clipping is the fastest way to take.
         most = int(places.view(np.uint64).max(initial=0))
         if most < self._num_mapped:
-            return self._mapped.take(places, axis=0, mode="clip")
+            return self.mapped.take(places, axis=0, mode="clip")
         if most >= self._size and len(places):
             raise IndexError(f"{np.int64(np.uint64(most))} is outside 0..{self._size - 1}")
         return self._take_both(places)
@@ -51,7 +51,7 @@ class GrowingArray:
     def _take_both(self, places: Array) -> Array:
         if not self._num_mapped:
             return self._added[: self._size].take(places, axis=0)
-        found = self._mapped.take(places, axis=0, mode="clip")
+        found = self.mapped.take(places, axis=0, mode="clip")
         late = np.flatnonzero(places >= self._num_mapped)
         found[late] = self._added.take(places[late] - self._num_mapped, axis=0)
         return found
@@ -59,7 +59,7 @@ class GrowingArray:
     def put(self, places: Array, values: Array) -> None:
         """Change rows, in memory only."""
         is_mapped = places < self._num_mapped
-        self._mapped[places[is_mapped]] = values[is_mapped]
+        self.mapped[places[is_mapped]] = values[is_mapped]
         self._added[places[~is_mapped] - self._num_mapped] = values[~is_mapped]
 
     def append(self, values: Array) -> Array:
@@ -76,8 +76,8 @@ class GrowingArray:
     def whole(self) -> Array:
         """All rows; a copy only when there are appended ones."""
         if self._size == self._num_mapped:
-            return self._mapped
-        return np.concatenate([self._mapped, self._added[: self._size - self._num_mapped]])
+            return self.mapped
+        return np.concatenate([self.mapped, self._added[: self._size - self._num_mapped]])
 
 
 def search(ordered: Array, wanted: Array) -> Array:

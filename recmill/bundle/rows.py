@@ -12,7 +12,7 @@ Shapes: B rows of a request, T features, D embedding dim.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -149,6 +149,8 @@ def table_folder(name: str) -> str:
 
 # reading
 
+Segment = tuple[_native.IntLookup | None, Array, Array | None, Array, Array]
+
 
 class Rows:
     """One table. Reading is safe from many threads; a change must be alone, which is the caller's part."""
@@ -230,6 +232,14 @@ class Rows:
     @cached_property
     def _index(self) -> _native.IntLookup:
         return _native.IntLookup(self._keys)
+
+    def segment(self, keys: Array, out: Array) -> Segment | None:
+        """What `_native.gather_rows` needs to read rows of these keys from the file; None if it cannot."""
+        if self.dtype == "float16":
+            return None
+        index = self._index if self.spec.num_rows is None else None
+        scales = self._scales.mapped if self._scales is not None else None
+        return index, self._rows.mapped, scales, as_keys(keys), out
 
     def gather(self, slots: Array, out: Array | None = None) -> Array:
         """Rows of slots (all of them >= 0), float32 [n, dim]; `out` may be a view whose rows lie apart."""
@@ -356,11 +366,23 @@ class RowCollection:
 
     def pooled(self, keys: Mapping[str, Keys], names: Sequence[str]) -> Array:
         """Vectors of keys, float32 [B, T, D]: of a list, the mean, and zeros when it is empty."""
-        return self._pool(keys, names, Rows.lookup)
+        pooled_BTD = np.empty((_size_of(keys, names), len(names), self.dim), np.float32)
+        at_once = [
+            (place, segment)
+            for place, name in enumerate(names)
+            if keys[name].offsets is None
+            and (segment := self._rows_of[name].segment(keys[name].values, pooled_BTD[:, place])) is not None
+        ]
+        missing = _native.gather_rows([segment for _, segment in at_once])
+        done = {place for (place, _), number in zip(at_once, missing, strict=True) if not number}
+        self._pool(keys, names, Rows.lookup, pooled_BTD, done)
+        return pooled_BTD
 
     def gather(self, slots: Mapping[str, Keys], names: Sequence[str]) -> Array:
         """The same for slots instead of keys."""
-        return self._pool(slots, names, Rows.gather)
+        pooled_BTD = np.empty((_size_of(slots, names), len(names), self.dim), np.float32)
+        self._pool(slots, names, Rows.gather, pooled_BTD, set())
+        return pooled_BTD
 
     def slots(self, keys: Mapping[str, Keys]) -> dict[str, Keys]:
         """Slots of keys, none below 0: an absent key is given a row first, which is a change."""
@@ -375,16 +397,19 @@ class RowCollection:
         columns: Mapping[str, Keys],
         names: Sequence[str],
         read: Callable[[Rows, Array, Array | None], Array],
-    ) -> Array:
-        pooled_BTD = np.empty((_size_of(columns, names), len(names), self.dim), np.float32)
+        pooled_BTD: Array,
+        done: Collection[int],
+    ) -> None:
+        """Fill the features that are not done yet, one after the other."""
         for place, name in enumerate(names):
             column = columns[name]
+            if place in done:
+                continue
             if column.offsets is None:
                 read(self._rows_of[name], column.values, pooled_BTD[:, place])
             else:
                 values = read(self._rows_of[name], column.values, None)
                 pool_lists(values, column.offsets, self._pooling_of[name], pooled_BTD[:, place])
-        return pooled_BTD
 
 
 def _size_of(columns: Mapping[str, Keys], names: Sequence[str]) -> int:

@@ -230,17 +230,24 @@ class Desk:
             )
 
     async def answer(
-        self, call: Call, requests: Sequence[msgspec.Struct], remaining_seconds: float | None = None
-    ) -> list[Any]:
-        """One answer for each request, or an error for all. The earliest deadline of any of them holds for all."""
+        self,
+        call: Call,
+        requests: Sequence[msgspec.Struct],
+        remaining_seconds: float | None = None,
+        pack: Callable[[Any], Any] = lambda answer: None,
+    ) -> list[tuple[Any, Any]]:
+        """One answer for each request, and the same as `pack` makes it for the door; or an error for all.
+
+        The earliest deadline of any of them holds for all. Packing is done by the thread that answers, so that the
+        event loop is free.
+        """
         for request in requests:
             self.limits.check(request)
-        if call.is_change:
-            return [await self.changes.run(call.name, lambda: call.run(self.service, requests[0]))]
         deadline = time.monotonic() + self.seconds_for(requests, remaining_seconds)
-        works = [self._work(call, request, deadline) for request in requests]
-        answers = await self.queue.run_all(call.name, works, deadline)
-        return answers
+        works = [self._work(call, request, deadline, pack) for request in requests]
+        if call.is_change:
+            return await self.changes.run_all(call.name, works)
+        return await self.queue.run_all(call.name, works, deadline)
 
     def seconds_for(self, requests: Sequence[Any], remaining_seconds: float | None) -> float:
         """How long the answer may take: what the connection and the requests say, else the default."""
@@ -262,9 +269,12 @@ class Desk:
         self.telemetry.observe(door, method, status, seconds, answer, stages, traceparent)
         self.telemetry.queue_length(self.queue.length)
 
-    def _work(self, call: Call, request: msgspec.Struct, deadline: float) -> Callable[[], Any]:
-        def work() -> Any:
-            return call.run(self.service, with_time_left(request, deadline))
+    def _work(
+        self, call: Call, request: msgspec.Struct, deadline: float, pack: Callable[[Any], Any]
+    ) -> Callable[[], tuple[Any, Any]]:
+        def work() -> tuple[Any, Any]:
+            answer = call.run(self.service, with_time_left(request, deadline))
+            return answer, pack(answer)
 
         return work
 

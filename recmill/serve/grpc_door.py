@@ -24,7 +24,9 @@ from recmill.serve.proto import recmill_pb2 as pb
 from recmill.serve.security import Scope, Tls
 
 # A caller that is gone before it is answered is no error of ours.
-logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: "ExecuteBatchError" not in str(record.exc_info))
+logging.getLogger("grpc._cython.cygrpc").addFilter(
+    lambda record: "ExecuteBatchError" not in str(record.exc_info)
+)
 
 SERVICE = "recmill.v1.Recommender"
 INFERENCE = "inference.GRPCInferenceService"
@@ -32,29 +34,32 @@ INFERENCE = "inference.GRPCInferenceService"
 
 @dataclass(frozen=True)
 class Method:
-    """One method: the call behind it, what its bytes are, and how messages become ours and back."""
+    """One method: the call behind it, what its bytes are, and how messages become ours and back.
+
+    `pack` makes a message of one answer; `reply` the reply of all of them.
+    """
 
     call: str
     takes: type[Message]
     requests_of: Callable[[Any], Sequence[Any]]
-    to_reply: Callable[[Sequence[Any]], Message]
+    pack: Callable[[Any], Message]
+    reply: Callable[[Sequence[Any]], Message] = lambda packed: packed[0]
     batch: str | None = None  # the list whose length is limited
 
 
-def _replies(answers: Sequence[m.Answer]) -> pb.RecommendReply:
-    return pb.RecommendReply(answers=map(convert.to_answer, answers))
+def _replies(packed: Sequence[pb.Answer]) -> pb.RecommendReply:
+    return pb.RecommendReply(answers=packed)
 
 
-def _changed(answers: Sequence[c.Changed]) -> pb.Changed:
-    return pb.Changed(number=answers[0].number, version=answers[0].version)
+def _changed(answer: c.Changed) -> pb.Changed:
+    return pb.Changed(number=answer.number, version=answer.version)
 
 
-def _status(answers: Sequence[m.Status]) -> pb.StatusReply:
-    return pb.StatusReply(status=convert.to_struct(answers[0]))
+def _status(answer: m.Status) -> pb.StatusReply:
+    return pb.StatusReply(status=convert.to_struct(answer))
 
 
-def _packed(answers: Sequence[c.PackedRows]) -> pb.LookupReply:
-    rows = answers[0]
+def _packed(rows: c.PackedRows) -> pb.LookupReply:
     return pb.LookupReply(user=rows.user, items=rows.items, degraded=rows.degraded, version=rows.version)
 
 
@@ -92,18 +97,18 @@ def _item_ids(request: pb.RemoveItemsRequest) -> list[c.ItemIds]:
 
 
 METHODS = {
-    "Recommend": Method("recommend", pb.RecommendRequest, convert.recommends_of, _replies, "queries"),
-    "Recall": Method("recall", pb.RecommendRequest, convert.recalls_of, _replies, "queries"),
-    "Rank": Method(
-        "rank", pb.RankRequest, lambda r: [convert.rank_of(r)], lambda found: convert.to_ranked(found[0])
+    "Recommend": Method(
+        "recommend", pb.RecommendRequest, convert.recommends_of, convert.to_answer, _replies, "queries"
     ),
-    "Features": Method(
-        "features", pb.FeaturesRequest, _features, lambda found: convert.to_features(found[0])
+    "Recall": Method(
+        "recall", pb.RecommendRequest, convert.recalls_of, convert.to_answer, _replies, "queries"
     ),
+    "Rank": Method("rank", pb.RankRequest, lambda r: [convert.rank_of(r)], convert.to_ranked),
+    "Features": Method("features", pb.FeaturesRequest, _features, convert.to_features),
     "Lookup": Method("lookup", pb.LookupRequest, lambda r: [c.Lookup(query=convert.rank_of(r))], _packed),
-    "RankRows": Method("rank_rows", pb.RankRowsRequest, _rows, lambda found: convert.to_ranked(found[0])),
-    "AddEvents": Method("add_events", pb.AddEventsRequest, _events, _changed, "events"),
-    "AddItems": Method("add_items", pb.AddItemsRequest, _new_items, _changed, "items"),
+    "RankRows": Method("rank_rows", pb.RankRowsRequest, _rows, convert.to_ranked),
+    "AddEvents": Method("add_events", pb.AddEventsRequest, _events, _changed, batch="events"),
+    "AddItems": Method("add_items", pb.AddItemsRequest, _new_items, _changed, batch="items"),
     "RemoveItems": Method("remove_items", pb.RemoveItemsRequest, _item_ids, _changed),
     "Status": Method("status", pb.StatusRequest, lambda r: [c.Nothing()], _status),
     "Rollback": Method(
@@ -186,8 +191,9 @@ class GrpcDoor:
             request = convert.parse(method.takes, data)
             if method.batch:
                 self.desk.limits.check_number(len(getattr(request, method.batch)), method.batch)
-            answers = await self.desk.answer(call, method.requests_of(request), remaining)
-            return method.to_reply(answers), c.together(answers)
+            found = await self.desk.answer(call, method.requests_of(request), remaining, method.pack)
+            reply = method.reply([packed for _, packed in found])
+            return reply, c.together([answer for answer, _ in found])
 
         return answer
 

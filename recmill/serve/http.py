@@ -180,7 +180,7 @@ class HttpDoor:
         async def answer(request: Request) -> tuple[Response, Any]:
             self.desk.offers(call)
             is_many, requests = await self._requests(request, endpoint)
-            answers = await self.desk.answer(call, requests)
+            answers = [answer for answer, _ in await self.desk.answer(call, requests)]
             shown = (
                 endpoint.answers_many(answers=answers) if is_many and endpoint.answers_many else answers[0]
             )

@@ -30,6 +30,9 @@ _NEW_WEIGHT = 0.1  # of the latest call in the running mean of how long calls ta
 _USABLE = 0.7  # of the time that is left: estimates are means, and the way back takes time too
 _TICK_SECONDS = 0.01
 _LITTLE = 0.005  # seconds that a loop may be late without being busy
+_BEHIND = (
+    0.02  # seconds that it may be late while requests wait; beyond, it would do nothing but read requests
+)
 
 
 class QueueFull(Overloaded):
@@ -122,7 +125,7 @@ class Admission:
         self.threads = threads
         self.max_waiting = max_waiting
         self.max_wait_seconds = max_wait_seconds
-        self._workers = ThreadPoolExecutor(threads, thread_name_prefix=f"recmill-{name}")
+        self._workers = ThreadPoolExecutor(threads, f"recmill-{name}", _give_way)
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}  # recent mean of each kind of call
         self._waiting = 0
@@ -164,14 +167,20 @@ class Admission:
 
     def check_room(self, kind: str, number: int, deadline: float | None) -> None:
         """Raises what `run_all` would raise now."""
-        wait = self.wait_seconds()
+        wait, lag = self.wait_seconds(), self._lag.seconds()
         left = math.inf if deadline is None else deadline - time.monotonic()
         if self._waiting + number > self.max_waiting:
-            raise self._refusal(f"{self._waiting:,} requests are waiting, which is all there is room for", wait)
+            raise self._refusal(
+                f"{self._waiting:,} requests are waiting, which is all there is room for", wait
+            )
+        if lag > _BEHIND and self._waiting >= self.threads:
+            raise self._refusal(f"the server is {lag * 1000:.0f} ms behind", wait)
         if wait > self.max_wait_seconds:
             raise self._refusal(f"a request would wait {wait * 1000:.0f} ms now", wait)
         if wait and wait + self._seconds.get(kind, 0.0) > _USABLE * left:
-            raise self._refusal(f"the deadline cannot be met: a request would wait {wait * 1000:.0f} ms", wait)
+            raise self._refusal(
+                f"the deadline cannot be met: a request would wait {wait * 1000:.0f} ms", wait
+            )
 
     def close(self) -> None:
         self._workers.shutdown(wait=True, cancel_futures=True)
@@ -220,6 +229,12 @@ class Admission:
         with self._lock:
             before = self._seconds.get(kind, seconds)
             self._seconds[kind] = before + _NEW_WEIGHT * (seconds - before)
+
+
+def _give_way() -> None:
+    """Worker threads come after the event loop: a request that is refused must not wait for those that are answered."""
+    if os.environ.get("NICE") and hasattr(os, "setpriority"):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,10 @@ class Wanted:
         if self.allowed is not None:
             kept &= self.allowed[places]
         if len(self.banned):
-            kept &= ~np.isin(places, self.banned)
+            # Both are short, and `banned` is sorted: a search in it is quicker than np.isin.
+            at = self.banned.searchsorted(places)
+            at[at == len(self.banned)] = 0
+            kept &= self.banned[at] != places
         return kept
 
 
