@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,6 +142,10 @@ def _add_limits(parser: Any) -> None:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
+    # Requests are answered side by side, one thread each: pools of libraries would only get in each other's way. They
+    # read this when they are first imported, which is now.
+    for pool in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "POLARS_MAX_THREADS"):
+        os.environ.setdefault(pool, "1")
     settings = settings_of(parsed)
     from recmill.serve.server import run
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +31,8 @@ INTEGERS = (-(2**63), 2**63 - 1)
 _NEW_WEIGHT = 0.1  # of the latest call in the running mean of how long calls take
 _USABLE = 0.7  # of the time that is left: estimates are means, and the way back takes time too
 _TICK_SECONDS = 0.01
-_LITTLE = 0.005  # seconds that a loop may be late without being busy
+_MANY = 8  # requests that wait for each thread
+_NICENESS = 10
 _BEHIND = (
     0.02  # seconds that it may be late while requests wait; beyond, it would do nothing but read requests
 )
@@ -133,6 +136,8 @@ class Admission:
         self._waiting_seconds = 0.0  # that the waiting calls will take
         self._running_seconds = 0.0
         self._lag = _Lag()
+        # While the loop is behind, one thread at a time works: more of them would only keep Python from the loop.
+        self._alone = threading.Lock()
 
     async def run(self, kind: str, work: Callable[[], Result], deadline: float | None = None) -> Result:
         """Do one piece of work on a worker thread; raises Overloaded or TooLate instead of keeping anyone waiting."""
@@ -158,12 +163,10 @@ class Admission:
         return self._waiting + self._running
 
     def wait_seconds(self) -> float:
-        """How long a call that comes now would wait: in the queue, and for an event loop that is behind."""
-        lag = self._lag.seconds()
-        late = lag if lag > _LITTLE else 0.0
+        """How long a call that comes now would wait in the queue."""
         if not self._waiting and self._running < self.threads:
-            return late
-        return late + (self._waiting_seconds + self._running_seconds / 2) / self.threads
+            return 0.0
+        return (self._waiting_seconds + self._running_seconds / 2) / self.threads
 
     def check_room(self, kind: str, number: int, deadline: float | None) -> None:
         """Raises what `run_all` would raise now."""
@@ -173,7 +176,7 @@ class Admission:
             raise self._refusal(
                 f"{self._waiting:,} requests are waiting, which is all there is room for", wait
             )
-        if lag > _BEHIND and self._waiting >= self.threads:
+        if lag > _BEHIND and self._waiting >= _MANY * self.threads:
             raise self._refusal(f"the server is {lag * 1000:.0f} ms behind", wait)
         if wait > self.max_wait_seconds:
             raise self._refusal(f"a request would wait {wait * 1000:.0f} ms now", wait)
@@ -213,7 +216,8 @@ class Admission:
         try:
             if job.deadline is not None and began > job.deadline:
                 raise TooLate("The deadline passed while the request was waiting.")
-            result = job.work()
+            with self._alone if self._lag.seconds() > _BEHIND else contextlib.nullcontext():
+                result = job.work()
             self._learn(job.kind, time.monotonic() - began)
             return result
         except Exception:
@@ -233,8 +237,8 @@ class Admission:
 
 def _give_way() -> None:
     """Worker threads come after the event loop: a request that is refused must not wait for those that are answered."""
-    if os.environ.get("NICE") and hasattr(os, "setpriority"):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 @dataclass(frozen=True)

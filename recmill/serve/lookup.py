@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +92,7 @@ class Lookup:
         self.parts = parts_of_features(bundle.recipe)
         self.own_store: Store = MappedStore(bundle)
         self.store = store or self.own_store
+        self.store_failed: Callable[[], None] = lambda: None  # is told of each time
         self.histories = [operation for operation in bundle.recipe.rows if isinstance(operation, History)]
         self._columns_of = {feature.name: feature.columns for feature in bundle.recipe.features}
         self._given_columns = set(self.raw_columns.of("user", "context"))
@@ -150,6 +151,7 @@ class Lookup:
         try:
             batch, found = self.store.get("user", [user], remaining(deadline))
         except StoreError:
+            self.store_failed()
             degraded.append("features of the user: the store does not answer, the bundle's own are used")
             batch, found = self.own_store.get("user", [user], _PATIENCE)
         return (FeatureRows.of(batch, users.layout), True) if found[0] else (None, False)
@@ -176,6 +178,7 @@ class Lookup:
         try:
             return self.store.raw("user", user, remaining(deadline)) or own
         except StoreError:
+            self.store_failed()
             degraded.append("columns of the user: the store does not answer, the bundle's own are used")
             return self.own_store.raw("user", user, _PATIENCE) or own
 
@@ -262,6 +265,7 @@ class Lookup:
             try:
                 batch, _ = self.store.get("item", entities.ids(places), remaining(deadline))
             except StoreError:
+                self.store_failed()
                 degraded.append("features of items: the store does not answer, the bundle's own are used")
                 batch = entities.features(places)
         rows = FeatureRows.of(batch, entities.layout)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from recmill.serve.roles import RemoteStages
 
 _KEEP_ALIVE_SECONDS = 60
-_SWITCH_SECONDS = float(os.environ.get("SW", "0.0005"))
+_SWITCH_SECONDS = 0.0005
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a process that ended is started again
 _logger = logging.getLogger("recmill.serve")
 

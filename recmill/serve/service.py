@@ -29,6 +29,7 @@ from recmill.store import RedisStore, Store
 if TYPE_CHECKING:
     from recmill.serve.server import Settings
 
+_NOT_SHOWN = ("files", "recipe", "checkpoint", "log_sizes")  # large, or paths of the machine that made it
 _OTHERS = 2  # versions that are opened beside those that serve, to compare with
 _SHADOW_QUEUE = 64
 _LOOK_EVERY = 0.5  # seconds between looks for new versions and deltas
@@ -82,7 +83,10 @@ class Service:
         store = RedisStore(self.options.features, bundle) if self.options.features else None
         if store is not None:
             self._stores.append(store)
-        return Recommender(bundle, store, self.options.threads)
+        recommender = Recommender(bundle, store, self.options.threads)
+        if self.telemetry is not None:
+            recommender.lookup.store_failed = self.telemetry.store_failed
+        return recommender
 
     def warm_up(self) -> None:
         """Be as quick from the first answer on; then say so."""
@@ -258,7 +262,7 @@ class Service:
         bundle = self.bundle
         recaller = self.current.recaller
         canary = self.options.canary
-        manifest = {name: value for name, value in bundle.manifest.items() if name not in ("files", "recipe")}
+        manifest = {name: value for name, value in bundle.manifest.items() if name not in _NOT_SHOWN}
         return m.Status(
             version=bundle.version,
             previous=self.previous.version if self.previous else previous_of(self.folder),
@@ -274,7 +278,12 @@ class Service:
             started_at=self.started_at,
             freshness_seconds=time.time() - self.log_end if self.log_end else None,
             ready=self.ready,
-            manifest={**manifest, "num_bytes": bundle.num_bytes, "context_columns": self._context_columns()},
+            manifest={
+                **manifest,
+                "steps": bundle.manifest["checkpoint"]["steps"],
+                "num_bytes": bundle.num_bytes,
+                "context_columns": self._context_columns(),
+            },
         )
 
     def _context_columns(self) -> list[str]:

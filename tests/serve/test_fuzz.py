@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from conftest import Running, Start
+from servers import Running, Start
 
 from recmill.serve.grpc_door import INFERENCE, METHODS, SERVICE
 from recmill.serve.limits import Limits

@@ -6,11 +6,11 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import Running, Start
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from servers import Running, Start
 
 from recmill.errors import BadRequest
 from recmill.serve import messages as m

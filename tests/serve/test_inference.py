@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import struct
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -12,7 +15,7 @@ import polars as pl
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import Running
+from servers import Running
 from tritonclient.utils import InferenceServerException
 
 from recmill.errors import BadRequest
@@ -50,21 +53,30 @@ def tensors(module: Any, shape: list[int]) -> list[Any]:
     return found
 
 
+@contextmanager
+def http_client(server: Running) -> Iterator[Any]:
+    """Its greenlets must end in the thread that began them, so it is collected here and not whenever."""
+    client = tritonclient.http.InferenceServerClient(server.http.removeprefix("http://"))
+    yield client
+    client.close()
+    del client
+    gc.collect()
+
+
 @pytest.mark.services
 @pytest.mark.parametrize("shape", [[5], [5, 1]])
 def test_tritonclient_scores_over_http(server: Running, expected: np.ndarray, shape: list[int]) -> None:
-    client = tritonclient.http.InferenceServerClient(server.http.removeprefix("http://"))
-    assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready("ranking")
-    assert client.get_server_metadata()["name"] == "recmill"
-    inputs = {one["name"]: one["datatype"] for one in client.get_model_metadata("ranking")["inputs"]}
-    assert (inputs["user_id"], inputs["price"], inputs["position"]) == ("BYTES", "FP64", "INT64")
-    answer = client.infer("ranking", tensors(tritonclient.http, shape), request_id="seven")
-    np.testing.assert_allclose(answer.as_numpy("probability"), expected, atol=1e-6)
-    assert answer.get_response()["id"] == "seven"
-    assert answer.get_response()["model_version"] == server.version
-    client.close()
+    with http_client(server) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("ranking")
+        assert client.get_server_metadata()["name"] == "recmill"
+        inputs = {one["name"]: one["datatype"] for one in client.get_model_metadata("ranking")["inputs"]}
+        assert (inputs["user_id"], inputs["price"], inputs["position"]) == ("BYTES", "FP64", "INT64")
+        answer = client.infer("ranking", tensors(tritonclient.http, shape), request_id="seven")
+        np.testing.assert_allclose(answer.as_numpy("probability"), expected, atol=1e-6)
+        assert answer.get_response()["id"] == "seven"
+        assert answer.get_response()["model_version"] == server.version
 
 
 @pytest.mark.services
@@ -72,14 +84,13 @@ def test_tritonclient_scores_over_http(server: Running, expected: np.ndarray, sh
 def test_tritonclient_asks_for_the_output_as_bytes_or_json(
     server: Running, expected: np.ndarray, binary: bool
 ) -> None:
-    client = tritonclient.http.InferenceServerClient(server.http.removeprefix("http://"))
-    output = tritonclient.http.InferRequestedOutput("probability", binary_data=binary)
-    packed = {"request_compression_algorithm": "gzip"}
-    answer = client.infer("ranking", tensors(tritonclient.http, [5]), outputs=[output], **packed)
-    np.testing.assert_allclose(answer.as_numpy("probability"), expected, atol=1e-6)
-    with pytest.raises(InferenceServerException, match='no model "other"'):
-        client.infer("other", tensors(tritonclient.http, [5]))
-    client.close()
+    with http_client(server) as client:
+        output = tritonclient.http.InferRequestedOutput("probability", binary_data=binary)
+        packed = {"request_compression_algorithm": "gzip"}
+        answer = client.infer("ranking", tensors(tritonclient.http, [5]), outputs=[output], **packed)
+        np.testing.assert_allclose(answer.as_numpy("probability"), expected, atol=1e-6)
+        with pytest.raises(InferenceServerException, match='no model "other"'):
+            client.infer("other", tensors(tritonclient.http, [5]))
 
 
 @pytest.mark.services
@@ -114,8 +125,10 @@ def test_requests_at_the_same_time_get_their_own_rows(server: Running, bundles: 
     def ask(number: int) -> bool:
         items = [f"i{number + place}" for place in range(1 + number % 3)]
         body = {"inputs": [{"name": "item_id", "shape": [len(items)], "datatype": "BYTES", "data": items}]}
-        answer = httpx.post(f"{server.http}/v2/models/ranking/infer", json=body, timeout=20).json()
-        found = answer["outputs"][0]["data"]
+        body["parameters"] = {"timeout": 20_000_000}
+        answer = httpx.post(f"{server.http}/v2/models/ranking/infer", json=body, timeout=20)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()["outputs"][0]["data"]
         return np.allclose(found, own.score(pl.DataFrame({"item_id": items})), atol=1e-6)
 
     with ThreadPoolExecutor(8) as threads:

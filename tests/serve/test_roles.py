@@ -7,7 +7,7 @@ import time
 
 import httpx
 import pytest
-from conftest import Running, Start
+from servers import Running, Start
 
 from recmill.errors import BadRequest, NotFound, TooLate
 from recmill.serve import messages as m

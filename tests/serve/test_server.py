@@ -19,7 +19,7 @@ import grpc
 import httpx
 import pytest
 from certificates import write_certificates
-from conftest import Start
+from servers import Start
 
 from recmill.serve.limits import Limits
 from recmill.serve.proto import recmill_pb2 as pb
