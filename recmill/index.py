@@ -24,7 +24,7 @@ EXACT_BELOW = 200_000  # above it a scan takes longer than a request may
 _BEST, _RECALL = 500, 0.97  # of the best so many, this share shall be found
 _NUM_QUERIES = 200
 _LOOK_AT_PER_ANSWER = 5  # never look at fewer items than this for each one wanted
-_SAMPLED_PER_CLUSTER, _ROUNDS = 64, 8
+_CLUSTERS, _SAMPLED_PER_CLUSTER, _ROUNDS = 8, 64, 8  # clusters for each square root of the number of items
 _INDEX, _SETTINGS = "clusters.faiss", "clusters.json"
 
 
@@ -149,20 +149,19 @@ class ClusteredIndex(Index):
         # Never look at so few items that there is nothing to choose from.
         probes = max(probes, -(-_LOOK_AT_PER_ANSWER * k * self._index.nlist // len(self._vectors_NV)))
         while wanted:
-            scores, places = self._search_clusters(query_V, wanted, min(probes, self._index.nlist), changes)
-            found = places >= 0
-            if found.all() or probes >= self._index.nlist:
-                return places[found], scores[found]
+            places = self._search_clusters(query_V, wanted, min(probes, self._index.nlist), changes)
+            if len(places) == wanted or probes >= self._index.nlist:
+                return places, _products(self._vectors_NV[places], query_V)
             probes *= 2
         return np.empty(0, np.int64), np.empty(0, np.float32)
 
-    def _search_clusters(self, query_V: Array, k: int, probes: int, changes: _Changes) -> tuple[Array, Array]:
+    def _search_clusters(self, query_V: Array, k: int, probes: int, changes: _Changes) -> Array:
         chosen = None
         if changes.num_hidden:
             chosen = self._faiss.IDSelectorBitmap(np.packbits(~changes.hidden, bitorder="little"))
         parameters = self._faiss.SearchParametersIVF(nprobe=probes, sel=chosen)
-        scores, places = self._index.search(query_V[None], k, params=parameters)
-        return scores[0], places[0]
+        places: Array = self._index.search(query_V[None], k, params=parameters)[1][0]
+        return places[places >= 0]
 
 
 def build_index(vectors: Array, kind: str = "auto", queries: Array | None = None) -> Index:
@@ -177,9 +176,15 @@ def build_index(vectors: Array, kind: str = "auto", queries: Array | None = None
     if kind not in ("auto", "clustered"):
         raise ValueError(f'kind must be "auto", "exact" or "clustered", got "{kind}"')
     faiss = _import_faiss()
-    num_clusters = max(1, min(len(vectors) // 2, int(2 * len(vectors) ** 0.5)))
-    index = faiss.IndexIVFFlat(
-        faiss.IndexFlatIP(vectors.shape[1]), vectors.shape[1], num_clusters, faiss.METRIC_INNER_PRODUCT
+    num_clusters = max(1, min(len(vectors) // 2, int(_CLUSTERS * len(vectors) ** 0.5)))
+    # Half floats halve what a search must read; what is found is compared by the vectors themselves.
+    index = faiss.IndexIVFScalarQuantizer(
+        faiss.IndexFlatIP(vectors.shape[1]),
+        vectors.shape[1],
+        num_clusters,
+        faiss.ScalarQuantizer.QT_fp16,
+        faiss.METRIC_INNER_PRODUCT,
+        False,
     )
     index.cp.spherical, index.cp.niter, index.cp.seed = True, _ROUNDS, 1
     index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, _SAMPLED_PER_CLUSTER

@@ -367,6 +367,8 @@ class RowCollection:
     def pooled(self, keys: Mapping[str, Keys], names: Sequence[str]) -> Array:
         """Vectors of keys, float32 [B, T, D]: of a list, the mean, and zeros when it is empty."""
         pooled_BTD = np.empty((_size_of(keys, names), len(names), self.dim), np.float32)
+        if not pooled_BTD.size:
+            return pooled_BTD
         at_once = [
             (place, segment)
             for place, name in enumerate(names)

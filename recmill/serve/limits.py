@@ -33,9 +33,7 @@ _USABLE = 0.7  # of the time that is left: estimates are means, and the way back
 _TICK_SECONDS = 0.01
 _MANY = 8  # requests that wait for each thread
 _NICENESS = 10
-_BEHIND = (
-    0.02  # seconds that it may be late while requests wait; beyond, it would do nothing but read requests
-)
+_BEHIND = 0.02  # seconds that the loop may be late while many wait; beyond, it would only read requests
 
 
 class QueueFull(Overloaded):

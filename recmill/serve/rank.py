@@ -36,6 +36,8 @@ class RankModel:
 
     def score(self, rows: FeatureRows) -> Array:
         """Chances for rows that have all features each."""
+        if not rows.size:
+            return np.empty(0, np.float32)
         inputs = {"numbers": rows.matrix(self.numbers), "pooled": self._pooled("deep", rows, self.keys)}
         if self.wide:
             inputs["wide"] = self._pooled("wide", rows, self.wide)[:, :, 0]
@@ -43,6 +45,8 @@ class RankModel:
 
     def rank(self, user: FeatureRows, items: FeatureRows) -> Array:
         """Chances for one user, with the context, and many items."""
+        if not items.size:
+            return np.empty(0, np.float32)
         inputs = {}
         for part, rows in (("user", user), ("item", items)):
             inputs[f"{part}_numbers"] = rows.matrix(self._of(part, self.numbers))

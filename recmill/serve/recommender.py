@@ -123,7 +123,7 @@ class Recommender:
     def recall(self, query: m.Recall) -> m.Answer:
         """Candidates alone, by their recall score within each channel."""
         clock = Clock(query.deadline_ms)
-        check_sizes(query.k, query.k)
+        check_sizes(1, query.k)
         recaller = self._recaller()
         with self.gate.reading():
             with clock.stage("user"):
@@ -142,7 +142,7 @@ class Recommender:
             person = self.lookup.person(query, clock.deadline)
             clock.check()
             items, degraded = self._any_items(query.items, person, clock.deadline)
-            scores = ranker.rank(person.features, items) if query.items else np.empty(0, np.float32)
+            scores = ranker.rank(person.features, items)
         return m.Ranked(scores=scores.tolist(), degraded=[*person.degraded, *degraded], version=self.version)
 
     def features(self, query: m.Features) -> m.KnownFeatures:
@@ -279,6 +279,8 @@ class Recommender:
         with self.gate.reading():
             raw = lookup.raw_user(event.user)
             item = lookup.raw_items([event.item])[0]
+        ids = (self.bundle.recipe.log.user, self.bundle.recipe.log.item)
+        values = {name: value for name, value in values.items() if name not in ids}
         raw |= {name: value for name, value in values.items() if columns.owners.get(name) == "user"}
         raw |= lookup.after_event(raw, {**item, **values})
         self._put_users(columns.frame([raw], lookup.columns_of_side("user")), [(event.user, event.item)])
@@ -402,15 +404,14 @@ class Recommender:
 
     def warm_up(self) -> None:
         """Touch what answers need, so that the first one is as quick as the next."""
+        users = self.bundle.users
         if self.recaller is not None:
-            users = self.bundle.users
             known = users.ids(np.arange(min(8, len(users)))) if users is not None else []
             for user in (None, *known):
                 self.recommend(m.Recommend(user=user))
-        elif self.ranker is not None:
-            self.score(
-                pl.DataFrame({name: [None] for name in self.lookup.columns_of(self.ranker.features[0])})
-            )
+        if self.ranker is not None:
+            columns = self.lookup.columns_of(self.ranker.features[0])
+            self.score(pl.DataFrame({name: [None] * 100 for name in columns}))
 
 
 def open_bundle(path: str | Path, features: str | None = None) -> Recommender:

@@ -1,4 +1,4 @@
-"""The tables of the coming-from pages about training, row by row."""
+"""The tables of the coming-from pages about training and serving, row by row."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ BASES = {
     "e2eaiok": "criteo-dlrm",
     "ray-notebook": "criteo-dcn",
     "intel-wide-deep": "criteo-widedeep",
+    "friesian-serving": "recsys2021",
 }
 CODE = re.compile(r"`([^`]+)`")
 VALUE = re.compile(r"[a-z][\w.\[\]]*=.*")
+# What a server answers: a path, a method of its gRPC service, a metric.
+CALL = re.compile(r"(?:GET|POST) /\S+|rpc \w+|recmill_\w+")
 KEY = re.compile(r"(?:log|split|table|ranking|retrieval)(?:\.[a-z_]+)+")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that a row names on our side: a key with its value, a flag of a command, or a recipe."""
+    """One thing that a row names on our side: a key with its value, a flag of a command, a call, or a recipe."""
 
     name: str
     value: Any = None
@@ -57,7 +60,12 @@ class Row:
 
     @property
     def recipes(self) -> list[str]:
-        return [code for code in self.codes if code not in self.values and not code.startswith("recmill ")]
+        known = {*self.values, *self.calls}
+        return [code for code in self.codes if code not in known and not code.startswith("recmill ")]
+
+    @property
+    def calls(self) -> list[str]:
+        return [code for code in self.codes if CALL.fullmatch(code)]
 
     def parts(self) -> Iterator[Part]:
         for value in self.values:
@@ -65,9 +73,10 @@ class Row:
             yield from _leaves(key, toml_value(text))
         for recipe in self.recipes:
             yield Part("recipe", recipe)
+        yield from map(Part, self.calls)
         if self.command:
-            flags = flags_of(self.command)
-            yield from (Part(f"{self.command[0]} {flag}", value) for flag, value in flags.items())
+            flags, name = flags_of(self.command), " ".join(name_of(self.command))
+            yield from (Part(f"{name} {flag}", value) for flag, value in flags.items())
             if not flags:
                 yield Part(" ".join(self.command))
 
@@ -111,10 +120,15 @@ def _leaves(key: str, value: Any) -> Iterator[Part]:
         yield Part(key, value)
 
 
+def name_of(command: Sequence[str]) -> list[str]:
+    """The word of a command; two of one that has commands of its own."""
+    return list(command[: 2 if command[0] == "bench" else 1])
+
+
 def flags_of(command: Sequence[str]) -> dict[str, str | None]:
     """Flags of a command with what follows them."""
     found: dict[str, str | None] = {}
     for word, following in zip(command, [*command[1:], "--"], strict=True):
-        if word.startswith("--"):
-            found[word] = None if following.startswith("--") else following
+        if word.startswith("-"):
+            found[word] = None if following.startswith("-") else following
     return found

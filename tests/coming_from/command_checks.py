@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from coming_from_pages import Part, Row
+from coming_from_pages import Part, Row, flags_of
 from row_checks import CHECKS, check
-from small_runs import BATCH, SmallRuns
+from small_runs import BATCH, SHORT, SmallRuns
 
+from recmill import open_bundle
+from recmill.bundle import Bundle
+from recmill.bundle.delta import deltas_of
 from recmill.checkpoint import CheckpointFolder
 from recmill.cli import main
 from recmill.learner.saved import open_learner
+from recmill.metrics import exact_auc
+from recmill.serve.messages import Recall, Recommend
 from recmill.spec.load import load_recipe
 from recmill.tracking import MLLOG_FILE, read_history
 
@@ -130,8 +138,9 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     command = [*row.command, "--into", "x", "--threads", "1"]
     for _ in range(2):
         code, said, into = small.run_command(row.base, command, capsys, small.folder / "whole-chain")
-        assert (code, list(said["seconds"])) == (0, ["prepare", "train", "evaluate"])
+        assert (code, list(said["seconds"])) == (0, ["prepare", "train", "evaluate", "export"])
         assert said["trained"][0]["stopped_by"] == "steps"
+        Bundle.open(into / "bundle").verify()
     assert (into / "report.html").is_file()
 
 
@@ -142,3 +151,60 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     shown = json.loads(capsys.readouterr().out)["ranking"]
     assert all(entry["keys"] > 0 and "auc" in entry["metrics"] for entry in shown)
     assert [entry["best"] for entry in shown].count(True) == 1
+
+
+# export and serving
+
+
+@check("export --checkpoint", "export --into", "export --data", "export --index", "export --rows")
+def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
+    assert row.command is not None
+    flags = flags_of(row.command)
+    chosen = {flag: flags[flag] for flag in ("--index", "--rows") if flag in flags}
+    into = small.export(row.base, *(str(word) for pair in chosen.items() for word in pair))
+    bundle = Bundle.open(into)
+    bundle.verify()
+    assert {graph.name for graph in (bundle.path / "graphs").iterdir()} >= {"rank.onnx"}
+    assert bundle.rows_dtype == chosen.get("--rows", "float32")
+    if row.base == "recsys2021":
+        assert_tweets_are_recommended(into)
+    else:
+        assert bundle.items is None
+        scores = small.scores_in_process(row.base, into)
+        assert ((scores > 0) & (scores < 1)).all()
+
+
+def assert_tweets_are_recommended(bundles: Path) -> None:
+    """As the page about serving says: k of the candidates, also for strangers, and items like others."""
+    recommender = open_bundle(bundles)
+    items = recommender.recommend(Recommend(user="29", k=10, candidates=5)).items
+    assert len(items) == 10
+    first = items[0].id
+    similar = recommender.recall(Recall(recent=[first], channels=["similar"], k=3)).items
+    assert {item.channel for item in similar} == {"similar"}
+    assert first not in {item.id for item in similar}
+
+
+@check("client -s", "client -d", "client -b", "client -n", "client -w", "client --label", "client --clients")
+def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
+    said, rows = small.scored(row.base, capsys), small.rows_of_log(row.base)
+    assert (said["batch_size"], said["batches"], said["rows"]) == (50, 4, 200)
+    scores = small.scores_in_process(row.base, small.bundle(row.base))
+    label = rows["label"].to_numpy()
+    assert said["auc"] == pytest.approx(exact_auc(label, scores), abs=1e-4)
+    assert said["accuracy"] == pytest.approx(np.mean((scores >= 0.5) == label), abs=1e-4)
+    assert {"p50_ms", "p99_ms"} <= set(said["latency"])
+
+
+@check("train --follow", "train --publish")
+def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
+    log = Path(shutil.copytree(small.log(row.base), small.new_folder()))
+    bundles = small.export(row.base, data=log)
+    lines = (log / "train.txt").read_text().splitlines(keepends=True)
+    with (log / "train.txt").open("a") as file:
+        file.writelines(lines[:BATCH])
+    recipe = [word for value in SHORT[row.base] for word in ("--set", value)]
+    places = {"--follow": log, "--publish": bundles, "--into": small.checkpoint(row.base, "export")}
+    where = [str(word) for place in places.items() for word in place]
+    assert main(["train", row.base, *recipe, *where, "--every", "0.5", "--for", "2", "--quiet"]) == 0
+    assert len(deltas_of(bundles, Bundle.open(bundles).version)) == 1

@@ -1,4 +1,4 @@
-"""Recipes of the coming-from pages on a tiny log: Tables, rankers, runs and commands."""
+"""Recipes of the coming-from pages on a tiny log: Tables, rankers, runs, bundles and commands."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from typing import Any
 import numpy as np
 import polars as pl
 from coming_from_pages import flags_of
+from starlette.routing import Match
 
+from recmill import open_bundle
 from recmill.batches import Array, Batch, Batches
+from recmill.bench.serve.server import started
 from recmill.checkpoint import Checkpoint, CheckpointFolder
 from recmill.cli import main
 from recmill.embeddings.table import EmbeddingTable, Records
 from recmill.learner.ranking import Ranker
 from recmill.logs.generate import generate
 from recmill.prepare import prepare
+from recmill.serve.calls import Desk
+from recmill.serve.http import HttpDoor
+from recmill.serve.inference import Scoring
+from recmill.serve.service import Service
+from recmill.serve.telemetry import Telemetry
 from recmill.spec.load import load_recipe
 from recmill.spec.recipe import Recipe
 from recmill.table import Table
@@ -39,7 +47,13 @@ SMALL = {
         "ranking.cross_rank=4",
         *_TRAINING,
     ],
+    "recsys2021": [
+        "ranking.hidden=[16]",
+        "retrieval.hidden=[16, 8]",
+        "retrieval.train.max_steps=4",
+    ],
 }
+SHORT = {base: [*values, "ranking.train.max_steps=4"] for base, values in SMALL.items()}
 
 
 @dataclass(frozen=True)
@@ -64,10 +78,13 @@ class SmallRuns:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.number = 0
-        self._tables: dict[tuple[Any, ...], Table] = {}
-        self._checkpoints: dict[str, Path] = {}
+        self._tables: dict[str, Table] = {}
+        self._checkpoints: dict[tuple[str, str], Path] = {}
+        self._bundles: dict[str, Path] = {}
+        self._scored: dict[str, Any] = {}
         generate("criteo", NUM_ROWS, 3, folder / "kaggle")
         generate("criteo", NUM_ROWS, 3, folder / "days", days=[0, 1, 23])
+        generate("recsys2021", NUM_ROWS, 3, folder / "tweets")
         names = [
             "label",
             *(f"i{number}" for number in range(1, 14)),
@@ -77,14 +94,14 @@ class SmallRuns:
         log.write_parquet(folder / "kaggle/train.parquet")
 
     def log(self, base: str) -> Path:
-        return self.folder / ("days" if base == "criteo-dcn" else "kaggle")
+        return self.folder / {"criteo-dcn": "days", "recsys2021": "tweets"}.get(base, "kaggle")
 
     def new_folder(self) -> Path:
         self.number += 1
         return self.folder / f"run-{self.number}"
 
     def table(self, recipe: Recipe) -> Table:
-        key = (recipe.log, recipe.rows, recipe.features, recipe.split, recipe.table)
+        key = repr((recipe.log, recipe.rows, recipe.features, recipe.split, recipe.table))
         if key not in self._tables:
             self._tables[key] = prepare(recipe, str(self.log(recipe.name)), self.new_folder()).table
         return self._tables[key]
@@ -113,11 +130,64 @@ class SmallRuns:
             ranker.step(batch)
         return ranker, batches
 
-    def checkpoint(self, base: str) -> Path:
-        """A short run to look at."""
-        if base not in self._checkpoints:
-            self._checkpoints[base] = self.train(base, "ranking.train.max_steps=4").folder.path
-        return self._checkpoints[base]
+    def checkpoint(self, base: str, purpose: str = "evaluate") -> Path:
+        """A short run to look at. Those to export have one of their own, which no gate has been held against."""
+        if (base, purpose) not in self._checkpoints:
+            recipe, into = load_recipe(base, SHORT[base]), self.new_folder()
+            train(recipe, TableSource(self.table(recipe)), into, Options(threads=1))
+            self._checkpoints[base, purpose] = into
+        return self._checkpoints[base, purpose]
+
+    def export(self, base: str, *flags: str, data: Path | None = None) -> Path:
+        """Where `recmill export` wrote the bundle of a short run."""
+        into = self.new_folder()
+        places = {
+            "--checkpoint": self.checkpoint(base, "export"),
+            "--data": data or self.log(base),
+            "--into": into,
+        }
+        words = [str(word) for place in places.items() for word in place]
+        assert main(["export", *words, *flags, "--quiet"]) == 0
+        return into
+
+    def bundle(self, base: str) -> Path:
+        """A bundle to look at."""
+        if base not in self._bundles:
+            self._bundles[base] = self.export(base)
+        return self._bundles[base]
+
+    def rows_of_log(self, base: str) -> pl.DataFrame:
+        """Rows of a Criteo log with the recipe's names, label first."""
+        return pl.read_parquet(self.log(base) / "train.parquet").head(300)
+
+    def scores_in_process(self, base: str, bundles: Path) -> Array:
+        """Chances of those rows; ids are the numbers that the log writes in base 16."""
+        ids = pl.col("^c[0-9]+$").str.to_integer(base=16)
+        return open_bundle(bundles).score(self.rows_of_log(base).drop("label").with_columns(ids))
+
+    def scored(self, base: str, capsys: Any) -> Any:
+        """What `recmill client` says of 300 rows of the log that a server of the bundle scored: 6 batches of 50."""
+        if base not in self._scored:
+            file = self.folder / "eval.csv"
+            self.rows_of_log(base).write_csv(file)
+            with started(self.bundle(base), ["--threads", "1"]) as server:
+                capsys.readouterr()
+                words = ["client", "-s", str(server.grpc), "-d", str(file), "-b", "50", "-n", "6", "-w", "2"]
+                assert main([*words, "--label", "label", "--clients", "2", "--json"]) == 0
+            self._scored[base] = json.loads(capsys.readouterr().out)
+        return self._scored[base]
+
+    def has_path(self, method: str, path: str) -> bool:
+        """Does a server answer this?"""
+        service = Service(self.bundle("criteo-widedeep"))
+        desk = Desk(service, Telemetry(), threads=1)
+        try:
+            routes = HttpDoor(desk, Scoring(desk), []).app.routes
+            scope = {"type": "http", "method": method, "path": path}
+            return any(route.matches(scope)[0] == Match.FULL for route in routes)
+        finally:
+            desk.close()
+            service.close()
 
     def arguments(self, base: str, command: Sequence[str], into: Path) -> list[str]:
         """A command of a page with places of this folder, and with what the page leaves out."""

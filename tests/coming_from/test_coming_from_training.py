@@ -1,4 +1,4 @@
-"""The coming-from pages about training: every setting is there, loads as shown, and does what its row says."""
+"""The coming-from pages: every setting of theirs is there, loads as shown, and does what its row says."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from coming_from_pages import (
     ALL_ROWS,
     BASES,
+    CALL,
     CODE,
     KEY,
     ROOT,
@@ -19,6 +20,7 @@ from coming_from_pages import (
     Part,
     Row,
     flags_of,
+    name_of,
     page_text,
     rows_of,
     toml_value,
@@ -28,6 +30,7 @@ from small_runs import SmallRuns
 from their_settings import SHOWN_BY, THEIRS
 
 from recmill.cli import build_parser
+from recmill.serve.proto import recmill_pb2
 from recmill.spec.load import load_recipe, recipe_to_dict
 from recmill.spec.recipe import Recipe
 
@@ -98,9 +101,21 @@ def field_type(kind: Any, name: str) -> Any:
 def test_flags_on_a_page_exist(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
     assert row.command is not None
     with pytest.raises(SystemExit):
-        build_parser().parse_args([row.command[0], "--help"])
-    known = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", capsys.readouterr().out))
-    assert {word for word in row.command if word.startswith("--")} <= known
+        build_parser().parse_args([*name_of(row.command), "--help"])
+    known = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", capsys.readouterr().out))
+    assert set(flags_of(row.command)) <= known
+
+
+@pytest.mark.parametrize("page", BASES)
+def test_calls_and_metrics_on_a_page_exist(page: str, small: SmallRuns) -> None:
+    """In prose and in the third column too."""
+    named = {code for code in CODE.findall(page_text(page)) if CALL.fullmatch(code)}
+    methods = recmill_pb2.DESCRIPTOR.services_by_name["Recommender"].methods_by_name
+    known = {f"rpc {name}" for name in methods}
+    known |= set(re.findall(r"^\| `(recmill_\w+)` \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE))
+    if any("/" in name for name in named):
+        known |= {name for name in named if small.has_path(*name.partition(" ")[::2])}
+    assert sorted(named - known) == []
 
 
 @pytest.mark.parametrize("name", SHOWN_BY)

@@ -1,8 +1,8 @@
-"""What users of the four systems could set for training, and tests elsewhere that show our side of it."""
+"""What users of the five systems could set for training and serving, and tests elsewhere that show our side of it."""
 
 from __future__ import annotations
 
-# Everything that the four systems let their users set for training.
+# Everything that the five systems let their users set; for Friesian's features see test_friesian_page.py.
 THEIRS = {
     "deeprec": """
         --data_location --output_dir --checkpoint --seed --steps --batch_size --save_steps --keep_checkpoint_max
@@ -16,8 +16,13 @@ THEIRS = {
         initializer default_value_dim default_value_no_permission CounterFilter(filter_freq) CBFFilter
         GlobalStepEvict(steps_to_live) L2WeightEvict(l2_weight_threshold) StorageOption get_multihash_variable
         total_count CheckpointOption TF_EV_SAVE_FILTERED_FEATURES
-        save_checkpoint_secs save_incremental_checkpoint_secs incremental_save_restore SessionGroup
-        Processor
+        save_checkpoint_secs save_incremental_checkpoint_secs incremental_save_restore
+        savedmodel_dir save_incr_model checkpoint_dir initialize process get_serving_model_info signature_name
+        model_store_type oss_* incremental_model.ckpt model.ckpt Rollback warmup_file_name SessionGroup session_num
+        select_session_policy use_per_session_threads cpusets gpu_ids_list use_multi_stream enable_inline_execute
+        omp_num_threads kmp_blocktime inter_op_parallelism_threads intra_op_parallelism_threads model_update_*
+        feature_store_type redis_* read_thread_num update_thread_num lock_timeout ev_storage_* shard_embedding
+        shard_instance_count embedding_names timeline_* init_timeout_minutes int8 bf16
     """,
     "e2eaiok": """
         RUN_MODE=kaggle RUN_MODE=criteo_small RUN_MODE=criteo_full run_aiokray_dlrm.sh run_data_check.sh
@@ -58,9 +63,30 @@ THEIRS = {
         DATASET_DIR OUTPUT_DIR CHECKPOINT_DIR STEPS TARGET_ACCURACY RETRY_LIMIT MODEL_NAME MODEL_SCRIPT REGISTRY
         IMAGE_VERSION IMAGE_SUFFIX USER_ID USER_NAME GROUP_ID GROUP_NAME FS_ID NFS_PATH NFS_SERVER PVC_NAME PVC_PATH
         REPLICAS TF_SERVING_PORT
+        SavedModel MODEL_BASE_PATH predict -s --server -d --data_file -b --batch_size -n --num_iteration
+        -w --warm_up_iteration Accuracy Latency Throughput
         WIDE_AND_DEEP DEEP WIDE hash_bucket_size embedding_column(dimension) normalizer_fn dnn_hidden_units dnn_dropout
         linear_feature_columns linear_optimizer dnn_optimizer batch_size save_checkpoints_steps shuffle
         num_parallel_calls inter_op_parallelism_threads intra_op_parallelism_threads
+    """,
+    "friesian-serving": """
+        recommender recommender-http recall feature ranking feature-init recall-init client deploy.sh envoy
+        friesian-server-helm
+        getRecommendIDs recommend/{id} ID recommendNum candidateNum canK IDProbList searchCandidates addItem
+        getUserFeatures getItemFeatures doPredict getMetrics metrics resetMetrics getClientMetrics clientMetrics
+        FAILED_PRECONDITION
+        servicePort monitorPort serviceType redisUrl redisType redisSentinelMasterName redisSentinelMasterURL
+        redisKeyPrefix redisClusterItemSlotType redisPoolMaxTotal redisTimeout userFeatureColumns itemFeatureColumns
+        userModelPath itemModelPath modelPath savedModelInputs inferenceColumns inferenceBatch modelParallelism
+        threadPerModel coreNumberPerMachine indexDim indexPath featureServiceURL recallServiceURL rankingServiceURL
+        logInterval
+        predict_2tower.py est.save user-model item-model twotower-model wnd_user.parquet wnd_item.parquet
+        user_ebd.parquet item_ebd.parquet initialUserDataPath initialItemDataPath userIDColumn itemIDColumn
+        initialDataPath itemEmbeddingColumn part HNSWlibInt16_32 efConstruction efSearch FlatL2 IVFFlat
+        loadInitialData loadSavedIndex saveBuiltIndex getFeatureFromFeatureService
+        RecommenderMultiThreadClient -target -dataDir -k -clientNum -testNum
+        recommend.overall recommend.recall recommend.feature.user recommend.feature.item recommend.rankingInference
+        feature.user.redis feature.item.redis indexing.faiss http_requests_total http_requests_latency_seconds
     """,
 }
 
@@ -68,6 +94,14 @@ _OPTIMIZERS = "learner/test_optimizers.py"
 _TABLE = "embeddings/test_table.py"
 _TRAINING = "train/test_training.py"
 _CHECKPOINT = "test_checkpoint.py"
+_GRPC = "serve/test_grpc.py"
+_SERVER = "serve/test_server.py"
+_SERVICE = "serve/test_service.py"
+_REDIS = "store/test_redis_store.py"
+_LOAD = "store/test_load.py"
+_SPLIT = "serve/test_roles.py::test_split_roles_recommend_like_one_process"
+_METRICS = "serve/test_telemetry.py::test_the_metrics_page_lists_exactly_what_is_exposed"
+_MEASURED = "bench/test_serve_bundle.py::test_our_own_server_is_measured_through_both_doors"
 _DAMAGED = f"{_CHECKPOINT}::test_a_flipped_byte_in_any_file_is_noticed_and_the_checkpoint_before_is_used"
 
 # A part of a row, or their name of a row, -> the test that shows what the page says about it.
@@ -111,4 +145,47 @@ SHOWN_BY = {
     "ray.train.report": "test_tracking.py::test_tensorboard_reads_back_what_was_logged",
     "arch_interaction_itself": "models/test_models.py::test_dot_interaction_is_the_strict_lower_triangle",
     "mlperf_logging": "test_tracking.py::test_mllog_uses_the_names_of_mlperf",
+    "log.user": "export/test_export.py::test_users_have_the_clicks_of_the_whole_log",
+    "log.item": "export/test_export.py::test_items_stand_in_the_order_of_their_clicks",
+    "retrieval.hidden": "learner/test_graphs.py::test_graphs_give_the_vectors_of_the_towers",
+    "serve --bundle": f"{_SERVER}::test_it_says_where_it_answers_and_ends_when_told",
+    "serve --http-port": f"{_SERVER}::test_it_says_where_it_answers_and_ends_when_told",
+    "serve --grpc-port": f"{_SERVER}::test_it_says_where_it_answers_and_ends_when_told",
+    "serve --processes": f"{_SERVER}::test_several_processes_share_the_ports_and_one_that_ends_is_replaced",
+    "serve --threads": "serve/test_sessions.py::test_many_threads_may_run_one_graph",
+    "serve --role": _SPLIT,
+    "serve --recall-at": _SPLIT,
+    "serve --features-at": _SPLIT,
+    "serve --rank-at": _SPLIT,
+    "envoy": "serve/test_roles.py::test_calls_go_to_all_addresses_in_turn",
+    "serve --features": f"{_LOAD}::test_a_loaded_store_answers_as_the_bundle_does",
+    "serve --deadline-ms": "serve/test_recommender.py::test_little_time_gives_the_order_of_recall_and_says_so",
+    "serve --otlp": "serve/test_telemetry.py::test_a_request_is_one_span_with_one_below_it_for_each_stage",
+    "load --features": f"{_LOAD}::test_the_command_says_what_it_did_and_no_password",
+    "load --side": f"{_LOAD}::test_raw_rows_of_parquet_go_through_the_plan",
+    "load --parquet": f"{_LOAD}::test_raw_rows_of_parquet_go_through_the_plan",
+    "load --rate": f"{_LOAD}::test_the_rate_is_kept",
+    "redisType": f"{_REDIS}::test_an_address_reads_as_it_was_given",
+    "redisTimeout": f"{_REDIS}::test_a_frozen_redis_takes_no_longer_than_the_deadline",
+    "rollback --bundle": f"{_SERVICE}::test_rollback_serves_the_version_before_here_and_for_others",
+    "model.ckpt": f"{_SERVICE}::test_a_damaged_version_is_refused_and_the_old_one_keeps_serving",
+    "incremental_model.ckpt": "train/test_follow.py::test_served_scores_after_deltas_are_those_of_the_learner",
+    "OUTPUT_DIR": "test_cli_export.py::test_what_did_not_pass_its_gate_is_not_published",
+    "bench serve --address": _MEASURED,
+    "bench serve --candidates": _MEASURED,
+    "bench serve --seconds": _MEASURED,
+    "bench serve --clients": "bench/test_serve_load.py::test_every_request_of_a_closed_loop_is_answered",
+    "bench serve --users": "bench/test_serve_load.py::test_users_and_contexts_come_from_files",
+    "rpc Recommend": f"{_GRPC}::test_several_users_are_answered_in_their_order",
+    "rpc Recall": f"{_GRPC}::test_recall_gives_candidates_and_features_what_is_known",
+    "rpc Features": f"{_GRPC}::test_recall_gives_candidates_and_features_what_is_known",
+    "rpc Rank": f"{_GRPC}::test_rank_gives_the_scores_of_recommend",
+    "rpc AddItems": f"{_GRPC}::test_changes_are_seen_by_the_next_call",
+    "POST /v1/recommend": "serve/test_http.py::test_recommend_gives_k_items_best_first",
+    "POST /v2/models/ranking/infer": "serve/test_inference.py::test_tritonclient_scores_over_http",
+    "GET /v1/status": f"{_SERVICE}::test_the_status_tells_what_serves",
+    "GET /metrics": "serve/test_http.py::test_health_metrics_live_and_the_page_are_there",
+    "recmill_requests_total": _METRICS,
+    "recmill_request_seconds": _METRICS,
+    "recmill_stage_seconds": _METRICS,
 }

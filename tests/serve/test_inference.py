@@ -15,11 +15,12 @@ import polars as pl
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from servers import Running
+from servers import Running, Start
 from tritonclient.utils import InferenceServerException
 
 from recmill.errors import BadRequest
 from recmill.serve import inference
+from recmill.serve.limits import Limits
 from recmill.serve.proto import predict_v2_pb2 as pb
 from recmill.serve.recommender import open_bundle
 
@@ -119,8 +120,8 @@ def bad_column() -> Any:
 
 
 @pytest.mark.services
-def test_requests_at_the_same_time_get_their_own_rows(server: Running, bundles: Any) -> None:
-    own = open_bundle(bundles)
+def test_requests_at_the_same_time_get_their_own_rows(start: Start, bundles: Any) -> None:
+    server, own = start(limits=Limits(max_wait_seconds=10)), open_bundle(bundles)
 
     def ask(number: int) -> bool:
         items = [f"i{number + place}" for place in range(1 + number % 3)]
