@@ -24,7 +24,7 @@ EXACT_BELOW = 200_000  # above it a scan takes longer than a request may
 _BEST, _RECALL = 500, 0.97  # of the best so many, this share shall be found
 _NUM_QUERIES = 200
 _LOOK_AT_PER_ANSWER = 5  # never look at fewer items than this for each one wanted
-_CLUSTERS, _SAMPLED_PER_CLUSTER, _ROUNDS = 8, 64, 8  # clusters for each square root of the number of items
+_CLUSTERS, _SAMPLED_PER_CLUSTER, _ROUNDS = 4, 48, 6  # clusters for each square root of the number of items
 _INDEX, _SETTINGS = "clusters.faiss", "clusters.json"
 
 
@@ -206,7 +206,8 @@ def open_index(path: Path, vectors: Array) -> Index:
     faiss = _import_faiss()
     try:
         settings = json.loads((path / _SETTINGS).read_text(encoding="utf-8"))
-        index = faiss.read_index(str(path / _INDEX), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+        index = faiss.read_index(str(path / _INDEX), faiss.IO_FLAG_MMAP_IFC)
+        faiss.omp_set_num_threads(1)  # searches run side by side, each in its caller's thread
         probes, recall = int(settings["probes"]), float(settings["recall"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]

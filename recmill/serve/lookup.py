@@ -148,6 +148,12 @@ class Lookup:
         users = self.bundle.users
         if user is None or users is None:
             return None, False
+        if self.store is self.own_store:
+            return (
+                (FeatureRows.of(users.features(np.array([place])), users.layout), True)
+                if place >= 0
+                else (None, False)
+            )
         try:
             batch, found = self.store.get("user", [user], remaining(deadline))
         except StoreError:

@@ -83,11 +83,20 @@ class RawColumns:
     def cast(self, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         """These columns as the log would hold them; what is not there is missing."""
         return rows.select(
-            (pl.col(name) if name in rows.columns else pl.lit(None))
-            .cast(dtype_of(self.kinds[name]))
-            .alias(name)
-            for name in columns
+            self._cast(rows, name).cast(dtype_of(self.kinds[name])).alias(name) for name in columns
         )
+
+    def _cast(self, rows: pl.DataFrame, name: str) -> pl.Expr:
+        if name not in rows.columns:
+            return pl.lit(None)
+        if self.is_hex(name) and rows.schema[name] == pl.String:
+            text = pl.col(name)
+            return pl.when(text != "").then(text.str.to_integer(base=16))
+        return pl.col(name)
+
+    def is_hex(self, name: str) -> bool:
+        """Whether the log writes this column's numbers in base 16."""
+        return name in self._hex
 
 
 _EXPECTED = {

@@ -102,17 +102,13 @@ def scorer_of(door: DoorName, server: str, deadline_seconds: float) -> Scorer:
 
 
 def typed(column: pl.Series, datatype: str) -> pl.Series:
-    """Text as the model's kind of value; a whole number that is none is read in base 16, as Criteo writes ids."""
+    """Text as the model's kind of value."""
     column = column.set(column == "", None)
     if datatype == "BYTES":
         return column
     if datatype == "BOOL":
         return column.str.to_lowercase().is_in(["1", "true"])
     number = column.cast(pl.Float64 if datatype.startswith("FP") else pl.Int64, strict=False)
-    if number.null_count() == column.null_count():
-        return number
-    if not datatype.startswith("FP"):
-        number = column.str.to_integer(base=16, strict=False)
     bad = column.filter(number.is_null() & column.is_not_null())
     if len(bad):
         raise RecmillError(f'Column "{column.name}" must hold numbers, but it holds "{bad[0]}".')
