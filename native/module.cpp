@@ -10,6 +10,7 @@ void register_embedding(nanobind::module_& m);
 void register_dense(nanobind::module_& m);
 
 NB_MODULE(_native, m) {
+  nanobind::set_leak_warnings(false);  // threads of a server may still hold objects when the process ends
   m.doc() = "recmill's native kernels";
   register_delimited(m);
   register_counter(m);

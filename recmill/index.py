@@ -73,7 +73,7 @@ class Index(ABC):
         return len(self._vectors_NV) - changes.num_hidden + len(changes.places)
 
     def search(self, vectors_QV: Array, k: int) -> tuple[Array, Array]:
-        """Places (int64) and inner products (float32), each [Q, k], best first; -1 pads. Of equals any may be left out."""
+        """Places (int64) and inner products (float32), each [Q, k], best first, any of equals; -1 pads."""
         queries = np.ascontiguousarray(vectors_QV, np.float32)
         places = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf, np.float32)

@@ -12,7 +12,7 @@ import pytest
 from recmill.cli import main
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shop import Shop, shared_shop  # noqa: E402
+from shop import Shop, shared_shop
 
 Run = Callable[..., tuple[int, str, str]]
 

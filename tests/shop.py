@@ -1,4 +1,4 @@
-"""A small shop, generated, prepared, trained, evaluated and exported once for all tests, whichever process asks first."""
+"""A small shop, taken through every stage once for all tests, by whichever process asks first."""
 
 from __future__ import annotations
 

@@ -79,6 +79,11 @@ def _add_stages(parser: Any) -> None:
     group.add_argument(
         "--features", metavar="URL", help="feature store, such as redis://host:6379 (default: the bundle)"
     )
+    group.add_argument(
+        "--prefix",
+        metavar="P",
+        help="with --features: of its keys, as `recmill load` was given (default: recmill)",
+    )
 
 
 def _add_versions(parser: Any) -> None:
@@ -169,6 +174,7 @@ def settings_of(parsed: argparse.Namespace) -> Settings:
         features_at=parsed.features_at,
         rank_at=parsed.rank_at,
         features=parsed.features,
+        prefix=parsed.prefix,
         threads=parsed.threads,
         processes=parsed.processes,
         watch=parsed.watch,
@@ -203,6 +209,8 @@ def _check(parsed: argparse.Namespace) -> None:
         raise UsageError(f"--role recommend asks other processes: add {', '.join(missing)}.")
     if parsed.role != "recommend" and any(stages.values()):
         raise UsageError("--recall-at, --features-at and --rank-at go with --role recommend.")
+    if parsed.prefix and not parsed.features:
+        raise UsageError("--prefix goes with --features.")
     if bool(parsed.tls_cert) != bool(parsed.tls_key):
         raise UsageError("--tls-cert and --tls-key go together.")
     if parsed.tls_client_ca and not parsed.tls_cert:

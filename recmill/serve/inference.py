@@ -199,14 +199,18 @@ def _models(bundle: Bundle) -> list[str]:
 def inputs_of(bundle: Bundle) -> list[TensorFacts]:
     """The raw columns that the ranking model's features read; lists cannot be sent as tensors."""
     kinds = kinds_of_columns(bundle.recipe)
-    in_hex = {column.name for column in bundle.recipe.log.columns if column.type == "hex"}  # as the log writes them
+    in_hex = {
+        column.name for column in bundle.recipe.log.columns if column.type == "hex"
+    }  # as the log writes them
     model = bundle.models[MODEL]
     used = {*model["numbers"], *model["keys"], *model["wide"]}
     read = dict.fromkeys(
         name for feature in bundle.recipe.features if feature.name in used for name in feature.columns
     )
     return [
-        TensorFacts(name=name, datatype="BYTES" if name in in_hex else _DATATYPE_OF_KIND[kinds[name]], shape=[-1])
+        TensorFacts(
+            name=name, datatype="BYTES" if name in in_hex else _DATATYPE_OF_KIND[kinds[name]], shape=[-1]
+        )
         for name in read
         if not is_list(kinds[name])
     ]

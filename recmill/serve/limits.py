@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +31,6 @@ _NEW_WEIGHT = 0.1  # of the latest call in the running mean of how long calls ta
 _USABLE = 0.7  # of the time that is left: estimates are means, and the way back takes time too
 _TICK_SECONDS = 0.01
 _MANY = 8  # requests that wait for each thread
-_NICENESS = 10
 _BEHIND = 0.02  # seconds that the loop may be late while many wait; beyond, it would only read requests
 
 
@@ -126,7 +124,7 @@ class Admission:
         self.threads = threads
         self.max_waiting = max_waiting
         self.max_wait_seconds = max_wait_seconds
-        self._workers = ThreadPoolExecutor(threads, f"recmill-{name}", _give_way)
+        self._workers = ThreadPoolExecutor(threads, f"recmill-{name}")
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}  # recent mean of each kind of call
         self._waiting = 0
@@ -231,12 +229,6 @@ class Admission:
         with self._lock:
             before = self._seconds.get(kind, seconds)
             self._seconds[kind] = before + _NEW_WEIGHT * (seconds - before)
-
-
-def _give_way() -> None:
-    """Worker threads come after the event loop: a request that is refused must not wait for those that are answered."""
-    if sys.platform == "linux":  # where a thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class Settings:
     features_at: tuple[str, ...] = ()
     rank_at: tuple[str, ...] = ()
     features: str | None = None  # URL of a feature store
+    prefix: str | None = None  # of its keys
     threads: int | None = None
     processes: int = 1
     watch: bool = True

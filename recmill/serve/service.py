@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,11 +21,12 @@ from recmill.bundle import Bundle, current_of, previous_of, set_current, version
 from recmill.bundle.delta import Delta, deltas_folder
 from recmill.errors import ArtifactError, NotFound, RecmillError
 from recmill.serve import messages as m
+from recmill.serve.changes import Catalogue, Change, Journal
 from recmill.serve.coordinate import Coordinator, Stages
 from recmill.serve.recommender import Recommender
 from recmill.serve.request_log import RequestLog
 from recmill.serve.telemetry import Telemetry
-from recmill.store import RedisStore, Store
+from recmill.store import DEFAULT_PREFIX, RedisStore, Store
 
 if TYPE_CHECKING:
     from recmill.serve.server import Settings
@@ -44,6 +46,7 @@ class Options:
     """
 
     features: str | None = None  # URL of a store
+    prefix: str | None = None  # of its keys
     threads: int = 1  # inside one model run
     role: str = "all"
     stages: Stages | None = None  # of other processes, for the recommend role
@@ -64,11 +67,13 @@ class Service:
         self.started_at = time.time()
         self._lock = threading.Lock()  # of the versions below
         self._others: dict[str, Recommender] = {}
+        self._catalogue = Catalogue()
+        folder = telemetry.folder if telemetry is not None else None  # of several processes on one port
+        self._journal = Journal(folder / "changes.jsonl") if folder is not None else None
+        looks = options.watch_seconds is not None or self._journal is not None
+        self._watcher = Watcher(self, options.watch_seconds, telemetry) if looks else None
         self._stores: list[Store] = []
         self._coordinator = Coordinator(options.stages) if options.stages is not None else None
-        self._watcher = (
-            Watcher(self, options.watch_seconds, telemetry) if options.watch_seconds is not None else None
-        )
         self._shadow_pool = ThreadPoolExecutor(1, "shadow") if options.shadow else None
         self._shadowing = threading.BoundedSemaphore(_SHADOW_QUEUE)
         self.folder = path if current_of(path) is not None else path.parent
@@ -80,7 +85,8 @@ class Service:
         self._shadow = self._named(options.shadow) if options.shadow else None
 
     def _open(self, bundle: Bundle) -> Recommender:
-        store = RedisStore(self.options.features, bundle) if self.options.features else None
+        url, prefix = self.options.features, self.options.prefix or DEFAULT_PREFIX
+        store = RedisStore(url, bundle, prefix) if url else None
         if store is not None:
             self._stores.append(store)
         recommender = Recommender(bundle, store, self.options.threads)
@@ -201,13 +207,26 @@ class Service:
     # changes by request
 
     def add_events(self, events: Sequence[m.Event]) -> int:
-        return self.current.add_events(events)
+        return self._change(Change(by=os.getpid(), events=list(events)))
 
     def add_items(self, items: Sequence[m.NewItem]) -> int:
-        return self.current.add_items(items)
+        return self._change(Change(by=os.getpid(), items=list(items)))
 
     def remove_items(self, items: Sequence[m.Id]) -> int:
-        return self.current.remove_items(items)
+        return self._change(Change(by=os.getpid(), removed=list(items)))
+
+    def _change(self, change: Change) -> int:
+        number = change.apply(self.current)
+        self._catalogue.note(change)
+        if self._journal is not None:
+            self._journal.write(change)
+        return number
+
+    def take_changes(self) -> None:
+        """Apply what other processes of this server were asked to change."""
+        for change in self._journal.others() if self._journal is not None else ():
+            change.apply(self.current)
+            self._catalogue.note(change)
 
     def rollback(self, version: str | None = None) -> m.Status:
         """Serve an earlier version again, here and by every server of this folder."""
@@ -237,6 +256,7 @@ class Service:
             known = self.previous
         fresh = known or self._open(bundle)
         fresh.warm_up()
+        self._catalogue.give_to(fresh)
         with self._lock:
             self.previous, self.current = self.current, fresh
             self.num_deltas = 0
@@ -294,7 +314,8 @@ class Service:
 class Watcher:
     """Looks at the folder every so often. What is refused is refused once, with the reason; the old keeps serving."""
 
-    def __init__(self, service: Service, seconds: float, telemetry: Telemetry | None) -> None:
+    def __init__(self, service: Service, seconds: float | None, telemetry: Telemetry | None) -> None:
+        """Without `seconds`, only changes of other processes are looked for."""
         self.service = service
         self.seconds = seconds
         self.telemetry = telemetry
@@ -311,7 +332,7 @@ class Watcher:
             self._thread.join(timeout=10)
 
     def _run(self) -> None:
-        while not self._stop.wait(self.seconds):
+        while not self._stop.wait(_LOOK_EVERY if self.seconds is None else self.seconds):
             try:
                 self.look()
             except Exception:
@@ -320,6 +341,9 @@ class Watcher:
     def look(self) -> None:
         """Take the version that is current, then its deltas one after the other."""
         service = self.service
+        service.take_changes()
+        if self.seconds is None:
+            return
         try:
             wanted = current_of(service.folder)
         except RecmillError as error:
@@ -364,6 +388,7 @@ def open_service(settings: Settings, telemetry: Telemetry) -> Service:
     log = settings.request_log
     options = Options(
         features=settings.features,
+        prefix=settings.prefix,
         role=settings.role,
         stages=settings.stages(),
         request_log=RequestLog(log, settings.request_log_share, telemetry) if log is not None else None,

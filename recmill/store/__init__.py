@@ -2,6 +2,6 @@
 
 from recmill.store.base import Side, Store
 from recmill.store.mapped import MappedStore
-from recmill.store.redis import RedisStore
+from recmill.store.redis import DEFAULT_PREFIX, RedisStore
 
-__all__ = ["MappedStore", "RedisStore", "Side", "Store"]
+__all__ = ["DEFAULT_PREFIX", "MappedStore", "RedisStore", "Side", "Store"]

@@ -346,3 +346,14 @@ def test_the_bundle_on_disk_is_not_changed_by_serving(shop: Shop, own: Recommend
     own.add_items([NewItem(id="i1", values={"category": "changed"})])
     own.add_events([Event(user="u1", item="i2")])
     Bundle.open(Path(shop.bundles)).verify()
+
+
+def test_numbers_in_base_16_may_be_sent_as_the_log_writes_them() -> None:
+    from recmill.serve.raw import RawColumns
+    from recmill.spec.load import load_recipe
+
+    columns = RawColumns(load_recipe("criteo-dlrm"))
+    rows = pl.DataFrame({"c1": ["80218964", "68fd1e64", "", None], "c2": [1, 2, 3, 4]})
+    found = columns.cast(rows, ["c1", "c2"])
+    assert found["c1"].to_list() == [0x80218964, 0x68FD1E64, None, None]
+    assert columns.typed({"c1": "80218964"}, ["c1"], "It") == {"c1": 0x80218964}

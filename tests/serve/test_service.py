@@ -14,7 +14,8 @@ from shop import Shop
 from recmill.bundle import Bundle, current_of, publish_bundle, set_current, versions_of
 from recmill.bundle.delta import Changes, TableChange, deltas_folder, write_delta
 from recmill.errors import ArtifactError, NotFound
-from recmill.serve.messages import Rank, Recommend
+from recmill.serve.changes import Change, Journal
+from recmill.serve.messages import NewItem, Rank, Recommend
 from recmill.serve.service import Options, Service, share_of
 
 
@@ -147,6 +148,33 @@ def test_swapping_again_and_again_under_load_fails_nobody(service: Service, own_
     for asker in askers:
         asker.join()
     assert problems == []
+
+
+def test_what_was_removed_stays_so_in_the_next_version_and_what_was_added_comes_along(
+    service: Service, own_bundles: Path
+) -> None:
+    best = service.recommend(Recommend(user="u1", k=1)).items[0].id
+    service.remove_items([best])
+    service.add_items([NewItem(id="added", values={"category": "garden"})])
+    set_current(own_bundles, another_version(own_bundles))
+    look(service)
+    everything = Recommend(user="u1", k=1000, candidates=10_000, show_seen=True)
+    found = {item.id for item in service.recommend(everything).items}
+    assert best not in found
+    assert "added" in found
+
+
+def test_processes_of_one_server_hear_of_each_others_changes(own_bundles: Path, tmp_path: Path) -> None:
+    service = Service(own_bundles)
+    journal = Journal(tmp_path / "changes.jsonl")
+    service._journal = journal
+    Journal(tmp_path / "changes.jsonl").write(Change(by=0, removed=["i1"], items=[NewItem(id="theirs")]))
+    service.add_items([NewItem(id="mine")])
+    service.take_changes()
+    service.take_changes()
+    found = {item.id for item in service.recommend(Recommend(k=1000, candidates=10_000)).items}
+    assert "i1" not in found
+    assert {"theirs", "mine"} <= found
 
 
 # canary and shadow

@@ -107,9 +107,13 @@ def test_bad_rows_are_counted_and_the_rest_is_learned(follower: Follower, log: P
     assert (published.num_rows, published.num_bad) == (1, 2)
 
 
-def test_a_side_table_that_is_being_written_is_taken_as_it_was(shop: Shop, log: Path, own_bundles: Path) -> None:
+def test_a_side_table_that_is_being_written_is_taken_as_it_was(
+    shop: Shop, log: Path, own_bundles: Path
+) -> None:
     heard: list[str] = []
-    follower = Follower(CheckpointFolder.open(shop.checkpoint), str(log), own_bundles, Options(warn=heard.append))
+    follower = Follower(
+        CheckpointFolder.open(shop.checkpoint), str(log), own_bundles, Options(warn=heard.append)
+    )
     write(log, click("u1", "i3"))
     assert follower.publish_once() is not None
     with open(log / "items.csv", "a") as file:
@@ -195,7 +199,11 @@ def test_follow_runs_until_it_is_told_to_stop(shop: Shop, log: Path, own_bundles
     options = Options(every_seconds=0.05)
     folder = CheckpointFolder.open(shop.checkpoint)
     count = follow(folder, str(log), own_bundles, options, stop, lambda published: stop.set())
-    assert count == len(deltas_of(own_bundles, Follower(folder, str(log), own_bundles, options).bundle.version)) == 1
+    assert (
+        count
+        == len(deltas_of(own_bundles, Follower(folder, str(log), own_bundles, options).bundle.version))
+        == 1
+    )
 
 
 def test_a_bundle_of_another_recipe_cannot_be_followed(

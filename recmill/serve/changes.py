@@ -1,0 +1,89 @@
+"""Changes that requests ask for: kept for the next version, and told to the other processes of one server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from recmill.serve import messages as m
+from recmill.serve.recommender import Recommender
+
+
+class Change(m.Message, frozen=True, kw_only=True):
+    """Some items, ids or events, and the process that was asked."""
+
+    by: int
+    items: list[m.NewItem] = msgspec.field(default_factory=list)
+    removed: list[m.Id] = msgspec.field(default_factory=list)
+    events: list[m.Event] = msgspec.field(default_factory=list)
+
+    def apply(self, recommender: Recommender) -> int:
+        """How many things changed."""
+        number = 0
+        if self.items:
+            number += recommender.add_items(self.items)
+        if self.removed:
+            number += recommender.remove_items(self.removed)
+        if self.events:
+            number += recommender.add_events(self.events)
+        return number
+
+
+class Catalogue:
+    """Items that requests added or removed. A version that comes later takes them over."""
+
+    def __init__(self) -> None:
+        self._added: dict[str, m.NewItem] = {}
+        self._removed: dict[str, m.Id] = {}
+
+    def note(self, change: Change) -> None:
+        for item in change.items:
+            self._added[str(item.id)] = item
+            self._removed.pop(str(item.id), None)
+        for id in change.removed:
+            self._removed[str(id)] = id
+            self._added.pop(str(id), None)
+
+    def give_to(self, recommender: Recommender) -> None:
+        """Items that the version does not have, and what must not be shown; events are in its own log by now."""
+        if recommender.recaller is None:
+            return
+        new = [
+            item
+            for item, place in zip(
+                self._added.values(),
+                recommender.recaller.items.places([item.id for item in self._added.values()]).tolist(),
+                strict=True,
+            )
+            if place < 0
+        ]
+        Change(by=0, items=new, removed=list(self._removed.values())).apply(recommender)
+
+
+class Journal:
+    """A file that the processes of one server write their changes into, and read those of the others from."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read = 0
+
+    def write(self, change: Change) -> None:
+        line = msgspec.json.encode(change) + b"\n"
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(line)
+
+    def others(self) -> Sequence[Change]:
+        """What other processes wrote since the last time."""
+        if not self.path.exists():
+            return []
+        with open(self.path, "rb") as file:
+            file.seek(self._read)
+            whole = file.read().rpartition(b"\n")[0]
+        if not whole:
+            return []
+        self._read += len(whole) + 1
+        changes = [msgspec.json.decode(line, type=Change) for line in whole.split(b"\n")]
+        return [change for change in changes if change.by != os.getpid()]
