@@ -89,12 +89,11 @@ class Load(threading.Thread):
     """Requests at a rate, whatever becomes of them."""
 
     def __init__(
-        self, trial: Trial, expected: Expected, address: str, rate: float, seconds: float, exact: bool
+        self, trial: Trial, expected: Expected, address: str, times: list[float], exact: bool
     ) -> None:
         super().__init__(daemon=True)
         self.trial, self.expected, self.address = trial, expected, address
-        self.times = poisson_times(rate, seconds, 1).tolist()
-        self.exact = exact
+        self.times, self.exact = times, exact
 
     def run(self) -> None:
         loop = precise_loop()
