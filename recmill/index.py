@@ -21,7 +21,7 @@ from recmill.errors import ArtifactError, MissingPackage
 Array = np.ndarray[Any, np.dtype[Any]]
 
 EXACT_BELOW = 200_000  # above it a scan takes longer than a request may
-_BEST, _RECALL = 500, 0.97  # of the best so many, this share shall be found
+_BEST, _RECALL = 500, 0.98  # of the best so many, this share shall be found
 _NUM_QUERIES = 200
 _LOOK_AT_PER_ANSWER = 5  # never look at fewer items than this for each one wanted
 _CLUSTERS, _SAMPLED_PER_CLUSTER, _ROUNDS = 4, 48, 6  # clusters for each square root of the number of items
@@ -147,7 +147,8 @@ class ClusteredIndex(Index):
         num_shown = len(self._vectors_NV) - changes.num_hidden
         probes, wanted = self._probes, min(k, num_shown)
         # Never look at so few items that there is nothing to choose from.
-        probes = max(probes, -(-_LOOK_AT_PER_ANSWER * k * self._index.nlist // len(self._vectors_NV)))
+        least = _LOOK_AT_PER_ANSWER * max(k, _BEST)
+        probes = max(probes, -(-least * self._index.nlist // len(self._vectors_NV)))
         while wanted:
             places = self._search_clusters(query_V, wanted, min(probes, self._index.nlist), changes)
             if len(places) == wanted or probes >= self._index.nlist:

@@ -120,7 +120,7 @@ class Lookup:
         stored, found = self._stored_user(query.user, place, deadline, degraded)
         changed = self._changed(given, query.recent)
         raw = dict(given)
-        if (changed & set(self.user_features) and (found or query.recent)) or not found:
+        if not found or not changed.isdisjoint(self.user_features):
             raw = {**self._stored_raw(query.user, place, found, deadline, degraded), **given}
             raw |= self._histories(raw, query.recent, given)
         names = list(self.context_features)

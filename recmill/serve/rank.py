@@ -24,7 +24,13 @@ class RankModel:
         self.label: str = model["label"]
         self.numbers, self.keys, self.wide = (tuple(model[name]) for name in ("numbers", "keys", "wide"))
         self.features = [*self.numbers, *dict.fromkeys([*self.keys, *self.wide])]
-        self._parts = parts
+        self._of = {
+            part: [
+                [name for name in names if (parts[name] in ("item", "crossed")) == (part == "item")]
+                for names in (self.numbers, self.keys, self.wide)
+            ]
+            for part in ("user", "item")
+        }
         self.collections = {name: bundle.collection(name) for name in ("deep", "wide")[: 1 + bool(self.wide)]}
         self._graphs: dict[str, Graph] = {}
         graphs = {name: bundle.graph(name) for name in ("rank", "rank_split")}
@@ -49,15 +55,12 @@ class RankModel:
             return np.empty(0, np.float32)
         inputs = {}
         for part, rows in (("user", user), ("item", items)):
-            inputs[f"{part}_numbers"] = rows.matrix(self._of(part, self.numbers))
-            inputs[f"{part}_pooled"] = self._pooled("deep", rows, self._of(part, self.keys))
+            numbers, keys, wide = self._of[part]
+            inputs[f"{part}_numbers"] = rows.matrix(numbers)
+            inputs[f"{part}_pooled"] = self._pooled("deep", rows, keys)
             if self.wide:
-                inputs[f"{part}_wide"] = self._pooled("wide", rows, self._of(part, self.wide))[:, :, 0]
+                inputs[f"{part}_wide"] = self._pooled("wide", rows, wide)[:, :, 0]
         return sigmoid(self._graphs["rank_split"].run(**inputs))
-
-    def _of(self, part: str, names: Sequence[str]) -> list[str]:
-        of_items = ("item", "crossed")
-        return [name for name in names if (self._parts[name] in of_items) == (part == "item")]
 
     def _pooled(self, collection: str, rows: FeatureRows, names: Sequence[str]) -> Array:
         found: RowCollection = self.collections[collection]

@@ -15,6 +15,7 @@ import polars as pl
 from recmill.batches import Array, Batch, Keys
 from recmill.bundle import Bundle
 from recmill.bundle.delta import Changes
+from recmill.bundle.entities import Entities
 from recmill.errors import BadRequest, NotFound, RecmillError, TooLate
 from recmill.serve import messages as m
 from recmill.serve.gate import Gate
@@ -199,9 +200,7 @@ class Recommender:
 
     def lookup_rows(self, query: m.Rank) -> tuple[bytes, list[bytes], list[str]]:
         """Stored features of a user and of items, packed as stores keep them: with the request's own, no context."""
-        users, items = self.bundle.users, self.bundle.items
-        if users is None or items is None:
-            raise NotFound(f"Bundle {self.version} has no users and items; it only scores rows.")
+        users, items = self._sides()
         with self.gate.reading():
             person = self.lookup.person(query)
             rows, degraded = self._any_items(query.items, person, None)
@@ -211,9 +210,7 @@ class Recommender:
 
     def rank_rows(self, user: bytes, items: Sequence[bytes], context: m.Values) -> m.Ranked:
         """Chances from packed rows; a row of another bundle counts as a stranger's."""
-        ranker, bundle = self._ranker(), self.bundle
-        if bundle.users is None or bundle.items is None:
-            raise NotFound(f"Bundle {self.version} has no users and items; it only scores rows.")
+        ranker, (users, items_of_bundle) = self._ranker(), self._sides()
         check_sizes(1, len(items))
         degraded = []
         with self.gate.reading():
@@ -225,10 +222,22 @@ class Recommender:
             if any(items) and not known.all():
                 degraded.append(f"features of {int((~known).sum())} items are of another bundle or not known")
             scores = ranker.rank(
-                FeatureRows.of(row, bundle.users.layout) | of_context,
-                FeatureRows.of(rows, bundle.items.layout),
+                FeatureRows.of(row, users.layout) | of_context,
+                FeatureRows.of(rows, items_of_bundle.layout),
             )
         return m.Ranked(scores=scores.tolist(), degraded=degraded, version=self.version)
+
+    def _sides(self) -> tuple[Entities, Entities]:
+        """Users and items of a bundle whose stages can run apart."""
+        users, items = self.bundle.users, self.bundle.items
+        if users is None or items is None:
+            raise NotFound(f"Bundle {self.version} has no users and items; it only scores rows.")
+        if self.lookup.crossed_features:
+            raise NotFound(
+                f'Feature "{self.lookup.crossed_features[0]}" looks at users and items together, so features and '
+                "ranking cannot run apart. Serve this bundle with --role all."
+            )
+        return users, items
 
     # changes
 

@@ -30,10 +30,16 @@ def precise_loop() -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
+# The kernel deals connections, not requests, to the processes of a server: with few of them some process sits idle.
+_CONNECTIONS = 32
+
+
 class GrpcDoor:
     """Calls of one method over a few connections, which come back by themselves when the server does."""
 
-    def __init__(self, address: str, method: str, deadline_seconds: float, connections: int = 2) -> None:
+    def __init__(
+        self, address: str, method: str, deadline_seconds: float, connections: int = _CONNECTIONS
+    ) -> None:
         self.address, self.deadline_seconds = address, deadline_seconds
         self._headers = call_headers(method, address, deadline_seconds)
         self._connections: list[Http2Connection] = []
