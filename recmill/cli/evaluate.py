@@ -7,9 +7,10 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import UsageError, add_command, add_recipe, load, positive, silent
+from recmill.cli.arguments import UsageError, add_command, add_recipe, load, positive, seconds, silent
 
 if TYPE_CHECKING:
+    from recmill.checkpoint import CheckpointFolder
     from recmill.evaluate import Evaluated
 
 
@@ -23,11 +24,23 @@ def add(commands: Any) -> None:
 recmill evaluate quickstart --checkpoint runs/quickstart/checkpoint --table runs/quickstart/table
 recmill evaluate criteo-dlrm --checkpoint c --table t --gate "auc>=0.80,ne<=live" --live runs/live/checkpoint
 recmill evaluate quickstart --checkpoint c --table t --only ranking --by device --by price
+recmill evaluate quickstart --checkpoint c --requests requests --data /data/shop   what was served, and then clicked
 """,
     )
     add_recipe(parser)
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="what `recmill train` wrote")
-    parser.add_argument("--table", required=True, metavar="DIR", help="the Table with held-out rows")
+    rows = parser.add_mutually_exclusive_group(required=True)
+    rows.add_argument("--table", metavar="DIR", help="the Table with held-out rows")
+    rows.add_argument(
+        "--requests", metavar="DIR", help="what `recmill serve --request-log` wrote; needs --data"
+    )
+    parser.add_argument("--data", metavar="DIR", help="with --requests: the log with what users clicked then")
+    parser.add_argument(
+        "--window",
+        type=seconds,
+        metavar="SECONDS",
+        help="with --requests: how long after a request a click counts (default: 86400)",
+    )
     parser.add_argument(
         "--split",
         choices=["test", "eval", "train"],
@@ -75,11 +88,14 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     from recmill.progress import Progress
     from recmill.table import Table
 
+    _check_requests_flags(parsed)
     folder = CheckpointFolder.open(parsed.checkpoint)
     if folder.recipe.name != recipe.name:
         raise UsageError(
             f'Checkpoint {parsed.checkpoint} is of recipe "{folder.recipe.name}", not of "{recipe.name}".'
         )
+    if parsed.requests:
+        return _evaluate_requests(parsed, folder)
     if parsed.live and not parsed.gate:
         raise UsageError("--live is for gates such as ne<=live; add --gate, or remove it.")
     options = Options(
@@ -98,6 +114,38 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     if parsed.json:
         print(json.dumps(written))
     return 0 if all(model.passed for model in evaluated) else 1
+
+
+def _check_requests_flags(parsed: argparse.Namespace) -> None:
+    if bool(parsed.requests) != bool(parsed.data):
+        raise UsageError("--requests and --data go together.")
+    if parsed.window is not None and not parsed.requests:
+        raise UsageError("--window is for --requests. Remove it.")
+    of_tables = ("split", "only", "by", "gate", "live", "report")
+    wrong = [name for name in of_tables if getattr(parsed, name) and parsed.requests]
+    if wrong:
+        raise UsageError(f"--{wrong[0]} is for --table. Remove it.")
+
+
+def _evaluate_requests(parsed: argparse.Namespace, folder: CheckpointFolder) -> int:
+    from dataclasses import asdict
+    from pathlib import Path
+
+    from recmill.evaluate.requests import evaluate_requests
+
+    window = 86_400.0 if parsed.window is None else parsed.window
+    found = evaluate_requests(folder, Path(parsed.requests), parsed.data, window)
+    if parsed.json:
+        print(json.dumps([asdict(shown) for shown in found]))
+        return 0
+    for shown in found:
+        name = shown.version if shown.channel is None else f"  {shown.channel}"
+        auc = "" if shown.auc is None else f"   AUC {shown.auc:.4f}"
+        print(
+            f"{name:20s} {shown.requests:,} requests   {shown.items:,} items   {shown.clicks:,} clicks   "
+            f"finds {shown.find_rate:.4f}   click rate {shown.click_rate:.4f}{auc}"
+        )
+    return 0
 
 
 def say_evaluated(evaluated: list[Evaluated], report: Any, say: Callable[[str], None]) -> None:
