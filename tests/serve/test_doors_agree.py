@@ -154,8 +154,9 @@ def test_features_from_redis(
     rows: Rows, expected: np.ndarray, shop: Shop, start: Start, tmp_path: Path
 ) -> None:
     with running(tmp_path) as redis:
-        assert main(["load", "--bundle", str(shop.bundles), "--features", redis.url, "--json"]) == 0
-        server = start(bundle=shop.bundles, features=redis.url)
+        where = ["--features", redis.url, "--prefix", "shop"]
+        assert main(["load", "--bundle", str(shop.bundles), *where, "--json"]) == 0
+        server = start(bundle=shop.bundles, features=redis.url, prefix="shop")
         same(by_grpc(server.grpc, rows), expected)
         assert redis.client().info()["keyspace_hits"] >= 2 * NUM_ROWS
         server.stop()
