@@ -158,7 +158,7 @@ SHOWN_BY = {
     "serve --features-at": _SPLIT,
     "serve --rank-at": _SPLIT,
     "envoy": "serve/test_roles.py::test_calls_go_to_all_addresses_in_turn",
-    "serve --prefix": "tests/serve/test_doors_agree.py::test_features_from_redis",
+    "serve --prefix": "serve/test_doors_agree.py::test_features_from_redis",
     "serve --features": f"{_LOAD}::test_a_loaded_store_answers_as_the_bundle_does",
     "serve --deadline-ms": "serve/test_recommender.py::test_little_time_gives_the_order_of_recall_and_says_so",
     "serve --otlp": "serve/test_telemetry.py::test_a_request_is_one_span_with_one_below_it_for_each_stage",
