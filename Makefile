@@ -15,7 +15,7 @@ test: .venv/installed-dev
 	$(BIN)/pytest -n auto
 
 test-quick: .venv/installed-dev
-	$(BIN)/pytest -n auto -m "not services and not processes"
+	$(BIN)/pytest -n auto -m "not services and not processes and not stages"
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

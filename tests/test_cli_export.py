@@ -12,6 +12,8 @@ import torch
 
 from recmill.cli import main
 
+pytestmark = pytest.mark.stages
+
 torch.set_num_threads(1)
 
 

@@ -30,6 +30,8 @@ from recmill.bench.serve.run import Options, Target, bench_serve
 from recmill.bench.serve.slo import Slo
 from recmill.errors import RecmillError
 
+pytestmark = pytest.mark.stages
+
 PEER = Path(__file__).parent / "peer_server.py"
 DOORS: tuple[DoorName, ...] = ("grpc", "http")
 

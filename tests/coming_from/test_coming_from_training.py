@@ -34,6 +34,8 @@ from recmill.serve.proto import recmill_pb2
 from recmill.spec.load import load_recipe, recipe_to_dict
 from recmill.spec.recipe import Recipe
 
+pytestmark = pytest.mark.stages
+
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> SmallRuns:

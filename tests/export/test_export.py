@@ -26,6 +26,8 @@ from recmill.export.versions import alone_in
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
 
+pytestmark = pytest.mark.stages
+
 
 def raw_events(shop) -> pl.DataFrame:
     """The shop's log, read by other means."""

@@ -25,6 +25,8 @@ from recmill.learner.retrieval import Retriever
 from recmill.spec import recipe as r
 from recmill.spec.load import recipe_from_dict
 
+pytestmark = pytest.mark.stages
+
 DIM = 4
 
 

@@ -15,6 +15,8 @@ from recmill.serve.messages import Features, Rank, Recommend
 from recmill.serve.recommender import Recommender
 from recmill.spec.load import shipped_recipes
 
+pytestmark = pytest.mark.stages
+
 CROSS = """
 [[features]]
 name = "taste"

@@ -18,6 +18,8 @@ from recmill.serve.service import Options as ServiceOptions
 from recmill.serve.service import Service
 from recmill.train.follow import Follower, Options, follow
 
+pytestmark = pytest.mark.stages
+
 NOW = 1_900_000_000
 
 
