@@ -67,6 +67,10 @@ class Recommender:
         parts = self.lookup.parts
         self.ranker = RankModel(bundle, parts, num_threads) if "ranking" in models else None
         self.recaller = Recaller(bundle, num_threads) if bundle.items is not None else None
+        self.num_deltas = 0  # that were applied to the bundle
+        self.log_end: float | None = bundle.manifest.get(
+            "log_end"
+        )  # time of the newest row that answers know
         self._seconds_each = 1e-5  # to rank one candidate; learned as we go
 
     @property
@@ -333,6 +337,11 @@ class Recommender:
         clicks = [] if changes.clicks is None else list(changes.clicks.select("user", "item").iter_rows())
         if users.height or clicks:
             self._put_users(users, clicks)
+
+    def close(self) -> None:
+        """Let go of a store of its own; answers from then on come from the bundle."""
+        if self.lookup.store is not self.lookup.own_store:
+            self.lookup.store.close()
 
     # parts
 

@@ -26,7 +26,7 @@ from recmill.serve.coordinate import Coordinator, Stages
 from recmill.serve.recommender import Recommender
 from recmill.serve.request_log import RequestLog
 from recmill.serve.telemetry import Telemetry
-from recmill.store import DEFAULT_PREFIX, RedisStore, Store
+from recmill.store import DEFAULT_PREFIX, RedisStore
 
 if TYPE_CHECKING:
     from recmill.serve.server import Settings
@@ -72,23 +72,20 @@ class Service:
         self._journal = Journal(folder / "changes.jsonl") if folder is not None else None
         looks = options.watch_seconds is not None or self._journal is not None
         self._watcher = Watcher(self, options.watch_seconds, telemetry) if looks else None
-        self._stores: list[Store] = []
         self._coordinator = Coordinator(options.stages) if options.stages is not None else None
         self._shadow_pool = ThreadPoolExecutor(1, "shadow") if options.shadow else None
         self._shadowing = threading.BoundedSemaphore(_SHADOW_QUEUE)
         self.folder = path if current_of(path) is not None else path.parent
         self.current = self._open(Bundle.open(path))
         self.previous: Recommender | None = None
-        self.num_deltas = 0
-        self.log_end: float | None = self.current.bundle.manifest.get("log_end")
+        self._canary: Recommender | None = None
+        self._shadow: Recommender | None = None
         self._canary = self._named(options.canary[0]) if options.canary else None
         self._shadow = self._named(options.shadow) if options.shadow else None
 
     def _open(self, bundle: Bundle) -> Recommender:
         url, prefix = self.options.features, self.options.prefix or DEFAULT_PREFIX
         store = RedisStore(url, bundle, prefix) if url else None
-        if store is not None:
-            self._stores.append(store)
         recommender = Recommender(bundle, store, self.options.threads)
         if self.telemetry is not None:
             recommender.lookup.store_failed = self.telemetry.store_failed
@@ -114,14 +111,20 @@ class Service:
             self.options.request_log.close()
         if self.options.stages is not None:
             self.options.stages.close()
-        for store in self._stores:
-            store.close()
+        for recommender in (self.current, self.previous, self._canary, self._shadow, *self._others.values()):
+            if recommender is not None:
+                recommender.close()
 
     # questions
 
     @property
     def bundle(self) -> Bundle:
         return self.current.bundle
+
+    @property
+    def num_deltas(self) -> int:
+        """Of the current version, that were applied."""
+        return self.current.num_deltas
 
     def recommend(self, query: m.Recommend) -> m.Answer:
         began = time.perf_counter()
@@ -170,9 +173,7 @@ class Service:
         return self.current
 
     def _named(self, version: str) -> Recommender:
-        serving = {
-            one.version: one for one in (self.current, getattr(self, "previous", None)) if one is not None
-        }
+        serving = {one.version: one for one in (self.current, self.previous) if one is not None}
         if version in serving:
             return serving[version]
         with self._lock:
@@ -180,8 +181,9 @@ class Service:
                 known = versions_of(self.folder)
                 if version not in known:
                     raise NotFound(f'No version "{version}"; there are: {", ".join(known)}.')
-                while len(self._others) >= _OTHERS + 2:
-                    self._others.pop(next(iter(self._others)))
+                for old in list(self._others)[: len(self._others) - _OTHERS + 1]:
+                    if self._others[old] not in (self._canary, self._shadow):
+                        self._others.pop(old).close()
                 self._others[version] = self._open(Bundle.open(self.folder / version))
             return self._others[version]
 
@@ -258,9 +260,9 @@ class Service:
         fresh.warm_up()
         self._catalogue.give_to(fresh)
         with self._lock:
-            self.previous, self.current = self.current, fresh
-            self.num_deltas = 0
-            self.log_end = bundle.manifest.get("log_end")
+            dropped, self.previous, self.current = self.previous, self.current, fresh
+        if dropped is not None and dropped not in (self.current, self._canary, self._shadow):
+            dropped.close()
 
     def apply(self, path: Path) -> None:
         """Take a delta of the current version; one that is damaged, not the next, or of another recipe is refused."""
@@ -275,8 +277,8 @@ class Service:
                 f"{self.current.version}. It is refused."
             )
         self.current.apply(delta.changes())
-        self.num_deltas = delta.number
-        self.log_end = delta.manifest.get("log_end", self.log_end)
+        self.current.num_deltas = delta.number
+        self.current.log_end = delta.manifest.get("log_end", self.current.log_end)
 
     def status(self) -> m.Status:
         bundle = self.bundle
@@ -296,7 +298,7 @@ class Service:
             num_users=len(bundle.users) if bundle.users is not None else 0,
             deltas=self.num_deltas,
             started_at=self.started_at,
-            freshness_seconds=time.time() - self.log_end if self.log_end else None,
+            freshness_seconds=time.time() - self.current.log_end if self.current.log_end else None,
             ready=self.ready,
             manifest={
                 **manifest,

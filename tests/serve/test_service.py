@@ -224,6 +224,26 @@ def test_a_delta_changes_answers_without_a_restart(service: Service, own_bundles
     np.testing.assert_allclose(scores(service), before, atol=1e-7)
 
 
+def test_a_version_that_is_served_again_has_its_deltas_once(service: Service, own_bundles: Path) -> None:
+    old = service.current.version
+    a_delta(own_bundles, 1)
+    look(service)
+    with_delta = scores(service)
+    set_current(own_bundles, another_version(own_bundles))
+    look(service)
+    assert service.num_deltas == 0
+    service.rollback(old)
+    look(service)
+    assert (service.num_deltas, scores(service)) == (1, with_delta)
+
+
+def test_many_named_versions_do_not_pile_up(service: Service, own_bundles: Path) -> None:
+    versions = [another_version(own_bundles, f"{number:08x}") for number in range(6)]
+    for version in versions:
+        assert service.recommend(Recommend(user="u1", version=version)).version == version
+    assert len(service._others) <= 2
+
+
 def test_deltas_published_before_the_start_are_taken_at_the_start(
     service: Service, own_bundles: Path
 ) -> None:
