@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from recmill.checkpoint import CheckpointFolder
 from recmill.cli import main
 
 ROWS = 5_000
@@ -30,6 +31,10 @@ class Shop:
     @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoint"
+
+    @property
+    def folder(self) -> CheckpointFolder:
+        return CheckpointFolder.open(self.checkpoint)
 
     @property
     def bundles(self) -> Path:

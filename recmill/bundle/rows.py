@@ -12,7 +12,7 @@ Shapes: B rows of a request, T features, D embedding dim.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -274,16 +274,6 @@ class Rows:
 
     # changing
 
-    def give_slots(self, keys: Array) -> Array:
-        """The slot of each key; a key that has none is given one, with its absent row in it."""
-        slots = self.slots(keys)
-        if len(slots) and slots.min() < 0:
-            new = np.unique(as_keys(keys)[slots < 0])
-            self._append(new, self.absent_rows(new))
-            self._note_shared(new)
-            slots = self.slots(keys)
-        return slots
-
     def update(self, keys: Array, rows: Array) -> None:
         """Rows of keys change, new keys are appended; in memory only. Of equal keys the last one counts."""
         keys, rows = as_keys(keys), np.asarray(rows, np.float32)
@@ -377,41 +367,18 @@ class RowCollection:
         ]
         missing = _native.gather_rows([segment for _, segment in at_once])
         done = {place for (place, _), number in zip(at_once, missing, strict=True) if not number}
-        self._pool(keys, names, Rows.lookup, pooled_BTD, done)
-        return pooled_BTD
-
-    def gather(self, slots: Mapping[str, Keys], names: Sequence[str]) -> Array:
-        """The same for slots instead of keys."""
-        pooled_BTD = np.empty((_size_of(slots, names), len(names), self.dim), np.float32)
-        self._pool(slots, names, Rows.gather, pooled_BTD, set())
-        return pooled_BTD
-
-    def slots(self, keys: Mapping[str, Keys]) -> dict[str, Keys]:
-        """Slots of keys, none below 0: an absent key is given a row first, which is a change."""
-        return {
-            name: Keys(self._rows_of[name].give_slots(column.values), column.offsets)
-            for name, column in keys.items()
-            if name in self._rows_of
-        }
-
-    def _pool(
-        self,
-        columns: Mapping[str, Keys],
-        names: Sequence[str],
-        read: Callable[[Rows, Array, Array | None], Array],
-        pooled_BTD: Array,
-        done: Collection[int],
-    ) -> None:
-        """Fill the features that are not done yet, one after the other."""
         for place, name in enumerate(names):
-            column = columns[name]
-            if place in done:
-                continue
-            if column.offsets is None:
-                read(self._rows_of[name], column.values, pooled_BTD[:, place])
-            else:
-                values = read(self._rows_of[name], column.values, None)
-                pool_lists(values, column.offsets, self._pooling_of[name], pooled_BTD[:, place])
+            if place not in done:
+                self._fill(name, keys[name], pooled_BTD[:, place])
+        return pooled_BTD
+
+    def _fill(self, name: str, column: Keys, pooled_BD: Array) -> None:
+        """One feature's vectors."""
+        rows = self._rows_of[name]
+        if column.offsets is None:
+            rows.lookup(column.values, pooled_BD)
+        else:
+            pool_lists(rows.lookup(column.values), column.offsets, self._pooling_of[name], pooled_BD)
 
 
 def _size_of(columns: Mapping[str, Keys], names: Sequence[str]) -> int:

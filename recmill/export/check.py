@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import polars as pl
 
 from recmill.batches import Array, Batch, Layout, collate
 from recmill.bundle import Bundle
+from recmill.bundle.arrays import map_array
+from recmill.bundle.features import FeatureRows
+from recmill.bundle.models import RankModel, Tower
 from recmill.errors import ArtifactError
 from recmill.features.plan import Plan
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
-from recmill.spec.kinds import parts_of_features
+from recmill.log_batches import between
 
 TOLERANCE = 1e-5
 _BFLOAT16_TOLERANCE = 0.02  # such a ranker scores with fewer digits than its graph
@@ -40,11 +41,16 @@ def check_bundle(
 
 
 def _check_ranker(bundle: Bundle, ranker: Ranker, plan: Plan, sample: pl.DataFrame) -> dict[str, Numbers]:
-    expected = ranker.predict(_batch(plan, sample, ranker.layout))
-    batch = _batch(bundle.plan, sample, ranker.layout)
-    found = {"rank": _difference(expected, _sigmoid(_rank(bundle, batch)))}
+    layout, model = ranker.layout, RankModel(bundle)
+    expected = ranker.predict(_batch(plan, sample, layout))
+    batch = _batch(bundle.plan, sample, layout)
+    found = {"rank": _difference(expected, model.score(FeatureRows.of(batch, layout)))}
     if bundle.graph("rank_split") is not None:
-        alone = _sigmoid(_rank_split(bundle, batch, min(_ROWS_ALONE, batch.size)))
+        rows = [
+            FeatureRows.of(between(batch, row, row + 1), layout)
+            for row in range(min(_ROWS_ALONE, batch.size))
+        ]
+        alone = np.concatenate([model.rank(row, row) for row in rows])
         found["rank_split"] = _difference(expected[: len(alone)], alone)
     return found
 
@@ -52,84 +58,21 @@ def _check_ranker(bundle: Bundle, ranker: Ranker, plan: Plan, sample: pl.DataFra
 def _check_towers(
     bundle: Bundle, retriever: Retriever, plan: Plan, sample: pl.DataFrame
 ) -> dict[str, Numbers]:
-    layout = retriever.layouts["user"]
+    layout, items = retriever.layouts["user"], bundle.items
     expected = retriever.user_vectors(_batch(plan, sample, layout))
-    found = _tower(bundle, "user", _batch(bundle.plan, sample, layout), layout.numbers)
-    items, layout = bundle.items, retriever.layouts["item"]
+    users = FeatureRows.of(_batch(bundle.plan, sample, layout), layout)
     assert items is not None
     places = np.unique(np.linspace(0, len(items) - 1, _ITEMS).astype(np.int64))
-    stored = np.load(bundle.path / "items" / "vectors.npy", mmap_mode="r")[places]
-    features = items.features(places)
-    numbers = features.numbers[:, [items.layout.numbers.index(name) for name in layout.numbers]]
-    batch = Batch(len(places), numbers, features.keys, {}, {})
+    stored = map_array(bundle.path / "items" / "vectors.npy")[places]
+    features = FeatureRows.of(items.features(places), items.layout)
     return {
-        "user": _difference(expected, found),
-        "item": _difference(stored, _tower(bundle, "item", batch, layout.numbers)),
+        "user": _difference(expected, Tower(bundle, "user").vectors(users)),
+        "item": _difference(stored, Tower(bundle, "item").vectors(features)),
     }
 
 
 def _batch(plan: Plan, rows: pl.DataFrame, layout: Layout) -> Batch:
     return collate(plan.apply(rows, labels=False, only=layout.features), layout, with_labels=False)
-
-
-def _tower(bundle: Bundle, side: str, batch: Batch, numbers: Sequence[str]) -> Array:
-    collection = bundle.collection(side)
-    names = [feature.name for feature in collection.features]
-    inputs = {"pooled": collection.pooled(batch.keys, names)}
-    if numbers:
-        inputs["numbers"] = batch.numbers
-    return _run(bundle.graph(side), inputs)
-
-
-def _rank(bundle: Bundle, batch: Batch) -> Array:
-    return _run(bundle.graph("rank"), _inputs(bundle, batch, "", lambda name: True))
-
-
-def _rank_split(bundle: Bundle, batch: Batch, num_rows: int) -> Array:
-    """Rows one by one, each with its user part and its item part."""
-    parts = parts_of_features(bundle.recipe)
-    once = ("user", "context")
-    user = _inputs(bundle, batch, "user_", lambda name: parts[name] in once)
-    item = _inputs(bundle, batch, "item_", lambda name: parts[name] not in once)
-    session = _session(bundle.graph("rank_split"))
-    rows = [slice(row, row + 1) for row in range(num_rows)]
-    inputs = {**user, **item}
-    return np.concatenate(
-        [session.run(None, {name: values[row] for name, values in inputs.items()})[0] for row in rows]
-    )
-
-
-def _inputs(bundle: Bundle, batch: Batch, prefix: str, wanted: Any) -> dict[str, Array]:
-    """What a ranker's graph takes of the wanted features; nothing for kinds of which there are none."""
-    ranking = bundle.models["ranking"]
-    numbers = [place for place, name in enumerate(ranking["numbers"]) if wanted(name)]
-    keys = [name for name in ranking["keys"] if wanted(name)]
-    wide = [name for name in ranking["wide"] if wanted(name)]
-    inputs = {}
-    if numbers:
-        inputs[f"{prefix}numbers"] = batch.numbers[:, numbers]
-    if keys:
-        inputs[f"{prefix}pooled"] = bundle.collection("deep").pooled(batch.keys, keys)
-    if wide:
-        inputs[f"{prefix}wide"] = bundle.collection("wide").pooled(batch.keys, wide)[:, :, 0]
-    return inputs
-
-
-def _run(graph: Path | None, inputs: Mapping[str, Array]) -> Array:
-    return np.asarray(_session(graph).run(None, dict(inputs))[0])
-
-
-def _session(graph: Path | None) -> Any:
-    import onnxruntime
-
-    assert graph is not None, "every model has its graphs"
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-
-
-def _sigmoid(logits: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))))
 
 
 def _difference(expected: Array, found: Array) -> Numbers:

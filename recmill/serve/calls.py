@@ -19,8 +19,9 @@ from recmill.errors import (
     ServingError,
     StoreError,
 )
+from recmill.machine import available_cores
 from recmill.serve import messages as m
-from recmill.serve.limits import Admission, Limits, cores
+from recmill.serve.limits import Admission, Limits
 from recmill.serve.security import Scope, Tokens
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ class Desk:
         self.role = role
         self.is_draining = False
         waiting = self.limits.max_waiting
-        self.queue = Admission(threads or cores(), waiting, self.limits.max_wait_seconds)
+        self.queue = Admission(threads or available_cores(), waiting, self.limits.max_wait_seconds)
         # Changes may take long, and must neither hold up answers nor be held up by them.
         self.changes = Admission(2, waiting, float("inf"), "change")
 

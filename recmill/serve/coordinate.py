@@ -90,16 +90,6 @@ class Coordinator:
 
 
 def _recall(query: m.Recommend) -> m.Recall:
-    return m.Recall(
-        user=query.user,
-        k=max(query.candidates, query.k),
-        context=query.context,
-        features=query.features,
-        recent=query.recent,
-        exclude=query.exclude,
-        only=query.only,
-        where=query.where,
-        channels=query.channels,
-        show_seen=query.show_seen,
-        version=query.version,
-    )
+    """The recall stage of a question; its time is the call's own."""
+    fields = {name: getattr(query, name) for name in m.Recall.__struct_fields__}
+    return m.Recall(**{**fields, "k": max(query.candidates, query.k), "deadline_ms": None})

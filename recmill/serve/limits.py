@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -107,11 +106,6 @@ def _check_value(name: str, value: Any) -> None:
         raise BadRequest(f"{name} must fit into 64 bits, got a number of {len(str(abs(value)))} digits.")
     if type(value) is str and len(value) > MAX_TEXT:
         raise BadRequest(f"{name} must be a text of at most {MAX_TEXT:,} characters, got {len(value):,}.")
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Admission:

@@ -3,71 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from recmill.batches import Array, Batch, Keys, Layout, collate
+from recmill.batches import Array, Keys, Layout, collate
 from recmill.bundle import Bundle
+from recmill.bundle.features import FeatureRows
 from recmill.errors import StoreError
-from recmill.serve.messages import Id, Rank, Recall, Recommend, Values
+from recmill.serve.messages import Id, Query, Values
 from recmill.serve.raw import RawColumns
 from recmill.spec.kinds import parts_of_features
 from recmill.spec.recipe import History
 from recmill.store import MappedStore, Side, Store
 from recmill.store.mapped import entities_of
 
-Query = Recommend | Rank | Recall
 _REMEMBERED = 20_000  # values of one feature
 _PATIENCE = 1.0  # seconds for a store when the request sets no deadline
-
-
-@dataclass(frozen=True)
-class FeatureRows:
-    """Features of some rows by name: numbers, and keys of the tables."""
-
-    size: int
-    numbers: Mapping[str, Array]
-    keys: Mapping[str, Keys]
-
-    @classmethod
-    def of(cls, batch: Batch, layout: Layout) -> FeatureRows:
-        numbers = {name: batch.numbers[:, place] for place, name in enumerate(layout.numbers)}
-        return cls(batch.size, numbers, batch.keys)
-
-    def __or__(self, other: FeatureRows) -> FeatureRows:
-        """Both; where both have a feature, the other's."""
-        return FeatureRows(self.size, {**self.numbers, **other.numbers}, {**self.keys, **other.keys})
-
-    def matrix(self, names: Sequence[str]) -> Array:
-        """Numbers side by side, float32 [size, features]."""
-        found = np.empty((self.size, len(names)), np.float32)
-        for place, name in enumerate(names):
-            found[:, place] = self.numbers[name]
-        return found
-
-    def replaced(self, places: Array, rows: FeatureRows) -> FeatureRows:
-        """With other rows in some places."""
-        order = np.arange(self.size)
-        order[places] = self.size + np.arange(rows.size)
-        numbers = {
-            name: np.concatenate([values, rows.numbers[name]])[order] for name, values in self.numbers.items()
-        }
-        keys = {name: _replaced_keys(old, rows.keys[name], order) for name, old in self.keys.items()}
-        return FeatureRows(self.size, numbers, keys)
-
-    def row(self, place: int) -> Values:
-        """One row as plain values, for people to read."""
-        keys = {
-            name: int(keys.values[place])
-            if keys.offsets is None
-            else keys.values[keys.offsets[place] : keys.offsets[place + 1]].tolist()
-            for name, keys in self.keys.items()
-        }
-        return {**{name: float(values[place]) for name, values in self.numbers.items()}, **keys}
 
 
 @dataclass(frozen=True)
@@ -346,17 +301,6 @@ def _put(name: str, value: Any, numbers: dict[str, Array], keys: dict[str, Keys]
         keys[name] = value
     else:
         numbers[name] = value
-
-
-def _replaced_keys(old: Keys, new: Keys, order: Array) -> Keys:
-    values = np.concatenate([old.values, new.values])
-    if old.offsets is None or new.offsets is None:
-        return Keys(values[order])
-    lengths = np.concatenate([np.diff(old.offsets), np.diff(new.offsets)])
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])[:-1][order]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[order])])
-    places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths[order])
-    return Keys(values[places], offsets)
 
 
 def _hashable(value: Any) -> Any:

@@ -16,58 +16,49 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """A name that a message does not have is an error, never ignored."""
 
 
-class Recommend(Message, frozen=True, kw_only=True):
-    """Ask for the k best items of a user.
+class Query(Message, frozen=True, kw_only=True):
+    """Who asks.
 
     `context` holds raw columns of this request (device, hour, ...). `features` holds raw columns of the user that are
     newer than what is stored, or all there is of a new user. `recent` are items the user has just clicked, oldest
-    first; they are put behind the stored history. `exclude` are never recommended, and nothing but `only` if given.
-    `where` is a condition over the item's raw columns, in SQL. `channels` limits recall to some channels.
+    first; they are put behind the stored history.
     """
 
     user: Id | None = None
-    k: int = 50
-    candidates: int = 500
     context: Values = {}
     features: Values = {}
     recent: list[Id] = []
-    exclude: list[Id] = []
-    only: list[Id] | None = None
-    where: str | None = None
-    channels: list[str] | None = None
-    show_seen: bool = False
     deadline_ms: float | None = None
-    trace: bool = False
     version: str | None = None  # this one instead of what serves now: for comparing two
 
 
-class Rank(Message, frozen=True, kw_only=True):
-    """Ask for the chance of a click on each of these items."""
+class Recall(Query, frozen=True, kw_only=True):
+    """Ask for candidates alone, before ranking.
 
-    user: Id | None = None
-    items: list[Id]
-    context: Values = {}
-    features: Values = {}
-    recent: list[Id] = []
-    deadline_ms: float | None = None
-    version: str | None = None
+    `exclude` are never recommended, and nothing but `only` if given. `where` is a condition over the item's raw
+    columns, in SQL. `channels` limits recall to some channels.
+    """
 
-
-class Recall(Message, frozen=True, kw_only=True):
-    """Ask for candidates alone, before ranking."""
-
-    user: Id | None = None
     k: int = 500
-    context: Values = {}
-    features: Values = {}
-    recent: list[Id] = []
     exclude: list[Id] = []
     only: list[Id] | None = None
     where: str | None = None
     channels: list[str] | None = None
     show_seen: bool = False
-    deadline_ms: float | None = None
-    version: str | None = None
+
+
+class Recommend(Recall, frozen=True, kw_only=True):
+    """Ask for the k best items of a user."""
+
+    k: int = 50
+    candidates: int = 500
+    trace: bool = False
+
+
+class Rank(Query, frozen=True, kw_only=True):
+    """Ask for the chance of a click on each of these items."""
+
+    items: list[Id]
 
 
 class Features(Message, frozen=True, kw_only=True):

@@ -12,11 +12,11 @@ import polars as pl
 from recmill.batches import Array
 from recmill.bundle import Bundle
 from recmill.bundle.arrays import GrowingArray, map_array
+from recmill.bundle.models import Tower
 from recmill.errors import BadRequest
 from recmill.index import Index, open_index
-from recmill.serve.lookup import Person, Query
-from recmill.serve.messages import Rank
-from recmill.serve.rank import Tower
+from recmill.serve.lookup import Person
+from recmill.serve.messages import Recall
 
 # Channel -> the share of candidates that is its own; what one cannot fill is filled by the others in this order.
 SHARES: Mapping[str, float] = {"two_tower": 0.7, "similar": 0.1, "together": 0.1, "popular": 0.1}
@@ -65,14 +65,14 @@ class Wanted:
 class Recaller:
     """All channels of a bundle over its items."""
 
-    def __init__(self, bundle: Bundle, num_threads: int = 1) -> None:
+    def __init__(self, bundle: Bundle) -> None:
         assert bundle.items is not None
         self.bundle, self.items = bundle, bundle.items
         folder = bundle.path / "items"
         self.tower: Tower | None = None
         self.index: Index | None = None
         if "retrieval" in bundle.manifest["models"]:
-            self.tower = Tower(bundle, "user", num_threads)
+            self.tower = Tower(bundle, "user")
             self.vectors = GrowingArray(map_array(folder / "vectors.npy"))
             self.index = open_index(folder / "index", self.vectors.whole())
         self.popularity = GrowingArray(map_array(folder / "popularity.npy"))
@@ -89,7 +89,7 @@ class Recaller:
         has |= {"together": self.neighbours is not None, "popular": True}
         return [name for name in SHARES if has[name]]
 
-    def recall(self, person: Person, query: Query, number: int) -> Candidates:
+    def recall(self, person: Person, query: Recall, number: int) -> Candidates:
         """About `number` candidates: fewer only when no more may be shown."""
         wanted = self.wanted(person, query)
         channels = self._chosen(query)
@@ -114,19 +114,17 @@ class Recaller:
     def _own(name: str, number: int) -> int:
         return max(1, round(number * SHARES[name]))
 
-    def _chosen(self, query: Query) -> list[str]:
-        asked = None if isinstance(query, Rank) else query.channels
-        if asked is None:
+    def _chosen(self, query: Recall) -> list[str]:
+        if query.channels is None:
             return self.channels
-        for name in asked:
+        for name in query.channels:
             if name not in SHARES:
                 raise BadRequest(f'No channel "{name}"; there are: {", ".join(self.channels)}.')
-        return [name for name in self.channels if name in asked]
+        return [name for name in self.channels if name in query.channels]
 
     # what may be shown
 
-    def wanted(self, person: Person, query: Query) -> Wanted:
-        assert not isinstance(query, Rank)
+    def wanted(self, person: Person, query: Recall) -> Wanted:
         banned = [np.asarray(person.recent, np.int64), self.items.places(query.exclude)]
         if not query.show_seen:
             banned.append(self.seen.of(person.place, person.id))

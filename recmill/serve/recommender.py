@@ -16,13 +16,14 @@ from recmill.batches import Array, Batch, Keys
 from recmill.bundle import Bundle
 from recmill.bundle.delta import Changes
 from recmill.bundle.entities import Entities
+from recmill.bundle.features import FeatureRows
+from recmill.bundle.models import RankModel, Tower
+from recmill.bundle.sessions import Graph
 from recmill.errors import BadRequest, NotFound, RecmillError, TooLate
 from recmill.serve import messages as m
 from recmill.serve.gate import Gate
-from recmill.serve.lookup import FeatureRows, Lookup, Person
-from recmill.serve.rank import RankModel, Tower
+from recmill.serve.lookup import Lookup, Person
 from recmill.serve.recall import NAMES, Candidates, Recaller
-from recmill.serve.sessions import Graph
 from recmill.store import Store
 from recmill.store.codec import RowCodec
 
@@ -59,14 +60,13 @@ class Clock:
 class Recommender:
     """Answers from one bundle. Safe to call from many threads; changes wait for the answers under way."""
 
-    def __init__(self, bundle: Bundle, store: Store | None = None, num_threads: int = 1) -> None:
+    def __init__(self, bundle: Bundle, store: Store | None = None) -> None:
         self.bundle = bundle
         self.lookup = Lookup(bundle, store)
         self.gate = Gate()
         models = bundle.manifest["models"]
-        parts = self.lookup.parts
-        self.ranker = RankModel(bundle, parts, num_threads) if "ranking" in models else None
-        self.recaller = Recaller(bundle, num_threads) if bundle.items is not None else None
+        self.ranker = RankModel(bundle) if "ranking" in models else None
+        self.recaller = Recaller(bundle) if bundle.items is not None else None
         self.num_deltas = 0  # that were applied to the bundle
         self.log_end: float | None = bundle.manifest.get(
             "log_end"

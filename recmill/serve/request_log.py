@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema(
     [
         ("time", pa.timestamp("us", "UTC")),
-        ("door", pa.string()),
         ("user", pa.string()),
         ("request", pa.string()),  # the whole Recommend message as JSON: what replaying sends
         ("context", pa.string()),  # its raw context columns by name, as JSON
@@ -60,7 +59,6 @@ class Limits:
 @dataclass(frozen=True)
 class _Row:
     at: float
-    door: str
     query: Recommend
     answer: Answer
     seconds: float
@@ -111,13 +109,12 @@ class RequestLog:
         answer: Answer,
         seconds: float,
         stages: Mapping[str, float] | None = None,
-        door: str = "",
     ) -> None:
         """Perhaps keep this request. `stages` are milliseconds; the answer's own unless others are given."""
         if self.share < 1 and random.random() >= self.share:
             return
         kept = msgspec.structs.replace(answer, trace=None)  # features of every item would fill the memory
-        row = _Row(time.time(), door, query, kept, seconds, answer.stages if stages is None else stages)
+        row = _Row(time.time(), query, kept, seconds, answer.stages if stages is None else stages)
         with self._lock:
             waiting = self._waiting
             fits = waiting.num_items + row.weight <= self.limits.max_waiting_items
@@ -199,7 +196,6 @@ def _columns(rows: Sequence[_Row]) -> pa.RecordBatch:
     encode = msgspec.json.Encoder().encode
     values: dict[str, list[Any]] = {
         "time": [int(row.at * 1e6) for row in rows],
-        "door": [row.door for row in rows],
         "user": [None if row.query.user is None else str(row.query.user) for row in rows],
         "request": [encode(row.query).decode() for row in rows],
         "context": [encode(row.query.context).decode() for row in rows],

@@ -47,7 +47,6 @@ class Options:
 
     features: str | None = None  # URL of a store
     prefix: str | None = None  # of its keys
-    threads: int = 1  # inside one model run
     role: str = "all"
     stages: Stages | None = None  # of other processes, for the recommend role
     request_log: RequestLog | None = None
@@ -86,7 +85,7 @@ class Service:
     def _open(self, bundle: Bundle) -> Recommender:
         url, prefix = self.options.features, self.options.prefix or DEFAULT_PREFIX
         store = RedisStore(url, bundle, prefix) if url else None
-        recommender = Recommender(bundle, store, self.options.threads)
+        recommender = Recommender(bundle, store)
         if self.telemetry is not None:
             recommender.lookup.store_failed = self.telemetry.store_failed
         return recommender

@@ -138,11 +138,6 @@ class Telemetry:
                 facts = {"door": door, "status": code, "version": getattr(answer, "version", "")}
                 self.spans.add(method, seconds, stages, facts, failed, traceparent)
 
-    def observe_stage(self, name: str, seconds: float) -> None:
-        """A stage that is no part of one request: a warm-up, a delta, a batch of several requests."""
-        self._stages(name).observe(seconds)
-        self.ring.add_stages({name: seconds * 1000})
-
     def queue_length(self, length: int) -> None:
         self._queue.set(length)
 

@@ -127,9 +127,11 @@ def test_a_removed_key_reads_as_absent_and_keeps_its_slot(tmp_path: Path) -> Non
     np.testing.assert_array_equal(rows.gather(np.array([1, 3])), read(EmbeddingTable(spec), [2, 8]))
 
 
-def test_keys_that_were_given_a_slot_follow_the_rows_that_they_share(tmp_path: Path) -> None:
+def test_keys_that_lost_their_row_follow_the_rows_that_they_share(tmp_path: Path) -> None:
     rows = written(tmp_path, trained(WAITING, [1], times=3))
-    slots = rows.give_slots(np.array([50, 51, 52, 50]))
+    rows.update(np.array([50, 51, 52]), np.ones((3, 4)))
+    rows.remove(np.array([50, 51, 52]))
+    slots = rows.slots(np.array([50, 51, 52, 50]))
     assert slots.tolist() == [1, 2, 3, 1]
     rows.update(np.array([51]), np.full((1, 4), 9))
     rows.update_shared(np.full((2, 4), 5))
@@ -166,7 +168,7 @@ def test_lists_are_means_and_an_empty_one_is_zeros(tmp_path: Path) -> None:
     keys = {"b": Keys(np.array([1, 2, 3]), np.array([0, 0, 3, 3])), "a": Keys(np.array([3, 2, 1]))}
     expected = [[[6, 60], [0, 0]], [[2, 20], [3, 30]], [[1, 10], [0, 0]]]
     assert collection.pooled(keys, ["a", "b"]).tolist() == expected
-    assert collection.gather(collection.slots(keys), ["b"])[:, 0].tolist() == [[0, 0], [3, 30], [0, 0]]
+    assert collection.pooled(keys, ["b"])[:, 0].tolist() == [[0, 0], [3, 30], [0, 0]]
 
 
 def test_features_of_other_sizes_are_refused(tmp_path: Path) -> None:
@@ -215,10 +217,9 @@ def test_pooled_rows_equal_the_trainers_lookup(found: list[TableSpec], seed: int
         served = RowCollection.open(Path(folder), features)
         expected = collection.lookup(columns, train=False).values
         np.testing.assert_allclose(served.pooled(keys, names), expected, atol=1e-6)
-        slots = served.slots(keys)
-        assert all((column.values >= 0).all() for column in slots.values())
-        np.testing.assert_allclose(served.gather(slots, names), expected, atol=1e-6)
-        np.testing.assert_allclose(served.pooled(keys, names), expected, atol=1e-6)
+        for name in names:  # each alone, and again
+            found = served.pooled({name: keys[name]}, [name])[:, 0]
+            np.testing.assert_allclose(found, expected[:, names.index(name)], atol=1e-6)
 
 
 def _values(spec: TableSpec) -> dict[str, Any]:
@@ -266,7 +267,7 @@ def test_any_sequence_of_changes_reads_like_a_dictionary(data: st.DataObject) ->
         rows = written(Path(folder), EmbeddingTable(spec))
         for number in range(data.draw(st.integers(1, 6))):
             some = data.draw(st.lists(keys, min_size=1, max_size=8))
-            act = data.draw(st.sampled_from(["update", "remove", "give"]))
+            act = data.draw(st.sampled_from(["update", "remove", "look"]))
             if act == "update":
                 values = np.arange(len(some) * 3, dtype=np.float32).reshape(-1, 3) + 100 * number
                 rows.update(np.array(some), values)
@@ -276,8 +277,6 @@ def test_any_sequence_of_changes_reads_like_a_dictionary(data: st.DataObject) ->
                 for key in some:
                     model.rows.pop(key, None)
             else:
-                np.testing.assert_array_equal(
-                    rows.gather(rows.give_slots(np.array(some))), model.lookup(some)
-                )
+                np.testing.assert_array_equal(rows.lookup(np.array(some)), model.lookup(some))
             wanted = data.draw(st.lists(keys, min_size=1, max_size=8))
             np.testing.assert_array_equal(rows.lookup(np.array(wanted)), model.lookup(wanted))

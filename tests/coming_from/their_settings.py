@@ -152,7 +152,7 @@ SHOWN_BY = {
     "serve --http-port": f"{_SERVER}::test_it_says_where_it_answers_and_ends_when_told",
     "serve --grpc-port": f"{_SERVER}::test_it_says_where_it_answers_and_ends_when_told",
     "serve --processes": f"{_SERVER}::test_several_processes_share_the_ports_and_one_that_ends_is_replaced",
-    "serve --threads": "serve/test_sessions.py::test_many_threads_may_run_one_graph",
+    "serve --threads": "bundle/test_sessions.py::test_many_threads_may_run_one_graph",
     "serve --role": _SPLIT,
     "serve --recall-at": _SPLIT,
     "serve --features-at": _SPLIT,

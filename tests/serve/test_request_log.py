@@ -38,7 +38,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def test_a_row_holds_the_request_and_its_answer(tmp_path: Path) -> None:
     log = RequestLog(tmp_path, share=1.0)
-    log.add(QUERY, ANSWER, seconds=0.006, door="http")
+    log.add(QUERY, ANSWER, seconds=0.006)
     log.close()
     (file,) = tmp_path.glob("*.parquet")
     assert pq.read_schema(file).equals(SCHEMA)
@@ -47,7 +47,6 @@ def test_a_row_holds_the_request_and_its_answer(tmp_path: Path) -> None:
     assert row.pop("milliseconds") == pytest.approx(6)
     assert msgspec.json.decode(row.pop("request"), type=Recommend) == QUERY
     assert row == {
-        "door": "http",
         "user": "7",
         "context": '{"device":"phone","hour":9}',
         "items": ["i4", "17"],

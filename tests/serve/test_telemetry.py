@@ -60,7 +60,6 @@ def everything_happened() -> Telemetry:
     telemetry.observe("http", "recommend", 200, 0.004, Answer(items=[], degraded=["rank: too late"]), STAGES)
     telemetry.observe("grpc", "rank", "RESOURCE_EXHAUSTED", 0.0001)
     telemetry.observe("http", "recommend", 504, 0.2)
-    telemetry.observe_stage("delta", 0.5)
     telemetry.queue_length(3)
     telemetry.store_failed()
     telemetry.delta(applied=True)

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recmill.bundle.sessions import Graph
 from recmill.errors import MissingPackage, RecmillError
 from recmill.learner.graphs.split import Inputs, Parts, Places, split_model
 from recmill.learner.ranking import Ranker
@@ -200,17 +201,11 @@ def _set_weights(graph: ModelProto, module: nn.Module) -> bool:
 
 def _agrees(graph: ModelProto, part: _Dense) -> bool:
     """Whether the graph gives what the module gives, for one row and for several."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    served = Graph(graph.SerializeToString())
     for num_rows in (1, 5):
         inputs = part.random_inputs(num_rows)
         expected = part.module(inputs).numpy()
-        (found,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+        found = served.run(**{name: value.numpy() for name, value in inputs.items()})
         tolerance = _TOLERANCE * (1 + np.abs(expected).max())
         if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=tolerance):
             return False

@@ -1,4 +1,4 @@
-"""The rank stage: features of one user and of many items to the chance of a click."""
+"""The models of a bundle: the ranker and the towers, over its graphs and embedding rows. Without torch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import numpy as np
 
 from recmill.batches import Array
 from recmill.bundle import Bundle
+from recmill.bundle.features import FeatureRows
 from recmill.bundle.rows import RowCollection
+from recmill.bundle.sessions import Graph
 from recmill.errors import NotFound
-from recmill.serve.lookup import FeatureRows
-from recmill.serve.sessions import Graph
+from recmill.spec.kinds import parts_of_features
 
 
 class RankModel:
     """The ranking model of a bundle. What depends on the user and the context alone is computed once a request."""
 
-    def __init__(self, bundle: Bundle, parts: Mapping[str, str], num_threads: int = 1) -> None:
+    def __init__(self, bundle: Bundle) -> None:
+        parts = parts_of_features(bundle.recipe)
         model = bundle.manifest["models"].get("ranking")
         if model is None:
             raise NotFound(f"Bundle {bundle.version} has no ranking model.")
@@ -34,7 +36,7 @@ class RankModel:
         self.collections = {name: bundle.collection(name) for name in ("deep", "wide")[: 1 + bool(self.wide)]}
         self._graphs: dict[str, Graph] = {}
         graphs = {name: bundle.graph(name) for name in ("rank", "rank_split")}
-        self.swap({name: Graph(path, num_threads) for name, path in graphs.items() if path is not None})
+        self.swap({name: Graph(path) for name, path in graphs.items() if path is not None})
 
     def swap(self, graphs: Mapping[str, Graph]) -> None:
         """Take other dense weights."""
@@ -72,7 +74,7 @@ class RankModel:
 class Tower:
     """One tower of the retrieval model: features to unit vectors."""
 
-    def __init__(self, bundle: Bundle, side: str, num_threads: int = 1) -> None:
+    def __init__(self, bundle: Bundle, side: str) -> None:
         model = bundle.manifest["models"]["retrieval"]
         kinds = {column.name: column.kind for column in bundle.columns}
         self.features: tuple[str, ...] = tuple(model[side])
@@ -82,7 +84,7 @@ class Tower:
         self._collection = bundle.collection(side)
         path = bundle.graph(side)
         assert path is not None, "a retrieval model has a graph for each tower"
-        self._graph = Graph(path, num_threads)
+        self._graph = Graph(path)
 
     def vectors(self, rows: FeatureRows) -> Array:
         """Unit vectors, float32 [rows, dim]."""
