@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,13 @@ import polars as pl
 
 from recmill.artifact import read_manifest
 from recmill.errors import ArtifactError
-from recmill.features.chain import ColumnInfo
-from recmill.features.plan import Plan
+from recmill.features.planned import Planned
 from recmill.kernels import RowDigest
-from recmill.spec.load import recipe_from_dict
-from recmill.spec.recipe import SPLITS, Recipe
+from recmill.spec.recipe import SPLITS
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Planned):
     """Prepared rows: Parquet shards plus a manifest and the Plan that made them. Immutable once published."""
 
     path: Path
@@ -47,18 +44,6 @@ class Table:
     @property
     def digest(self) -> str:
         return str(self.manifest["digest"])
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        return recipe_from_dict(self.manifest["recipe"], str(self.path))
-
-    @cached_property
-    def plan(self) -> Plan:
-        return Plan.read(self.path / "plan")
-
-    @cached_property
-    def columns(self) -> list[ColumnInfo]:
-        return [ColumnInfo(**column) for column in self.manifest["columns"]]
 
     def num_rows(self, split: str = "train") -> int:
         return sum(int(shard["rows"]) for shard in self.manifest["shards"] if shard["split"] == split)

@@ -29,9 +29,7 @@ from recmill.bundle.rows import RowCollection, Rows, table_folder, write_rows
 from recmill.embeddings.collection import EmbeddingFeature
 from recmill.errors import ArtifactError
 from recmill.features.chain import ColumnInfo
-from recmill.features.plan import Plan
-from recmill.spec.load import recipe_from_dict
-from recmill.spec.recipe import Recipe
+from recmill.features.planned import Planned
 
 __all__ = [
     "Bundle",
@@ -62,7 +60,7 @@ _FOLDER_OF: Mapping[Side, str] = {"user": "users", "item": "items"}
 
 
 @dataclass(frozen=True)
-class Bundle:
+class Bundle(Planned):
     """One version of a recommender on disk. Opening maps it; parts are read when they are first asked for."""
 
     path: Path
@@ -104,18 +102,6 @@ class Bundle:
     def num_bytes(self) -> int:
         """On disk."""
         return sum(int(file["num_bytes"]) for file in self.manifest["files"].values())
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        return recipe_from_dict(self.manifest["recipe"], str(self.path))
-
-    @cached_property
-    def columns(self) -> list[ColumnInfo]:
-        return [ColumnInfo(**column) for column in self.manifest["columns"]]
-
-    @cached_property
-    def plan(self) -> Plan:
-        return Plan.read(self.path / "plan")
 
     @cached_property
     def items(self) -> Entities | None:

@@ -22,7 +22,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,8 @@ from recmill.embeddings.table import Array, EmbeddingTable, Records, Snapshot, W
 from recmill.errors import ArtifactError, ResourceError
 from recmill.features.chain import ColumnInfo
 from recmill.features.plan import Plan
-from recmill.spec.load import recipe_from_dict, recipe_to_dict
+from recmill.features.planned import Planned
+from recmill.spec.load import recipe_to_dict
 from recmill.spec.recipe import Recipe, Saving
 
 # What tells the best checkpoint of a model.
@@ -43,7 +43,7 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 
 @dataclass(frozen=True)
-class CheckpointFolder:
+class CheckpointFolder(Planned):
     """What `recmill train` writes: the models of one recipe, and the Plan and columns they were trained with."""
 
     path: Path
@@ -79,18 +79,6 @@ class CheckpointFolder:
         }
         write_manifest(path, "checkpoint", manifest)
         return cls.open(path)
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        return recipe_from_dict(self.manifest["recipe"], str(self.path))
-
-    @cached_property
-    def columns(self) -> list[ColumnInfo]:
-        return [ColumnInfo(**column) for column in self.manifest["columns"]]
-
-    @cached_property
-    def plan(self) -> Plan:
-        return Plan.read(self.path / "plan")
 
     @property
     def models(self) -> list[str]:
