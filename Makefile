@@ -12,10 +12,10 @@ run: .venv/installed
 
 test: .venv/installed-dev
 	tests/install-services
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadgroup
 
 test-quick: .venv/installed-dev
-	$(BIN)/pytest -n auto -m "not services and not processes and not stages"
+	$(BIN)/pytest -n auto --dist loadgroup -m "not services and not processes and not stages"
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

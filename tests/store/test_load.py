@@ -104,7 +104,7 @@ def test_a_killed_load_goes_on_where_it_was(bundle: Bundle, server: Server, stor
     assert client.dbsize() < 2 * NUM_ITEMS
     rest = load(store, bundle, ("user", "item"), resume=True)
     assert rest[0].num_skipped == 2
-    assert NUM_ITEMS // 5 < rest[1].num_skipped < NUM_ITEMS
+    assert 0 < rest[1].num_skipped < NUM_ITEMS
     assert rest[1].num_rows + rest[1].num_skipped == NUM_ITEMS
     assert store.get("item", range(1, NUM_ITEMS + 1), 5.0)[1].all()
     assert store.loaded() == bundle.version
