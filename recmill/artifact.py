@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Mapping
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from recmill.errors import ArtifactError
+from recmill.errors import ArtifactError, ResourceError
 
 MANIFEST = "manifest.json"
+WORK = "_work"
 _MAKERS = {
     "table": "recmill prepare",
     "checkpoint": "recmill train",
     "step": "recmill train",
     "bundle": "recmill export",
     "delta": "recmill train --publish",
+    "scores": "recmill score",
 }
 
 
-def write_whole(path: Path, text: str, durable: bool = False) -> None:
-    """Write a file so that it is either whole or not there; `durable` survives a power cut too."""
-    aside = path.with_name(path.name + ".partial")
+def write_whole(path: Path, text: str, durable: bool = False, contended: bool = False) -> None:
+    """Write a file so that it is either whole or not there.
+
+    `durable` survives a power cut too; `contended` lets several processes write the same file at once.
+    """
+    aside = unique_aside(path) if contended else path.with_name(path.name + ".partial")
     aside.write_text(text, encoding="utf-8")
     if durable:
         sync(aside)
     os.replace(aside, path)
+
+
+def unique_aside(path: Path) -> Path:
+    """A name beside `path` that no other writer of the same file has."""
+    return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
 
 
 def sync(path: Path) -> None:
@@ -74,3 +88,32 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
         found = manifest.get("kind") if isinstance(manifest, dict) else None
         raise ArtifactError(f"{path} is a {found or 'stranger'}; expected a {kind}.")
     return manifest
+
+
+def open_work(into: Path, job: str, kind: str) -> Path:
+    """The folder of unfinished work inside of what it becomes: kept if it is of the same job, cleared if not."""
+    if into.exists() and not into.is_dir():
+        raise ArtifactError(f"{into} is a file; --into needs a directory.")
+    work = into / WORK
+    if into.exists() and not work.exists() and any(into.iterdir()):
+        raise ArtifactError(
+            f"{into} is not empty and holds no {kind}. Choose another --into, or empty it first."
+        )
+    if work.exists() and (not (work / "job").exists() or (work / "job").read_text() != job):
+        shutil.rmtree(into)
+    work.mkdir(parents=True, exist_ok=True)
+    write_whole(work / "job", job)
+    return work
+
+
+@contextmanager
+def full_disk_is_an_error(into: Path, kind: str) -> Iterator[None]:
+    """Say so when the disk is full; whoever wrote resumes."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+            raise ResourceError(
+                f"The disk of {into} is full. Free some space and run `{_MAKERS[kind]}` again; it resumes."
+            ) from None
+        raise

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from recmill import _native
+from recmill.artifact import unique_aside
+from recmill.errors import ResourceError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -154,6 +158,126 @@ class Counts:
     num_missing: int
     num_distinct: int
 
+    def load(self, name: str) -> Counts:
+        """The counts in memory, where these are."""
+        return self
+
+
+@dataclass(frozen=True)
+class StoredCounts:
+    """Counts that stay on disk: `num_runs` files, each with the values of one hash, sorted.
+
+    A run is sorted by count, the largest first, or by first place when that was tracked; ties by value.
+    """
+
+    folder: Path
+    num_runs: int
+    options: CountOptions
+    num_values: int
+    num_missing: int
+    num_distinct: int
+    num_bytes: int  # of the values that are kept, in memory
+    memory: int  # that a process may use, should it need them all
+    small_bytes: int = 0  # when so little of it is left, it need not stay on disk
+
+    def runs(self) -> list[tuple[int, Path]]:
+        """Number and file of each run that has values."""
+        files = ((number, run_file(self.folder, number)) for number in range(self.num_runs))
+        return [(number, file) for number, file in files if file.exists()]
+
+    def load(self, name: str) -> Counts:
+        """Read all values, if memory allows."""
+        check_fits(name, self.num_bytes, self.memory)
+        frame = pl.concat([no_counts(self.options), *(read_run(file) for _, file in self.runs())])
+        firsts = frame["first"] if self.options.track_first else None
+        return Counts(
+            frame["value"], frame["count"], firsts, self.num_values, self.num_missing, self.num_distinct
+        )
+
+
+BYTES_FOR_LOOKUP = 4  # for each byte of a value and its count: a sorted copy and a lookup table
+_MERGE_BYTES = 2 << 20  # for a chunk of each run
+_MIN_CHUNK_BYTES = 1 << 14
+
+
+def check_fits(name: str, num_bytes: int, memory: int) -> None:
+    """Values that are needed in memory must fit there, with their lookup and room to sort them."""
+    if num_bytes * BYTES_FOR_LOOKUP > memory:
+        raise ResourceError(
+            f'The values of "{name}" need {num_bytes * BYTES_FOR_LOOKUP >> 20:,} MB in one process, more than --memory '
+            f"({memory >> 20:,} MB). Raise --memory, raise min_count or set max_size, or use hash or key instead."
+        )
+
+
+def no_counts(options: CountOptions) -> pl.DataFrame:
+    value = {"value": pl.String() if options.is_text else pl.Int64(), "count": pl.Int64()}
+    return pl.DataFrame(schema={**value, "first": pl.Int64()} if options.track_first else value)
+
+
+def runs_of_values(values: pl.Series, num_runs: int) -> Array:
+    """The run that each value belongs to."""
+    return (hash64(values, 1) % np.uint64(num_runs)).astype(np.int64)
+
+
+def run_file(folder: Path, number: int) -> Path:
+    """File of a run; there is none when it would be empty."""
+    return folder / f"{number:05d}.arrow"
+
+
+def write_run(frame: pl.DataFrame, path: Path, num_runs: int) -> int:
+    """Write a run in chunks, so small that one of each run is not much; how many bytes all of it takes in memory.
+
+    The file appears whole or not at all.
+    """
+    import pyarrow as pa
+
+    table = frame.to_arrow().combine_chunks()
+    chunk_bytes = max(_MIN_CHUNK_BYTES, _MERGE_BYTES // num_runs)
+    rows = max(1, frame.height * chunk_bytes // max(1, table.nbytes))
+    aside = unique_aside(path)
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with (
+        pa.OSFile(str(aside), "wb") as file,
+        pa.ipc.new_stream(file, table.schema, options=options) as writer,
+    ):
+        writer.write_table(table, max_chunksize=rows)
+    os.replace(aside, path)
+    return int(table.nbytes)
+
+
+def read_run(path: Path) -> pl.DataFrame:
+    """All rows of a run, in order."""
+    import pyarrow as pa
+
+    # Plain reads: a memory map would count as memory of ours while the pages stay.
+    with pa.OSFile(str(path), "rb") as file:
+        return pl.DataFrame(pl.from_arrow(pa.ipc.open_stream(file).read_all()))
+
+
+class RunReader:
+    """Reads a run a chunk at a time. Keeps no file open: there may be more runs than files that a process may open."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
+        self.path = path
+        with pa.OSFile(str(path), "rb") as file:
+            self._schema = pa.ipc.read_schema(file)
+            self._next = file.tell()
+
+    def read_chunk(self) -> pl.DataFrame | None:
+        """The next rows; None when there are no more."""
+        import pyarrow as pa
+
+        with pa.OSFile(str(self.path), "rb") as file:
+            file.seek(self._next)
+            try:
+                message = pa.ipc.read_message(file)
+            except EOFError:
+                return None
+            self._next = file.tell()
+        return pl.DataFrame(pl.from_arrow(pa.ipc.read_record_batch(message, self._schema)))
+
 
 @dataclass(frozen=True)
 class Extracted:
@@ -170,7 +294,7 @@ class Measured:
 
     rows: int = 0
     moments: Mapping[str, Moments] = field(default_factory=dict)
-    counts: Mapping[str, Counts] = field(default_factory=dict)
+    counts: Mapping[str, Counts | StoredCounts] = field(default_factory=dict)
 
 
 class Counter:

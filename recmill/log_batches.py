@@ -14,7 +14,7 @@ from recmill.ahead import read_ahead
 from recmill.batches import Batch, Cursor, Keys, Layout, collate
 from recmill.errors import ArtifactError, FeatureError, LogError
 from recmill.features.plan import Plan
-from recmill.logs.counted import CountedLog, Piece
+from recmill.logs.counted import CountedLog, Each, Piece
 from recmill.logs.tally import DEFAULT_MAX_BAD, Tally
 from recmill.spec.kinds import kinds_of_columns
 from recmill.spec.recipe import SPLIT, SPLITS, Feature, Label, Recipe
@@ -32,8 +32,8 @@ class LogBatches:
     """The rows of a log's split, batch after batch, from any cursor on: like `Batches`, but without a Table.
 
     Rows are those that `prepare` would put into the split, in log order, or interleaved over files when the recipe
-    says so. Opening counts the log on `num_workers` threads; reading takes one. `where` names a label: only rows that
-    have it 1 are there, and only they count. `memory` bounds side tables.
+    says so. Opening counts the log on `num_workers` threads, or wherever `each` says; reading takes one. `where` names
+    a label: only rows that have it 1 are there, and only they count. `memory` bounds side tables.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class LogBatches:
         max_bad: float = DEFAULT_MAX_BAD,
         where: str | None = None,
         memory: int = 2 << 30,
+        each: Each | None = None,
     ) -> None:
         self.layout = Layout.of(plan.columns(), features)
         _check_plan(plan, recipe, features)
@@ -56,7 +57,7 @@ class LogBatches:
         if where is not None and where not in self.layout.labels:
             raise FeatureError(f'No label "{where}"; the plan has: {", ".join(self.layout.labels)}.')
         keep = partial(_keep_positive, self.plan, where) if where is not None else None
-        self.log = CountedLog(recipe, data, max_bad, num_workers, keep, memory)
+        self.log = CountedLog(recipe, data, max_bad, num_workers, keep, memory, each)
         self.notes = self.log.notes
         self._choose(split, batch_size)
 
@@ -116,6 +117,16 @@ class LogBatches:
                 missing -= rows.size - begin
         if held:
             yield joined(held), Cursor(cursor.epoch + 1)
+
+    def order(self, epoch: int) -> list[int]:
+        """Numbers of the units as they come in an epoch: a log has one order."""
+        return list(range(len(self.units)))
+
+    def unit(self, number: int, epoch: int) -> Batch:
+        """All rows of a unit, in order, with their features."""
+        frames = [self._rows_of_split(frame) for frame in self.log.read(self.units[number].piece)]
+        self._check_unit(number, sum(frame.height for frame in frames))
+        return joined([self._collated(frame) for frame in frames if frame.height])
 
     def _rows(self, cursor: Cursor) -> Iterator[tuple[Batch, int, int]]:
         """Rows with their features from the cursor on, thousands at a time; the unit and row at which they begin."""

@@ -17,6 +17,14 @@ from shop import Shop, shared_shop
 Run = Callable[..., tuple[int, str, str]]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--engines",
+        metavar="NAMES",
+        help="engines that the suite of tests/engines runs on, such as local,ray (default: all that are installed)",
+    )
+
+
 @pytest.fixture
 def recmill(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command in this process: exit code, output, errors."""

@@ -48,16 +48,45 @@ def add_recipe(parser: Any) -> None:
     )
 
 
+def add_engine_options(parser: Any) -> None:
+    """Where rows are worked on, and how much of it."""
+    parser.add_argument(
+        "--engine",
+        choices=["local", "ray", "spark"],
+        default="local",
+        help="where to run (default: local, threads of this process)",
+    )
+    parser.add_argument(
+        "--address",
+        metavar="URL",
+        help="of a cluster: Ray's auto or HOST:PORT; Spark's spark://HOST:PORT, yarn, k8s://URL, local[2] or "
+        "sc://HOST:PORT for Spark Connect (default: a cluster that is started on this machine)",
+    )
+    parser.add_argument(
+        "--spark-conf",
+        type=spark_setting,
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a setting of Spark's own, such as spark.executor.memory=4g; may be given again",
+    )
+    parser.add_argument(
+        "--memory",
+        type=size,
+        default="2GB",
+        metavar="SIZE",
+        help="memory bound, such as 1GB, of this process and of each task of a cluster (default: 2GB)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=positive,
+        metavar="N",
+        help="threads, or tasks of a cluster at once (default: the cores that this process or the cluster has)",
+    )
+
+
 def add_prepare_options(parser: Any) -> None:
-    parser.add_argument(
-        "--engine", choices=["local"], default="local", help="where to run (default: this machine)"
-    )
-    parser.add_argument(
-        "--memory", type=size, default="2GB", metavar="SIZE", help="memory bound, such as 1GB (default: 2GB)"
-    )
-    parser.add_argument(
-        "--workers", type=positive, metavar="N", help="threads (default: the cores this process may use)"
-    )
+    add_engine_options(parser)
     parser.add_argument(
         "--max-bad",
         type=share,
@@ -84,6 +113,9 @@ def prepare_options(parsed: argparse.Namespace) -> Options:
         max_bad=parsed.max_bad,
         partitions=getattr(parsed, "partitions", None),
         binary=getattr(parsed, "binary", False),
+        engine=parsed.engine,
+        address=parsed.address,
+        conf=dict(parsed.spark_conf),
     )
 
 
@@ -105,6 +137,13 @@ def positive(text: str) -> int:
     if not re.fullmatch(r"[0-9][0-9_]{0,18}", text) or text.endswith("_") or int(text.replace("_", "")) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text}")
     return int(text.replace("_", ""))
+
+
+def spark_setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"must be KEY=VALUE, such as spark.executor.memory=4g, got {text}")
+    return key, value
 
 
 _UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}

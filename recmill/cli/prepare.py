@@ -34,6 +34,8 @@ def add(commands: Any) -> None:
 recmill prepare criteo-dlrm --data /data/criteo --into runs/criteo/table
 recmill prepare criteo-dlrm --data /data/criteo --into runs/criteo/table --memory 1GB --explain
 recmill prepare mine.toml --data logs --sample 5     show the first rows, write nothing
+recmill prepare criteo-dlrm --data /shared/criteo --into /shared/table --engine ray --address auto
+recmill prepare criteo-dlrm --data /shared/criteo --into /shared/table --engine spark --address yarn
 """,
     )
     add_recipe(parser)
@@ -91,6 +93,11 @@ def _sample(parsed: argparse.Namespace) -> None:
             raise UsageError(
                 f"--{flag} has no meaning with --sample, which writes nothing. Remove one of them."
             )
+    if parsed.engine != "local":
+        raise UsageError(
+            f"--sample looks at a few rows in this process; --engine {parsed.engine} has no meaning with it. "
+            "Remove one of them."
+        )
     with tempfile.TemporaryDirectory() as work:
         plan, rows = preview(load(parsed), parsed.data, parsed.sample, Path(work))
     rows = rows.select([name for name in rows.columns if not name.startswith("__")])

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import polars as pl
 
 from recmill.kernels import CountOptions, Extracted, Measured
+from recmill.spec.recipe import SPLITS
 
 MapFunction = Callable[[pl.DataFrame], pl.DataFrame]
 Order = Literal["log", "shuffle", "interleave"]
@@ -71,6 +72,21 @@ class Engine(Protocol):
         """All rows, which must be few."""
 
     def write(
-        self, frame: Any, into: Path, order: Order, seed: int, format: Format = "parquet"
+        self,
+        frame: Any,
+        into: Path,
+        order: Order,
+        seed: int,
+        format: Format = "parquet",
+        folders: Sequence[str] = SPLITS,
     ) -> list[Shard]:
-        """Write `<into>/<split>/shard-*`. Resumes: shards that an earlier call finished are kept."""
+        """Write `<into>/<folder>/shard-*`, a folder for each value of SPLIT.
+
+        Resumes: shards that an earlier call finished are kept.
+        """
+
+    @property
+    def tasks_at_once(self) -> int:
+        """How many pieces are worked through at the same time."""
+
+    def close(self) -> None: ...

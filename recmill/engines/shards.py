@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recmill.artifact import unique_aside
 from recmill.engines.base import Format, Shard
 from recmill.kernels import RowDigest
 from recmill.spec.recipe import COPY, POSITION, SPLIT, SPLITS
@@ -28,13 +30,24 @@ PARQUET: dict[str, Any] = {
 }
 
 
-class ShardWriter:
-    """Divides batches by their split and appends them to a file for each; a long part gets several files."""
+def forget_unfinished(into: Path, folders: Iterable[str]) -> None:
+    """Remove what killed writers left aside; their tasks run again."""
+    for folder in folders:
+        for file in (into / folder).glob("*.partial"):
+            file.unlink(missing_ok=True)
 
-    def __init__(self, into: Path, number: int, format: Format) -> None:
+
+class ShardWriter:
+    """Divides batches by their split and appends them to a file for each; a long part gets several files.
+
+    `folders` names the directory of each value of the split.
+    """
+
+    def __init__(self, into: Path, number: int, format: Format, folders: Sequence[str] = SPLITS) -> None:
         self.into = into
         self.number = number
         self.format: Format = format
+        self.folders = folders
         self.open: dict[str, _OpenShard] = {}
         self.finished: list[Shard] = []
 
@@ -50,7 +63,7 @@ class ShardWriter:
     def add(self, batch: pl.DataFrame) -> None:
         splits = batch[SPLIT].to_numpy()
         rows = batch.drop([name for name in (POSITION, SPLIT, COPY) if name in batch.columns])
-        for index, split in enumerate(SPLITS):
+        for index, split in enumerate(self.folders):
             chosen = splits == index
             if chosen.all():
                 self._shard(split).add(rows)
@@ -85,7 +98,7 @@ class _OpenShard(ABC):
         self.split = split
         self.file = f"{split}/{file}"
         self.path = into / split / file
-        self.aside = self.path.with_name(self.path.name + ".partial")
+        self.aside = unique_aside(self.path)  # a lost task may still write when its successor does
         self.held: list[pl.DataFrame] = []
         self.num_held = 0
         self.digest = RowDigest()

@@ -1,20 +1,21 @@
-"""Rows cut into buckets on disk: how counting, grouping and ordering go beyond memory.
+"""Rows on disk between two passes: how counting, grouping and ordering go beyond memory.
 
 A spill file is an Arrow IPC file with one record batch for each bucket, so that bucket b of many files can be
-read without touching the others.
+read without touching the others. A file of one bucket's rows, or of any rows in a row, is an Arrow IPC file too.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from recmill.artifact import unique_aside
 from recmill.kernels import Array
 
 
@@ -23,7 +24,7 @@ def write_buckets(frame: pl.DataFrame, buckets: Array, num_buckets: int, path: P
     order = np.argsort(buckets, kind="stable")
     table = frame[order].to_arrow().combine_chunks()
     bounds = np.searchsorted(buckets[order], np.arange(num_buckets + 1))
-    aside = path.with_name(path.name + ".partial")
+    aside = unique_aside(path)
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.OSFile(str(aside), "wb") as file, pa.ipc.new_file(file, table.schema, options=options) as writer:
         for start, stop in itertools.pairwise(bounds):
@@ -42,3 +43,39 @@ def read_bucket(paths: Sequence[Path], bucket: int) -> pl.DataFrame:
     frame = pl.from_arrow(pa.Table.from_batches(batches))
     assert isinstance(frame, pl.DataFrame)
     return frame
+
+
+def write_frames(frames: Iterable[pl.DataFrame], path: Path) -> tuple[int, int]:
+    """Write frames of one schema, as they come; how many rows and bytes they were. No rows, no file."""
+    num_rows = num_bytes = 0
+    aside = unique_aside(path)
+    writer = None
+    try:
+        with pa.OSFile(str(aside), "wb") as file:
+            for frame in frames:
+                if not frame.height:
+                    continue
+                table = frame.to_arrow().combine_chunks()
+                if writer is None:
+                    options = pa.ipc.IpcWriteOptions(compression="lz4")
+                    writer = pa.ipc.new_file(file, table.schema, options=options)
+                writer.write_table(table)
+                num_rows += frame.height
+                num_bytes += int(frame.estimated_size())
+            if writer is not None:
+                writer.close()
+        if num_rows:
+            os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return num_rows, num_bytes
+
+
+def read_frames(path: Path) -> Iterator[pl.DataFrame]:
+    """What `write_frames` wrote, batch by batch."""
+    with pa.OSFile(str(path), "rb") as file:
+        reader = pa.ipc.open_file(file)
+        for number in range(reader.num_record_batches):
+            frame = pl.from_arrow(pa.Table.from_batches([reader.get_batch(number)]))
+            assert isinstance(frame, pl.DataFrame)
+            yield frame

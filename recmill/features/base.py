@@ -7,17 +7,19 @@ like any other, to a million rows or to one: each row's result depends on that r
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from recmill.kernels import CountOptions, Counts, Lookup, Moments, RowDigest, is_text
+from recmill.kernels import CountOptions, Counts, Lookup, Moments, RowDigest, StoredCounts, is_text
 from recmill.spec.steps import Step
 
 S = TypeVar("S", bound=Step)
@@ -57,10 +59,18 @@ class Keyed:
     """Values and what is known about each: a vocabulary, a count, a code. Row k, from 0, has id k + 1."""
 
     def __init__(self, frame: pl.DataFrame, facts: Mapping[str, int] | None = None) -> None:
-        self.frame = frame
+        self._frame = frame
         self.facts = dict(facts or {})
         self._lookup: Lookup | None = None
         self._building = threading.Lock()
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        return self._frame
+
+    @property
+    def is_text(self) -> bool:
+        return is_text(self.frame["value"].dtype)
 
     def __len__(self) -> int:
         return self.frame.height
@@ -73,22 +83,43 @@ class Keyed:
                 self._lookup = Lookup(self.frame["value"])
             return self._lookup
 
-    def __reduce__(self) -> tuple[type[Keyed], tuple[pl.DataFrame, dict[str, int]]]:
+    def __reduce__(self) -> tuple[type[Keyed], tuple[Any, ...]]:
         return Keyed, (self.frame, self.facts)
 
     def digest(self) -> str:
         """Digest of the values, what is known about them, and their ids."""
         return RowDigest.of(self.frame.with_row_index("__id")).hex()
 
-    def ids(self, series: pl.Series) -> pl.Series:
-        text = is_text(self.frame["value"].dtype)
-        return self.lookup.find(series.cast(pl.String if text else pl.Int64))
+    def as_values(self, series: pl.Series) -> pl.Series:
+        """A column as what is looked up for it: text or int64."""
+        return series.cast(pl.String if self.is_text else pl.Int64)
 
-    def column(self, name: str, ids: pl.Series, missing: float | None) -> pl.Series:
-        """The known fact for each id; `missing` where the id is 0."""
+    def places(self, series: pl.Series) -> pl.Series:
+        """1 + row of each value, 0 for those that are not there."""
+        return self.lookup.find(self.as_values(series))
+
+    def ids(self, series: pl.Series) -> pl.Series:
+        return self.ids_at(self.places(series))
+
+    def ids_at(self, places: pl.Series) -> pl.Series:
+        """The id that belongs to each place."""
+        return places
+
+    def column(self, name: str, places: pl.Series, missing: float | None) -> pl.Series:
+        """The known fact for each place; `missing` where it is 0."""
         known = self.frame[name].cast(pl.Float64)
         padded = pl.concat([pl.Series(name, [missing], dtype=pl.Float64), known])
-        return padded.gather(ids.cast(pl.UInt32))
+        return padded.gather(places.cast(pl.UInt32))
+
+    def top(self, num: int) -> pl.DataFrame:
+        """The values with the largest counts; ties by value. None when they were not counted."""
+        if "count" not in self.frame.columns:
+            return pl.DataFrame(schema=["value", "count"])
+        best = self.frame.select("value", "count").top_k(num, by=["count", "value"], reverse=[False, True])
+        return best.sort("count", "value", descending=[True, False])
+
+    def save(self, path: Path) -> None:
+        self.frame.write_parquet(path, compression="zstd", compression_level=1)
 
 
 class Transform(Generic[S]):
@@ -116,7 +147,7 @@ class Transform(Generic[S]):
         """What to count for a column that reaches the step: text or int64."""
         return over_elements(series, as_category)
 
-    def learn_counts(self, counts: Counts) -> Keyed | None:
+    def learn_counts(self, counts: Counts | StoredCounts) -> Keyed | None:
         raise AssertionError(self.name)
 
     def learn_groups(self, groups: pl.DataFrame) -> Keyed:
@@ -141,6 +172,17 @@ class Transform(Generic[S]):
         """Name under which ids are shared with other features."""
         return None
 
+    @property
+    def table(self) -> str:
+        """Name of what was learned value by value."""
+        return self.vocabulary() or self.name
+
+    def with_keyed(self, keyed: Keyed) -> Self:
+        """The same step with another table."""
+        other = copy.copy(self)
+        other.keyed = keyed
+        return other
+
 
 def as_category(series: pl.Series) -> pl.Series:
     """Text as it is, anything else as int64."""
@@ -149,6 +191,11 @@ def as_category(series: pl.Series) -> pl.Series:
 
 def is_list(series: pl.Series) -> bool:
     return isinstance(series.dtype, pl.List)
+
+
+def elements_of(series: pl.Series) -> pl.Series:
+    """The values of a column, or the elements of all its lists in a row."""
+    return series.filter(series.list.len() > 0).explode() if is_list(series) else series
 
 
 def each(columns: Sequence[pl.Expr], is_list: bool, function: Callable[[pl.Expr], pl.Expr]) -> pl.Expr:
@@ -160,8 +207,7 @@ def over_elements(series: pl.Series, apply: Callable[[pl.Series], pl.Series]) ->
     """Apply to a column, or to the elements of a list column; a missing list is an empty one."""
     if not is_list(series):
         return apply(series)
-    elements = series.filter(series.list.len() > 0).explode()
-    return to_lists(series.name, apply(elements), series.list.len().fill_null(0))
+    return to_lists(series.name, apply(elements_of(series)), series.list.len().fill_null(0))
 
 
 def to_lists(name: str, elements: pl.Series, lengths: pl.Series) -> pl.Series:

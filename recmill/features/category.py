@@ -18,11 +18,13 @@ from recmill.features.base import (
     Transform,
     as_category,
     each,
+    elements_of,
     over_elements,
     table_file,
     to_lists,
 )
-from recmill.kernels import Array, CountOptions, Counts, hash64, hash_positions, mask_of
+from recmill.features.stored import learn_stored
+from recmill.kernels import Array, CountOptions, Counts, StoredCounts, hash64, hash_positions, mask_of
 from recmill.spec import steps
 from recmill.spec.recipe import POSITION, SPLIT
 
@@ -49,7 +51,10 @@ class Vocabulary(Transform[steps.Vocabulary]):
         options = CountOptions(self.kind.endswith("text"), min_count, self.step.order == "first_seen")
         return NeedsCounts(self.vocabulary(), options)
 
-    def learn_counts(self, counts: Counts) -> Keyed:
+    def learn_counts(self, counts: Counts | StoredCounts) -> Keyed:
+        if isinstance(counts, StoredCounts) and not self.step.extend:
+            return learn_stored(counts, self.vocabulary(), self.step.min_count, self.step.max_size)
+        counts = counts.load(self.vocabulary())
         frame = pl.DataFrame([counts.values.alias("value"), counts.counts.alias("count")])
         if self.step.order == "count":
             frame = frame.sort("count", "value", descending=[True, False])
@@ -110,8 +115,7 @@ def read_vocabulary(path: str, name: str) -> Keyed:
 def most_frequent(series: pl.Series, keyed: Keyed) -> pl.Series:
     """Of each list, the id of the token that the vocabulary counted most often; ties go to the smaller id."""
     lengths = series.list.len().fill_null(0)
-    elements = series.filter(series.list.len() > 0).explode()
-    ids = keyed.ids(elements)
+    places = keyed.places(elements_of(series))
     counts = pl.concat([pl.Series([-1], dtype=pl.Int64), keyed.frame["count"].cast(pl.Int64)])
     rows = (
         pl.int_range(len(series), eager=True)
@@ -120,7 +124,13 @@ def most_frequent(series: pl.Series, keyed: Keyed) -> pl.Series:
         .explode()
     )
     best = (
-        pl.DataFrame({"row": rows.cast(pl.Int64), "id": ids, "count": counts.gather(ids.cast(pl.UInt32))})
+        pl.DataFrame(
+            {
+                "row": rows.cast(pl.Int64),
+                "id": keyed.ids_at(places),
+                "count": counts.gather(places.cast(pl.UInt32)),
+            }
+        )
         .sort("row", "count", "id", descending=[False, True, False])
         .unique("row", keep="first", maintain_order=True)
     )
@@ -185,14 +195,16 @@ class Count(Transform[steps.Count]):
     def need(self) -> Need | None:
         return NeedsCounts(self.name, CountOptions(self.kind.endswith("text")))
 
-    def learn_counts(self, counts: Counts) -> Keyed:
-        frame = pl.DataFrame([counts.values.alias("value"), counts.counts.alias("count")])
+    def learn_counts(self, counts: Counts | StoredCounts) -> Keyed:
         self.state = {"rows": counts.num_values + counts.num_missing}
+        if isinstance(counts, StoredCounts):
+            return learn_stored(counts, self.name)
+        frame = pl.DataFrame([counts.values.alias("value"), counts.counts.alias("count")])
         return Keyed(frame.sort("count", "value", descending=[True, False]), facts_of(counts, frame))
 
     def apply_one(self, series: pl.Series) -> pl.Series:
         assert self.keyed is not None
-        return self.keyed.column("count", self.keyed.ids(series), 0.0).alias(series.name)
+        return self.keyed.column("count", self.keyed.places(series), 0.0).alias(series.name)
 
 
 class Frequency(Count):
@@ -250,12 +262,12 @@ class Target(Transform[steps.Target]):
 
     def apply(self, columns: Sequence[pl.Series], frame: pl.DataFrame) -> pl.Series:
         assert self.keyed is not None
-        ids = self.keyed.ids(columns[0])
-        code = self.keyed.column("code", ids, self.state["mean"])
+        places = self.keyed.places(columns[0])
+        code = self.keyed.column("code", places, self.state["mean"])
         if SPLIT in frame.columns:
             fold = fold_of(frame, self.step.folds, self.step.seed)
             for number, prior in enumerate(self.state["means_without_fold"]):
-                of_others = self.keyed.column(f"code_{number}", ids, prior)
+                of_others = self.keyed.column(f"code_{number}", places, prior)
                 code = of_others.zip_with((fold == number) & (frame[SPLIT] == 0), code)
         return code.alias(columns[0].name)
 
@@ -300,7 +312,7 @@ class Aggregate(Transform[steps.Aggregate]):
 
     def apply_one(self, series: pl.Series) -> pl.Series:
         assert self.keyed is not None
-        return self.keyed.column("code", self.keyed.ids(series), None).alias(series.name)
+        return self.keyed.column("code", self.keyed.places(series), None).alias(series.name)
 
 
 class OneHot(Transform[steps.OneHot]):

@@ -6,6 +6,7 @@ more than the work itself, for the server's single rows most of all.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import polars as pl
 from recmill.errors import FeatureError
 from recmill.features import category, lists, numeric
 from recmill.features.base import Keyed, Need, Transform
+from recmill.features.stored import StoredKeyed, SubsetKeyed
 from recmill.spec import steps
 from recmill.spec.kinds import kinds_along
 from recmill.spec.recipe import Feature, Label
@@ -130,10 +132,30 @@ class Chain:
 
     @staticmethod
     def is_fitted(transform: Transform[Any], tables: Mapping[str, Keyed]) -> bool:
-        name = transform.vocabulary() or transform.name
-        if transform.keyed is None and name in tables:
-            transform.keyed = tables[name]
+        if transform.keyed is None and transform.table in tables:
+            transform.keyed = tables[transform.table]
         return bool(transform.state) or transform.keyed is not None
+
+    def stored_steps(self, stop: int) -> list[int]:
+        """Of the first steps, the numbers of those whose vocabulary is not in memory, or just a subset of it."""
+        kinds = (StoredKeyed, SubsetKeyed)
+        return [number for number, step in enumerate(self.all_steps[:stop]) if isinstance(step.keyed, kinds)]
+
+    def with_subsets(self, subsets: Mapping[str, SubsetKeyed]) -> Chain:
+        """The same chain with subsets in place of stored vocabularies."""
+        chain = copy.copy(self)
+        chain.transforms = [
+            transform.with_keyed(subsets[transform.table])
+            if isinstance(transform.keyed, StoredKeyed)
+            else transform
+            for transform in self.transforms
+        ]
+        chain.all_steps = [*chain.transforms, self.finish]
+        chain._expressions = self._expressions  # no vocabulary is part of an expression
+        return chain
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_expressions": {}}  # built anew where they are needed
 
     def expression(self, start: int, stop: int, from_result: bool) -> tuple[int, pl.Expr | None]:
         """The steps from `start` on that are expressions, as one, and where they end.

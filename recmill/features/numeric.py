@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from recmill.features.base import Need, NeedsCounts, NeedsMoments, Transform, each, over_elements
-from recmill.kernels import CountOptions, Counts, Moments
+from recmill.kernels import CountOptions, Counts, Moments, StoredCounts
 from recmill.spec import steps
 
 # A histogram bucket keeps 12 bits after the leading one: whole numbers below 8192 are exact, and a quantile is
@@ -66,8 +66,8 @@ class Fill(Transform[steps.Fill]):
     def counted(self, series: pl.Series) -> pl.Series:
         return histogram_keys(series)
 
-    def learn_counts(self, counts: Counts) -> None:
-        self.state = {"value": Histogram(counts).median()}
+    def learn_counts(self, counts: Counts | StoredCounts) -> None:
+        self.state = {"value": Histogram(counts.load(self.name)).median()}
 
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         value = self.state.get("value", self.step.value)
@@ -180,8 +180,8 @@ class Quantiles(Transform[steps.Quantiles]):
     def counted(self, series: pl.Series) -> pl.Series:
         return histogram_keys(series)
 
-    def learn_counts(self, counts: Counts) -> None:
-        self.state = {"edges": Histogram(counts).edges_between(self.step.buckets)}
+    def learn_counts(self, counts: Counts | StoredCounts) -> None:
+        self.state = {"edges": Histogram(counts.load(self.name)).edges_between(self.step.buckets)}
 
     def apply_one(self, series: pl.Series) -> pl.Series:
         return bucket_ids(series, np.asarray(self.state["edges"], dtype=np.float64))

@@ -6,10 +6,12 @@ picks those values out of a batch, `learn` takes the result; when nothing is pen
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,20 @@ from recmill.features.base import (
     NeedsMoments,
     Transform,
     as_category,
+    elements_of,
     table_file,
 )
 from recmill.features.chain import Chain, ColumnInfo, check_finite, run_chains
+from recmill.features.stored import StoredKeyed, SubsetKeyed, no_answers
 from recmill.kernels import CountOptions, Extracted, Measured
 from recmill.spec.kinds import kinds_of_columns
 from recmill.spec.load import recipe_from_dict, recipe_to_dict
 from recmill.spec.recipe import COPY, POSITION, SPLIT, Recipe
+
+Answers = Mapping[str, pl.DataFrame]
+MapFunction = Callable[[pl.DataFrame], pl.DataFrame]
+ValuesOf = Callable[[pl.DataFrame], Mapping[str, pl.Series]]
+_REACHED = "__reached "
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,7 @@ class Plan:
     def extract(self, frame: pl.DataFrame) -> Extracted:
         """The values that the pending pass is about, for one batch of training rows."""
         waiting = [found for found in self._waiting() if not isinstance(found[2], NeedsGroups)]
-        columns = run_chains(frame, [(chain, chain.num_ready) for chain, _, _ in waiting])
+        columns = _reached(frame, [chain for chain, _, _ in waiting])
         moments: dict[str, pl.Series] = {}
         counts: dict[str, list[tuple[pl.Series, pl.Series]]] = {}
         for (_, transform, need), column in zip(waiting, columns, strict=True):
@@ -117,7 +126,7 @@ class Plan:
         assert found is not None
         need = found[1]
         assert isinstance(need, NeedsGroups)
-        key = as_category(run_chains(frame, [(chain, chain.num_ready)])[0]).alias("key")
+        key = as_category(_reached(frame, [chain])[0]).alias("key")
         if need.label is not None:
             label = next(label for label in self.labels if label.feature.name == need.label)
             value = self._labels([label], frame)[0].cast(pl.Float64)
@@ -139,6 +148,63 @@ class Plan:
                 keyed = transform.learn_counts(measured.counts[need.name])
                 if keyed is not None:
                     self.tables[need.name] = keyed
+
+    # joining with tables that are not in memory
+
+    @property
+    def stored(self) -> dict[str, StoredKeyed]:
+        """Tables that are too large to hold. Rows are joined with them before a step that reads one applies."""
+        return {name: keyed for name, keyed in self.tables.items() if isinstance(keyed, StoredKeyed)}
+
+    def joins(self) -> tuple[Callable[[Answers], ValuesOf], ...]:
+        """What to ask stored tables, one question after the other; none when no step that is next reads one.
+
+        Given the answers so far, each says how to get the distinct values by table out of a batch. More than one
+        when what reaches a stored table depends on another.
+        """
+        steps = [chain.stored_steps(stop) for chain, stop in self._next_steps()]
+        return tuple(partial(self._question, number) for number in range(max(map(len, steps), default=0)))
+
+    def _question(self, number: int, answers: Answers) -> ValuesOf:
+        return partial(self.with_answers(answers).values_to_join, number)
+
+    def _next_steps(self) -> list[tuple[Chain, int]]:
+        """How far chains run next: to where they must learn, or all the way."""
+        waiting = [(chain, chain.num_ready) for chain, _, _ in self._waiting()]
+        return waiting or [(chain, len(chain.all_steps)) for chain in self.features]
+
+    def values_to_join(self, number: int, frame: pl.DataFrame) -> dict[str, pl.Series]:
+        """The distinct values, by table, that reach the stored table number `number` of each chain."""
+        stops = [(chain, chain.stored_steps(stop)) for chain, stop in self._next_steps()]
+        jobs = [(chain, steps[number]) for chain, steps in stops if number < len(steps)]
+        found: dict[str, list[pl.Series]] = {}
+        for (chain, step), column in zip(jobs, run_chains(frame, jobs), strict=True):
+            transform = chain.transforms[step]
+            assert transform.keyed is not None
+            values = transform.keyed.as_values(elements_of(column)).drop_nulls()
+            found.setdefault(transform.table, []).append(values.alias("value"))
+        return {name: pl.concat(values).unique() for name, values in found.items()}
+
+    def with_answers(self, answers: Answers) -> Plan:
+        """The same plan for rows whose values were joined: for each stored table, columns value, id and count."""
+        subsets = {
+            name: SubsetKeyed(answers.get(name, no_answers(keyed.is_text)), len(keyed))
+            for name, keyed in self.stored.items()
+        }
+        plan = copy.copy(self)
+        plan.features = [chain.with_subsets(subsets) for chain in self.features]
+        plan.tables = {**self.tables, **subsets}
+        return plan
+
+    def joined(self, function: Callable[[Plan], MapFunction]) -> Callable[[Answers], MapFunction]:
+        """What `function` makes of the plan, once a part's answers are there."""
+        return partial(_of_answers, self, function)
+
+    def reach(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The rows, with what reaches steps that must learn behind a stored table. `extract` takes it from there."""
+        jobs = [(chain, stop) for chain, stop in self._next_steps() if chain.stored_steps(stop)]
+        columns = run_chains(frame, jobs)
+        return frame.with_columns(column.alias(_REACHED + column.name) for column in columns)
 
     # applying
 
@@ -184,9 +250,7 @@ class Plan:
         """Write `plan.json` and one Parquet file for each vocabulary or code table."""
         (into / "tables").mkdir(parents=True, exist_ok=True)
         for name, keyed in self.tables.items():
-            keyed.frame.write_parquet(
-                into / "tables" / table_file(name), compression="zstd", compression_level=1
-            )
+            keyed.save(into / "tables" / table_file(name))
         (into / "plan.json").write_text(json.dumps(self._to_json(), indent=1) + "\n", encoding="utf-8")
 
     def _to_json(self) -> dict[str, Any]:
@@ -209,13 +273,17 @@ class Plan:
         }
 
     @classmethod
-    def read(cls, path: Path) -> Plan:
-        """Open a saved plan."""
+    def read(cls, path: Path, stored: Mapping[str, Path] | None = None) -> Plan:
+        """Open a saved plan. Tables that are in a folder of `stored` stay there."""
         try:
             saved = json.loads((path / "plan.json").read_text(encoding="utf-8"))
             plan = cls(recipe_from_dict(saved["recipe"], str(path / "plan.json")))
             for name, entry in saved["tables"].items():
-                keyed = Keyed(pl.read_parquet(path / "tables" / entry["file"]), entry["facts"])
+                keyed = (
+                    StoredKeyed(stored[name])
+                    if stored and name in stored
+                    else Keyed(pl.read_parquet(path / "tables" / entry["file"]), entry["facts"])
+                )
                 if keyed.digest() != entry["digest"]:
                     raise ArtifactError(
                         f'Plan {path} is damaged: table "{name}" does not have the digest of its record.'
@@ -240,6 +308,18 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def _of_answers(plan: Plan, function: Callable[[Plan], MapFunction], answers: Answers) -> MapFunction:
+    return function(plan.with_answers(answers))
+
+
+def _reached(frame: pl.DataFrame, chains: Sequence[Chain]) -> list[pl.Series]:
+    """What reaches the step that each chain waits at: `Plan.reach` found it out, or it is found out here."""
+    names = {chain.feature.name: _REACHED + chain.feature.name for chain in chains}
+    jobs = [(chain, chain.num_ready) for chain in chains if names[chain.feature.name] not in frame.columns]
+    ran = {column.name: column for column in run_chains(frame, jobs)}
+    return [ran[name] if name in ran else frame[reached].alias(name) for name, reached in names.items()]
+
+
 def _with_places(
     series: pl.Series, positions: pl.Series, options: CountOptions
 ) -> tuple[pl.Series, pl.Series]:
@@ -247,7 +327,7 @@ def _with_places(
     if not isinstance(series.dtype, pl.List):
         return series, positions
     lengths = series.list.len().fill_null(0)
-    elements = series.filter(lengths > 0).explode()
+    elements = elements_of(series)
     if not options.track_first:
         return elements, positions
     repeated = np.repeat(positions.to_numpy(), lengths.to_numpy())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import polars as pl
@@ -32,6 +31,7 @@ from recmill.logs.text import TextSource
 from recmill.machine import available_cores
 from recmill.spec.recipe import POSITION, SPLIT, SPLITS, Holdout, Recipe
 
+P = TypeVar("P")
 T = TypeVar("T")
 Piece = tuple[Unit, ...]  # one unit; or the same range of offsets of several files, whose rows take turns
 
@@ -40,11 +40,18 @@ PIECE_BYTES = 4 << 20
 _HELD_ROWS = 1 << 20
 
 
-class CountedLog:
-    """The rows of a log as `prepare` would put them into splits, without features.
+class Each(Protocol):
+    """Where pieces are looked at: on threads of this process, or on other machines, which get function and parts."""
 
-    Opening it reads the log: once to count, and once before that when the split depends on the values of all rows.
-    `keep` may drop rows when all else is done.
+    def __call__(self, function: Callable[[P], T], parts: Sequence[P]) -> Iterator[T]:
+        """What the function makes of every part, in the order of parts."""
+
+
+class CountedLog:
+    """The rows of a log as `prepare` would put them into splits, without features. Picklable, with nothing open.
+
+    Opening it reads the log: once to count, and once before that when the split depends on the values of all rows;
+    `each` says where that is done, on `num_workers` threads by default. `keep` may drop rows when all else is done.
     """
 
     def __init__(
@@ -55,18 +62,20 @@ class CountedLog:
         num_workers: int | None = None,
         keep: RowFunction | None = None,
         memory: int = 2 << 30,
+        each: Each | None = None,
     ) -> None:
         check_conditions(recipe)
         self.source = open_source(recipe.log, data)
         self.functions = _row_functions(recipe, data, memory)
-        self.num_workers = num_workers or available_cores()
+        self.num_threads = num_workers or available_cores()
+        each = each or partial(on_threads, self.num_threads)
         units = self.source.units(target_bytes=PIECE_BYTES)
         self.pieces: list[Piece] = [(unit,) for unit in units]
-        self.functions.append(self._split_function(units, recipe.split))
+        self.functions.append(self._split_function(units, recipe.split, each))
         if keep is not None:
             self.functions.append(keep)
         self.pieces, self.notes = _in_order(self.source, self.pieces, recipe.table.order)
-        self.rows, self.tally = self._count()
+        self.rows, self.tally = self._count(each)
         self.tally.check(self.source.files, max_bad)
 
     def num_rows(self, split: str) -> int:
@@ -90,74 +99,70 @@ class CountedLog:
                 if batch.frame.height:
                     yield batch.frame
 
-    def _count(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Tally]:
+    def _count(self, each: Each) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Tally]:
         """Rows of each piece and split, and the bad rows of all."""
-
-        def count(piece: Piece) -> tuple[Any, Tally]:
-            tally, rows = Tally(), np.zeros(len(SPLITS), np.int64)
-            for frame in self.read(piece, tally):
-                rows += np.bincount(frame[SPLIT].to_numpy(), minlength=len(SPLITS))
-            return rows, tally
-
-        found = self._for_each_piece(count)
-        total = Tally()
-        for _, tally in found:
+        rows, total = [], Tally()
+        for rows_of_piece, tally in each(self._count_piece, self.pieces):
+            rows.append(rows_of_piece)
             total.add(tally)
-        return np.array([rows for rows, _ in found]).reshape(-1, len(SPLITS)), total
+        return np.array(rows).reshape(-1, len(SPLITS)), total
 
-    def _for_each_piece(self, function: Callable[[Piece], T]) -> list[T]:
-        with ThreadPoolExecutor(self.num_workers) as pool:
-            tasks = [pool.submit(function, piece) for piece in self.pieces]
-            try:
-                return [task.result() for task in tasks]
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+    def _count_piece(self, piece: Piece) -> tuple[Any, Tally]:
+        tally, rows = Tally(), np.zeros(len(SPLITS), np.int64)
+        for frame in self.read(piece, tally):
+            rows += np.bincount(frame[SPLIT].to_numpy(), minlength=len(SPLITS))
+        return rows, tally
 
-    def _split_function(self, units: list[Unit], split: Holdout | None) -> SplitFunction:
-        function = split_function(self.source, units, split, self.num_workers)
+    def _split_function(self, units: list[Unit], split: Holdout | None, each: Each) -> SplitFunction:
+        function = split_function(self.source, units, split, self.num_threads)
         if function is not None:
             return function
         assert split is not None
         by = str(split.column)
         if split.by == "time":
-            return partial(by_time, by, self._time_cuts(by, split))
+            return partial(by_time, by, self._time_cuts(by, split, each))
         if split.by == "random":
-            return self._by_groups(partial(_select, [by, POSITION]), partial(random_rows, split))
+            return self._by_groups(partial(_select, [by, POSITION]), partial(random_rows, split), each)
         order = str(split.order)
-        return self._by_groups(partial(last_rows_of_each, by, order), partial(last_rows, by, order))
+        return self._by_groups(partial(last_rows_of_each, by, order), partial(last_rows, by, order), each)
 
-    def _time_cuts(self, column: str, split: Holdout) -> tuple[float, float]:
+    def _time_cuts(self, column: str, split: Holdout, each: Each) -> tuple[float, float]:
         counter = Counter(CountOptions(is_text=False))
-
-        def count(piece: Piece) -> None:
-            for frame in self.read(piece):
-                counter.add(frame[column].cast(pl.Int64))
-
-        self._for_each_piece(count)
+        for counts in each(partial(self._count_times, column), self.pieces):
+            counter.add_counts(counts["value"], counts["count"], None)
         counts = counter.drain()
         return time_cuts(counts["value"], counts["count"], split)
 
-    def _by_groups(self, keys_of: RowFunction, assign: SplitFunction) -> SplitFunction:
+    def _count_times(self, column: str, piece: Piece) -> pl.DataFrame:
+        counter = Counter(CountOptions(is_text=False))
+        for frame in self.read(piece):
+            counter.add(frame[column].cast(pl.Int64))
+        return counter.drain()
+
+    def _by_groups(self, keys_of: RowFunction, assign: SplitFunction, each: Each) -> SplitFunction:
         """A split that must see all rows of a group: `keys_of` takes from rows what `assign` needs, also once more."""
         held: list[pl.DataFrame] = []
         bound = _HELD_ROWS
-        lock = threading.Lock()
-
-        def hold(piece: Piece) -> None:
-            nonlocal held, bound
-            for frame in self.read(piece):
-                keys = keys_of(frame)
-                with lock:
-                    held.append(keys)
-                    if sum(rows.height for rows in held) > bound:
-                        held = [keys_of(pl.concat(held))]
-                        bound = max(_HELD_ROWS, 2 * held[0].height)
-
-        self._for_each_piece(hold)
+        for keys in each(partial(self._keys_of_piece, keys_of), self.pieces):
+            held += keys
+            if sum(rows.height for rows in held) > bound:
+                held = [keys_of(pl.concat(held))]
+                bound = max(_HELD_ROWS, 2 * held[0].height)
         if not held:
             return all_train  # of no rows; counting them says so
         return partial(by_places, *held_out_places(assign(keys_of(pl.concat(held)))))
+
+    def _keys_of_piece(self, keys_of: RowFunction, piece: Piece) -> list[pl.DataFrame]:
+        return [keys_of(frame) for frame in self.read(piece)]
+
+
+def on_threads(num_threads: int, function: Callable[[P], T], parts: Sequence[P]) -> Iterator[T]:
+    """What the function makes of every part, in the order of parts; work that is not begun is dropped at an error."""
+    pool = ThreadPoolExecutor(num_threads)
+    try:
+        yield from pool.map(function, parts)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _select(columns: list[str], frame: pl.DataFrame) -> pl.DataFrame:

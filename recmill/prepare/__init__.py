@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from recmill.artifact import is_published, publish, write_whole
-from recmill.engines.base import Engine
+from recmill.artifact import WORK, full_disk_is_an_error, is_published, open_work, publish, write_whole
+from recmill.engines import check_engine, open_engine
+from recmill.engines.base import Engine, MapFunction
+from recmill.engines.frames import FrameEngine
 from recmill.engines.local import LocalEngine
-from recmill.errors import ArtifactError, LogError, ResourceError
+from recmill.errors import ArtifactError, LogError
 from recmill.features.plan import Plan
 from recmill.kernels import Measured
-from recmill.logs.base import Source, Unit, open_source
+from recmill.logs.base import Source, open_source
 from recmill.logs.rows import check_conditions
 from recmill.logs.tally import DEFAULT_MAX_BAD, Tally
-from recmill.machine import available_cores
+from recmill.logs.watched import WatchedSource, cut_log, forget_records
 from recmill.prepare import rows as row_operations
 from recmill.prepare.binary import as_int32_rows, concatenate
-from recmill.prepare.rejected import WatchedSource
 from recmill.prepare.split import assign_splits
 from recmill.progress import Progress
 from recmill.spec.load import recipe_to_dict
@@ -36,12 +36,9 @@ from recmill.spec.recipe import SPLIT, Recipe
 from recmill.table import Table, table_digest
 
 DEFAULT_MEMORY = 2 << 30
-_WORK = "_work"
 _NOTHING_TO_TRAIN_ON = (
     "No rows are left to train on: the split or the row operations take them all. See [split] and [[rows]]."
 )
-_UNIT_BYTES = 64 << 20
-_MIN_UNIT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,9 @@ class Options:
     max_bad: float = DEFAULT_MAX_BAD
     partitions: int | None = None
     binary: bool = False
+    engine: str = "local"
+    address: str | None = None  # of a cluster; none: one that is started on this machine
+    conf: Mapping[str, str] = field(default_factory=dict)  # Spark's own settings
 
 
 @dataclass(frozen=True)
@@ -72,33 +72,33 @@ def prepare(
 ) -> Prepared:
     """Publish the Table of a log at `into`. Killed and run again, it keeps what was finished."""
     options = options or Options()
+    check_engine(options.engine, options.workers, options.address, options.conf)
+    if options.engine != "local":  # tasks have working directories of their own
+        into, data = into.absolute(), data if "://" in data else os.path.abspath(data)
     _check_against_reality(recipe)
     source = open_source(recipe.log, data)
     job = _fingerprint(recipe, source, options)
     if is_published(into):
         return _already_there(into, job)
-    work = _open_work(into, job)
+    work = open_work(into, job, "table")
     went_on = (work / "plan").exists()
-    units = _units(source, options, work)
     started = time.monotonic()
-    with _full_disk_is_an_error(into):
+    with full_disk_is_an_error(into, "table"), _engine(options, work, progress) as engine:
+        units = cut_log(source, work / "units.json", options.partitions, options.memory, engine.tasks_at_once)
         chunk_bytes = max(1 << 20, min(8 << 20, options.memory // 128))
         watched = WatchedSource(source, units, into / "rejected", options.max_bad, chunk_bytes)
-        engine = LocalEngine(work, options.workers, options.memory, progress)
         frame = _rows(engine, watched, recipe, data, options.memory)
         plan = _fitted_plan(engine, frame, watched, recipe, work)
         seconds_fit = time.monotonic() - started
-        features = engine.map(frame, plan.apply)
-        shards = [
-            asdict(shard) for shard in engine.write(features, into, recipe.table.order, recipe.table.seed)
-        ]
+        features = _applied(engine, frame, plan, attrgetter("apply"))
+        shards = engine.write(features, into, recipe.table.order, recipe.table.seed)
         tally = watched.check()
         if options.binary:
-            ints = engine.map(frame, as_int32_rows(plan))
+            ints = _applied(engine, frame, plan, as_int32_rows)
             pieces = engine.write(ints, work / "binary", recipe.table.order, recipe.table.seed, "int32")
             concatenate(pieces, work / "binary", into / "binary")
         seconds = {"fit": round(seconds_fit, 3), "write": round(time.monotonic() - started - seconds_fit, 3)}
-        _publish(into, plan, shards, tally, job, _where(data), seconds)
+        _publish(into, plan, [asdict(shard) for shard in shards], tally, job, _where(data), seconds)
     return Prepared(Table.open(into), tally, seconds["fit"], seconds["write"], went_on=went_on)
 
 
@@ -123,14 +123,15 @@ def fit(engine: Engine, frame: Any, recipe: Recipe, check: Callable[[], object] 
     training = engine.map(frame, training_rows)
     plan = Plan(recipe)
     while pending := plan.pending():
+        rows = _reaching(engine, training, plan)
         groups = {
             name: engine.collect(
-                engine.group(engine.map(training, _GroupRows(plan, name)), ["key"], need.aggregate, "fit")
+                engine.group(engine.map(rows, _GroupRows(plan, name)), ["key"], need.aggregate, "fit")
             )
             for name, need in pending.groups.items()
         }
         measured = (
-            engine.measure(training, plan.extract, pending.counts, "fit")
+            engine.measure(rows, plan.extract, pending.counts, "fit")
             if pending.moments or pending.counts
             else None
         )
@@ -139,6 +140,32 @@ def fit(engine: Engine, frame: Any, recipe: Recipe, check: Callable[[], object] 
             raise LogError(_NOTHING_TO_TRAIN_ON)
         plan.learn(measured or Measured(), groups)
     return plan
+
+
+def _reaching(engine: Engine, frame: Any, plan: Plan) -> Any:
+    """Rows with what reaches the steps that learn next, where that takes a vocabulary too large to hold."""
+    if not plan.joins():
+        return frame
+    num_learned = sum(chain.num_ready for chain in plan.features)
+    return _joined(engine, frame, plan, attrgetter("reach"), f"reach-{num_learned}")
+
+
+def _applied(engine: Engine, frame: Any, plan: Plan, function: Callable[[Plan], MapFunction]) -> Any:
+    """Rows that went through what `function` makes of the plan."""
+    if not plan.joins():
+        return engine.map(frame, function(plan))
+    return _joined(engine, frame, plan, function, "answers")
+
+
+def _joined(
+    engine: Engine, frame: Any, plan: Plan, function: Callable[[Plan], MapFunction], stage: str
+) -> Any:
+    """The same, with each part's values looked up in vocabularies that stay on disk."""
+    from recmill.engines.cluster import ClusterEngine
+    from recmill.engines.join import join
+
+    assert isinstance(engine, ClusterEngine), "other engines hold their vocabularies"
+    return join(engine, frame, plan.stored, plan.joins(), plan.joined(function), stage)
 
 
 def training_rows(frame: pl.DataFrame) -> pl.DataFrame:
@@ -192,20 +219,10 @@ def _check_against_reality(recipe: Recipe) -> None:
     Plan(recipe)
 
 
-def _units(source: Source, options: Options, work: Path) -> list[Unit]:
-    """The pieces of the log; unfinished work goes on with the pieces that it began with."""
-    saved = work / "units.json"
-    if saved.exists():
-        return [Unit(*unit) for unit in json.loads(saved.read_text())]
-    if options.partitions is not None:
-        units = source.units(parts=options.partitions)
-    else:
-        # Several pieces for each worker, so that none waits long for the last one.
-        total = sum(file.size for file in source.files)
-        fair = total // (8 * (options.workers or available_cores()))
-        units = source.units(target_bytes=max(_MIN_UNIT_BYTES, min(_UNIT_BYTES, options.memory // 8, fair)))
-    write_whole(saved, json.dumps([astuple(unit) for unit in units]))
-    return units
+def _engine(options: Options, work: Path, progress: Progress | None) -> FrameEngine:
+    return open_engine(
+        options.engine, work, options.workers, options.memory, progress, options.address, options.conf
+    )
 
 
 def _rows(engine: Engine, watched: WatchedSource, recipe: Recipe, data: str, memory: int) -> Any:
@@ -216,10 +233,12 @@ def _rows(engine: Engine, watched: WatchedSource, recipe: Recipe, data: str, mem
 
 def _fitted_plan(engine: Engine, frame: Any, watched: WatchedSource, recipe: Recipe, work: Path) -> Plan:
     """The plan that an earlier, interrupted run fitted, or a new one."""
-    saved = work / "plan"
+    saved, on_disk = work / "plan", work / "stored.json"
     if (saved / "plan.json").exists():
-        return Plan.read(saved)
+        folders = {} if isinstance(engine, LocalEngine) else json.loads(on_disk.read_text())
+        return Plan.read(saved, {name: Path(folder) for name, folder in folders.items()})
     plan = fit(engine, frame, recipe, watched.check)
+    write_whole(on_disk, json.dumps({name: str(keyed.folder) for name, keyed in plan.stored.items()}))
     aside = work / "plan.partial"
     shutil.rmtree(aside, ignore_errors=True)
     plan.save(aside)
@@ -239,11 +258,8 @@ def _publish(
     if not any(shard["split"] == "train" for shard in shards):
         raise LogError(_NOTHING_TO_TRAIN_ON)
     shutil.rmtree(into / "plan", ignore_errors=True)
-    os.replace(into / _WORK / "plan", into / "plan")
-    for record in (into / "rejected").glob("*.json"):
-        record.unlink()
-    if not any((into / "rejected").iterdir()):
-        (into / "rejected").rmdir()
+    os.replace(into / WORK / "plan", into / "plan")
+    forget_records(into / "rejected")
     columns = [vars(column) for column in plan.columns()]
     names = [
         *(str(column["name"]) for column in columns),
@@ -265,7 +281,7 @@ def _publish(
             "recipe": recipe_to_dict(plan.recipe),
         },
     )
-    shutil.rmtree(into / _WORK, ignore_errors=True)
+    shutil.rmtree(into / WORK, ignore_errors=True)
 
 
 def _fingerprint(recipe: Recipe, source: Source, options: Options) -> str:
@@ -296,31 +312,3 @@ def _already_there(into: Path, job: str) -> Prepared:
     return Prepared(
         table, Tally(rows=table.manifest["rows_read"]), seconds["fit"], seconds["write"], was_there=True
     )
-
-
-def _open_work(into: Path, job: str) -> Path:
-    """The folder of unfinished work: kept if it is of the same job, cleared if not."""
-    if into.exists() and not into.is_dir():
-        raise ArtifactError(f"{into} is a file; --into needs a directory.")
-    work = into / _WORK
-    if into.exists() and not work.exists() and any(into.iterdir()):
-        raise ArtifactError(
-            f"{into} is not empty and holds no Table. Choose another --into, or empty it first."
-        )
-    if work.exists() and (not (work / "job").exists() or (work / "job").read_text() != job):
-        shutil.rmtree(into)
-    work.mkdir(parents=True, exist_ok=True)
-    write_whole(work / "job", job)
-    return work
-
-
-@contextmanager
-def _full_disk_is_an_error(into: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pl.exceptions.PolarsError) as error:
-        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
-            raise ResourceError(
-                f"The disk of {into} is full. Free some space and run `recmill prepare` again; it resumes."
-            ) from None
-        raise

@@ -142,9 +142,8 @@ class _ItemCounts:
 def read_catalogue(engine: Engine, frame: Any, recipe: r.Recipe) -> Catalogue:
     item = str(recipe.log.item)
     is_text = next(column.type == "text" for column in recipe.log.columns if column.name == item)
-    counts = engine.measure(frame, _ItemCounts(item), {"items": CountOptions(is_text)}, "items").counts[
-        "items"
-    ]
+    found = engine.measure(frame, _ItemCounts(item), {"items": CountOptions(is_text)}, "items")
+    counts = found.counts["items"].load(item)
     if len(counts.values) < 2:
         raise LogError(f"Negatives need at least two items, but the training rows have {len(counts.values)}.")
     columns = [name for name, owner in owners_of_columns(recipe).items() if owner == "item" and name != item]

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 
 from recmill.engines.base import Engine
 from recmill.kernels import CountOptions, Extracted
-from recmill.logs.splits import by_time, last_rows, random_rows, split_function, time_cuts
-from recmill.machine import available_cores
-from recmill.prepare.rejected import WatchedSource
+from recmill.logs.base import LogFile, Source, Unit
+from recmill.logs.splits import by_time, held_out_files, last_rows, random_rows, split_function, time_cuts
+from recmill.logs.watched import WatchedSource
 from recmill.spec.recipe import POSITION, Holdout
 
 
 def assign_splits(engine: Engine, frame: Any, source: WatchedSource, split: Holdout | None) -> Any:
     """The same rows with a SPLIT column: 0 train, 1 eval, 2 test."""
-    function = split_function(source.source, source.units(), split, available_cores())
+    counted = cast(Source, _CountedUnits(engine, source, _units_to_count(source, split)))
+    function = split_function(counted, source.units(), split, threads=1)
     if function is not None:
         return engine.map(frame, function)
     assert split is not None
@@ -28,6 +30,13 @@ def assign_splits(engine: Engine, frame: Any, source: WatchedSource, split: Hold
     if split.by == "random":
         return engine.group(frame, [by], partial(random_rows, split), "split")
     return engine.group(frame, [by], partial(last_rows, by, str(split.order)), "split")
+
+
+def _units_to_count(source: WatchedSource, split: Holdout | None) -> list[Unit]:
+    if split is None or split.by != "files":
+        return source.units()
+    held_out = held_out_files(source.source, split)
+    return [unit for unit in source.units() if unit.file_index in held_out]
 
 
 @dataclass(frozen=True)
@@ -41,4 +50,51 @@ class _Times:
 
 def _time_cuts(engine: Engine, frame: Any, split: Holdout) -> tuple[float, float]:
     found = engine.measure(frame, _Times(str(split.column)), {"time": CountOptions(is_text=False)}, "times")
-    return time_cuts(found.counts["time"].values, found.counts["time"].counts, split)
+    counts = found.counts["time"].load(str(split.column))
+    return time_cuts(counts.values, counts.counts, split)
+
+
+class _CountedUnits:
+    """A log some of whose units are counted by the engine, all at once, when the first is asked for."""
+
+    def __init__(self, engine: Engine, source: WatchedSource, units: list[Unit]) -> None:
+        self.engine = engine
+        self.source = source
+        self.units = units
+        self._rows: dict[Unit, int] = {}
+
+    @property
+    def files(self) -> tuple[LogFile, ...]:
+        return self.source.files
+
+    def count_rows(self, unit: Unit) -> int:
+        if not self._rows:
+            counts = self.engine.collect(self.engine.read(_RowCounts(self.source, self.units)))
+            self._rows = {self.units[number]: rows for number, rows in counts.iter_rows()}
+        return self._rows[unit]
+
+    def row_offsets(self, unit: Unit, numbers: Sequence[int]) -> list[int]:
+        return self.source.source.row_offsets(unit, numbers)
+
+
+@dataclass(frozen=True)
+class _RowCounts:
+    """A source of one row for each unit: its number, and how many rows it has."""
+
+    source: WatchedSource
+    of: list[Unit]
+
+    def units(self) -> range:
+        return range(len(self.of))
+
+    def unit_bytes(self, number: int) -> int:
+        return self.source.unit_bytes(self.of[number])
+
+    def first_position(self, number: int) -> int:
+        return self.source.first_position(self.of[number])
+
+    def max_offset(self) -> int:
+        return self.source.max_offset()
+
+    def read(self, number: int) -> Iterator[pl.DataFrame]:
+        yield pl.DataFrame({"unit": [number], "rows": [self.source.source.count_rows(self.of[number])]})

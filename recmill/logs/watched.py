@@ -1,4 +1,4 @@
-"""Bad rows: counted by reason, set aside with their place and bytes, and too many of them is an error."""
+"""A log as engines read it: frames only. Bad rows are counted by reason and set aside with their place and bytes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import astuple
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import polars as pl
 
-from recmill.artifact import write_whole
+from recmill.artifact import unique_aside, write_whole
 from recmill.logs.base import BadRow, LogFile, Source, Unit, first_position
 from recmill.logs.tally import Tally, too_many
 
+_UNIT_BYTES = 64 << 20
+_MIN_UNIT_BYTES = 4 << 20
+
 
 class WatchedSource:
-    """A log as engines read it: frames only. What cannot be read is set aside in `rejected`, once for each unit."""
+    """What cannot be read is set aside in `rejected`, once for each unit; too many bad rows are an error.
+
+    May be sent to other processes, which share the folder.
+    """
 
     def __init__(
         self, source: Source, units: list[Unit], rejected: Path, max_bad: float, chunk_bytes: int
@@ -30,6 +37,12 @@ class WatchedSource:
         self._seen = Tally()
         self._lock = threading.Lock()
         rejected.mkdir(parents=True, exist_ok=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_seen", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _seen=Tally(), _lock=threading.Lock())
 
     def units(self) -> list[Unit]:
         return self._units
@@ -62,7 +75,7 @@ class WatchedSource:
                 if batch.frame.height:
                     yield batch.frame
         if not record.exists():
-            write_whole(record, json.dumps(vars(tally)))
+            write_whole(record, json.dumps(vars(tally)), contended=True)
             self._check_early(tally)
 
     def _check_early(self, tally: Tally) -> None:
@@ -88,12 +101,34 @@ class WatchedSource:
         return total
 
 
+def forget_records(rejected: Path) -> None:
+    """Leave only the bad rows themselves, without what killed readers left aside; no folder when there are none."""
+    for file in [*rejected.glob("*.json"), *rejected.glob("*.partial")]:
+        file.unlink()
+    if rejected.exists() and not any(rejected.iterdir()):
+        rejected.rmdir()
+
+
+def cut_log(source: Source, saved: Path, parts: int | None, memory: int, tasks_at_once: int) -> list[Unit]:
+    """The pieces of a log, kept in `saved`: unfinished work goes on with the pieces that it began with."""
+    if saved.exists():
+        return [Unit(*unit) for unit in json.loads(saved.read_text())]
+    if parts is not None:
+        units = source.units(parts=parts)
+    else:
+        # Several pieces for each task, so that none waits long for the last one.
+        fair = sum(file.size for file in source.files) // (8 * tasks_at_once)
+        units = source.units(target_bytes=max(_MIN_UNIT_BYTES, min(_UNIT_BYTES, memory // 8, fair)))
+    write_whole(saved, json.dumps([astuple(unit) for unit in units]))
+    return units
+
+
 class _Aside:
     """Writes bad rows as JSON lines; the file appears only if there were any."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.partial = path.with_name(path.name + ".partial")
+        self.partial = unique_aside(path)  # a lost task may still write when its successor does
         self.file: IO[str] | None = None
 
     def __enter__(self) -> _Aside:

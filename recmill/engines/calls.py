@@ -1,0 +1,123 @@
+"""One call on a cluster as a folder that all machines see: which parts are done, and which errors came up.
+
+Clusters lose the type of an error on its way, and say little about how far they are; the folder does not.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import threading
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from recmill.errors import RecmillError, ResourceError
+
+_MAX_ATTEMPTS = 6
+_SECONDS_BETWEEN_LOOKS = 0.25
+
+
+@dataclass(frozen=True)
+class Call:
+    """What tasks of one call leave behind. Small and picklable: it goes with each of them."""
+
+    folder: Path
+
+    # on any machine
+
+    def done(self, number: int) -> None:
+        self._write(f"done/{number}", b"")
+
+    @contextmanager
+    def watched(self, number: int) -> Iterator[None]:
+        """An error leaves a record and goes on. A part that is lost with its process again and again is an error."""
+        try:
+            self._begin(number)
+            yield
+        except Exception as error:
+            self._write(f"failed/{number}-{uuid.uuid4().hex}", _pickled(error))
+            raise
+
+    def _begin(self, number: int) -> None:
+        for attempt in range(_MAX_ATTEMPTS):
+            try:
+                (self.folder / "begun" / f"{number}-{attempt}").touch(exist_ok=False)
+                return
+            except FileExistsError:
+                continue
+        raise ResourceError(
+            f"Part {number} was begun {_MAX_ATTEMPTS} times, and each time its process or machine was lost. "
+            "Mostly that is memory: lower --memory or --workers, or use larger machines."
+        )
+
+    def _write(self, name: str, content: bytes) -> None:
+        aside = self.folder / f"{uuid.uuid4().hex}.partial"
+        aside.write_bytes(content)
+        os.replace(aside, self.folder / name)
+
+    # where the call was made
+
+    def failure(self) -> Exception | None:
+        """The error of the first part that had one."""
+        records = sorted(
+            (self.folder / "failed").iterdir(), key=lambda record: int(record.name.split("-")[0])
+        )
+        if not records:
+            return None
+        error: Exception = pickle.loads(records[0].read_bytes())
+        return error
+
+    def _done_numbers(self) -> set[int]:
+        return {int(name) for name in os.listdir(self.folder / "done")}
+
+    @contextmanager
+    def reported(self, num_parts: int, report: Callable[[int], None]) -> Iterator[None]:
+        """Report parts as their records appear, and those that were not seen in the end."""
+        reported: set[int] = set()
+        is_over = threading.Event()
+
+        def look() -> None:
+            while not is_over.wait(_SECONDS_BETWEEN_LOOKS):
+                for number in self._done_numbers() - reported:
+                    reported.add(number)
+                    report(number)
+
+        thread = threading.Thread(target=look, name="cluster-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+        for number in sorted(set(range(num_parts)) - reported):
+            report(number)
+
+
+@contextmanager
+def new_call(work: Path) -> Iterator[Call]:
+    """A call whose folder is gone when it is over."""
+    call = Call(work / "calls" / uuid.uuid4().hex)
+    for name in ("begun", "done", "failed"):
+        (call.folder / name).mkdir(parents=True)
+    try:
+        yield call
+    finally:
+        shutil.rmtree(call.folder, ignore_errors=True)
+
+
+def _pickled(error: Exception) -> bytes:
+    """The error as it is if it survives pickling, else what it said. Where it was raised goes along as a note."""
+    trace = "".join(traceback.format_exception(error))
+    try:
+        error.add_note(f"raised in a task:\n{trace}")
+        content = pickle.dumps(error)
+        pickle.loads(content)
+        return content
+    except Exception:
+        said = RecmillError(str(error)) if isinstance(error, RecmillError) else RuntimeError(trace)
+        return pickle.dumps(said)

@@ -1,0 +1,292 @@
+"""Frames as parts and maps, and the order and grouping of their rows: what all our engines share.
+
+An engine that builds on `FrameEngine` says only how the parts of a frame are run and how rows are moved
+between buckets; which bucket a row belongs to, and what a finished piece of work looks like, is said here.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+import polars as pl
+
+from recmill.ahead import read_ahead
+from recmill.artifact import write_whole
+from recmill.engines.base import Format, MapFunction, Order, Shard, Source
+from recmill.engines.shards import ShardWriter, forget_unfinished
+from recmill.errors import ResourceError
+from recmill.kernels import Array, CountOptions, Extracted, Measured, hash64, hash_positions
+from recmill.progress import Progress
+from recmill.spec.recipe import COPY, POSITION, SPLITS
+
+T = TypeVar("T")
+BucketOf = Callable[[pl.DataFrame], Array]
+Task = Callable[[int, Iterator[pl.DataFrame]], T]  # of a part's number and its batches
+
+MIN_MEMORY = 256 << 20
+_OFFSET_BITS = 44
+_USEFUL_BUCKET_BYTES = 1 << 20
+
+
+class Part(Protocol):
+    """A piece of a frame that one task works through."""
+
+    @property
+    def num_bytes(self) -> int: ...
+    def read(self) -> Iterator[pl.DataFrame]: ...
+
+
+@dataclass(frozen=True)
+class UnitPart:
+    source: Source
+    unit: Any
+
+    @property
+    def num_bytes(self) -> int:
+        return self.source.unit_bytes(self.unit)
+
+    def read(self) -> Iterator[pl.DataFrame]:
+        return self.source.read(self.unit)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Rows to come: parts, and what to do with each batch of them."""
+
+    parts: tuple[Part, ...]
+    maps: tuple[MapFunction, ...]
+    starts: tuple[int, ...]  # places in the log that cut it into pieces of about equal size
+    max_offset: int
+    grouped_by: tuple[str, ...] = ()  # each part is one batch, with all rows of every group it holds
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    def batches(self, part: Part, ahead: bool = False) -> Iterator[pl.DataFrame]:
+        for batch in read_ahead(part.read()) if ahead else part.read():
+            for function in self.maps:
+                batch = function(batch)
+            yield batch
+
+
+class FrameEngine(ABC):
+    """Frames are built, grouped and ordered in one way; where their parts run is up to the engine.
+
+    `work` holds what a rerun can reuse. `memory` bounds what one process holds.
+    """
+
+    def __init__(self, work: Path, memory: int, progress: Progress | None) -> None:
+        if memory < MIN_MEMORY:
+            raise ResourceError(
+                f"--memory {memory >> 20} MB is too small; the least is {MIN_MEMORY >> 20} MB."
+            )
+        self.work = work
+        self.memory = memory
+        self.progress = progress or Progress(quiet=True)
+        self._num_groups = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:  # noqa: B027, most engines hold nothing
+        """Give back what the engine holds; its files stay."""
+
+    @property
+    @abstractmethod
+    def tasks_at_once(self) -> int:
+        """How many parts are worked through at the same time."""
+
+    @property
+    @abstractmethod
+    def memory_per_task(self) -> int: ...
+
+    @abstractmethod
+    def run(self, frame: Frame, title: str, task: Task[T]) -> list[T]:
+        """Call the task for each part, with its batches; what it returns is small."""
+
+    @abstractmethod
+    def collect(self, frame: Frame) -> pl.DataFrame: ...
+
+    @abstractmethod
+    def measure(
+        self,
+        frame: Frame,
+        extract: Callable[[pl.DataFrame], Extracted],
+        counts: Mapping[str, CountOptions],
+        title: str,
+    ) -> Measured: ...
+
+    @abstractmethod
+    def _scatter(
+        self, frame: Frame, stage: str, bucket_of: BucketOf, buckets: int, function: MapFunction, title: str
+    ) -> tuple[Part, ...]:
+        """A part for each bucket: all its rows as one batch, seen by `function`."""
+
+    # building frames
+
+    def read(self, source: Source) -> Frame:
+        units = source.units()
+        starts = tuple(sorted(source.first_position(unit) for unit in units))
+        return Frame(tuple(UnitPart(source, unit) for unit in units), (), starts, source.max_offset())
+
+    def map(self, frame: Frame, function: MapFunction) -> Frame:
+        return replace(frame, maps=(*frame.maps, function))
+
+    def group(self, frame: Frame, by: Sequence[str], function: MapFunction, title: str) -> Frame:
+        if frame.grouped_by == tuple(by):
+            return self.map(frame, partial(_in_log_order, function))
+        self._num_groups += 1
+        stage = f"group-{self._num_groups}"
+        buckets = self._kept_number(stage, self._num_buckets(frame))
+        bucket_of = partial(_bucket_of_group, tuple(by), buckets)
+        parts = self._scatter(frame, stage, bucket_of, buckets, partial(_in_log_order, function), title)
+        return replace(frame, parts=parts, maps=(), grouped_by=tuple(by))
+
+    def _ordered(self, frame: Frame, order: Order, seed: int, format: Format) -> Frame:
+        """The same rows in parts that follow each other in the order asked for."""
+        stage = f"order-{format}"
+        buckets = self._kept_number(
+            stage, self._num_buckets(frame) if order != "log" else max(1, len(frame.starts))
+        )
+        key = partial(order_keys, order, seed)
+        bounds = _bounds(frame, order, buckets)
+        bucket_of = partial(_bucket_in_order, key, bounds)
+        parts = self._scatter(frame, stage, bucket_of, len(bounds) + 1, partial(_sorted_by, key), "order")
+        return replace(frame, parts=parts, maps=(), grouped_by=())
+
+    # running them
+
+    def write(
+        self,
+        frame: Frame,
+        into: Path,
+        order: Order,
+        seed: int,
+        format: Format = "parquet",
+        folders: Sequence[str] = SPLITS,
+    ) -> list[Shard]:
+        if order != "log" or frame.grouped_by:
+            frame = self._ordered(frame, order, seed, format)
+        forget_unfinished(into, folders)
+        task = partial(_write_part, self.work, into, format, tuple(folders))
+        shards = [shard for found in self.run(frame, "write", task) for shard in found]
+        return sorted(shards, key=lambda shard: (shard.split, shard.file))
+
+    # sizes and records
+
+    def _num_buckets(self, frame: Frame) -> int:
+        """Enough to keep all tasks busy and to let each hold one, with room for its transformation."""
+        needed = -(-3 * frame.num_bytes * 4 // self.memory_per_task)
+        useful = min(4 * self.tasks_at_once, frame.num_bytes // _USEFUL_BUCKET_BYTES)
+        return max(1, useful, min(1024, needed))
+
+    def _piece_bytes(self) -> int:
+        return self.memory_per_task // 8
+
+    def _kept_number(self, stage: str, number: int) -> int:
+        """The number of buckets that an interrupted run began this stage with, or the one given."""
+        kept = self.work / f"{stage}.buckets"
+        if not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(kept, str(number))
+        return int(kept.read_text())
+
+
+def record_of(work: Path, stage: str, number: int) -> Path:
+    """The file whose presence says that this part of this stage is done."""
+    return work / "done" / f"{stage}-{number:06d}.json"
+
+
+def write_record(record: Path, content: Any) -> None:
+    record.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(record, json.dumps(content), contended=True)
+
+
+def _write_part(
+    work: Path,
+    into: Path,
+    format: Format,
+    folders: tuple[str, ...],
+    number: int,
+    batches: Iterator[pl.DataFrame],
+) -> list[Shard]:
+    record = record_of(work, format, number)
+    if record.exists():
+        return [Shard(**shard) for shard in json.loads(record.read_text())]
+    with ShardWriter(into, number, format, folders) as writer:
+        for batch in batches:
+            writer.add(batch)
+        shards = writer.finish()
+    write_record(record, [asdict(shard) for shard in shards])
+    return shards
+
+
+# which bucket a row belongs to, and what happens to a bucket's rows
+
+
+def order_keys(order: Order, seed: int, rows: pl.DataFrame) -> Array:
+    """A number for each row by which the Table is sorted; ties are broken by place in the log."""
+    positions = rows[POSITION].cast(pl.Int64).to_numpy()
+    if order == "log":
+        return positions.view(np.uint64)
+    if order == "interleave":
+        return (positions & ((1 << _OFFSET_BITS) - 1)).view(np.uint64)
+    copies = rows[COPY].to_numpy().astype(np.uint64) if COPY in rows.columns else np.uint64(0)
+    return hash_positions(rows[POSITION], seed) + copies * np.uint64(0x9E3779B185EBCA87)
+
+
+def _bounds(frame: Frame, order: Order, buckets: int) -> Array:
+    if order == "log":
+        return np.asarray(frame.starts[1:], dtype=np.int64).view(np.uint64)
+    top = frame.max_offset if order == "interleave" else 1 << 64
+    return np.array([top * number // buckets for number in range(1, buckets)], dtype=np.uint64)
+
+
+def _bucket_in_order(key: BucketOf, bounds: Array, rows: pl.DataFrame) -> Array:
+    return np.searchsorted(bounds, key(rows), side="right")
+
+
+def _bucket_of_group(by: tuple[str, ...], buckets: int, rows: pl.DataFrame) -> Array:
+    combined = np.zeros(rows.height, dtype=np.uint64)
+    for name in by:
+        key = rows[name] if rows[name].dtype == pl.String else rows[name].cast(pl.Int64)
+        combined = combined * np.uint64(0x9E3779B185EBCA87) + hash64(key, 0)
+    return (combined % np.uint64(buckets)).astype(np.int64)
+
+
+def _sorted_by(key: BucketOf, rows: pl.DataFrame) -> pl.DataFrame:
+    ties = [name for name in (POSITION, COPY) if name in rows.columns]
+    keyed = rows.with_columns(pl.Series("__order", key(rows)))
+    return keyed.sort("__order", *ties, maintain_order=True).drop("__order")
+
+
+def _in_log_order(function: MapFunction, rows: pl.DataFrame) -> pl.DataFrame:
+    return function(rows.sort(POSITION, maintain_order=True))
+
+
+def merged(batches: Iterable[pl.DataFrame], num_bytes: int) -> Iterator[pl.DataFrame]:
+    """Fewer, larger batches."""
+    held: list[pl.DataFrame] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += int(batch.estimated_size())
+        if size >= num_bytes:
+            yield pl.concat(held)
+            held, size = [], 0
+    if held:
+        yield pl.concat(held)

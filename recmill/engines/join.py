@@ -1,0 +1,221 @@
+"""Joining rows with tables that no process can hold: each part asks for the values it has, and for nothing else.
+
+A question goes, by the value's hash, to the bucket that holds that piece of the table. Answers land in files in
+which each part finds its own lines, so that rows themselves never move.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import polars as pl
+
+from recmill.artifact import write_whole
+from recmill.engines.base import MapFunction
+from recmill.engines.cluster import ClusterEngine, cut
+from recmill.engines.frames import Frame, Part
+from recmill.engines.spill import read_bucket, write_buckets
+from recmill.kernels import Lookup, runs_of_values
+
+Answers = Mapping[str, pl.DataFrame]
+ValuesOf = Callable[[pl.DataFrame], Mapping[str, pl.Series]]
+Question = Callable[[Answers], ValuesOf]
+
+
+class StoredTable(Protocol):
+    """A table on disk in runs, which `runs_of_values` tells apart."""
+
+    @property
+    def num_runs(self) -> int: ...
+    def run(self, number: int) -> pl.DataFrame:
+        """Column value, each once, and columns of what is known about it."""
+
+
+def join(
+    engine: ClusterEngine,
+    frame: Frame,
+    tables: Mapping[str, StoredTable],
+    questions: Sequence[Question],
+    function: Callable[[Answers], MapFunction],
+    stage: str,
+) -> Frame:
+    """The frame whose batches went through `function`, which is given what the tables know about a part's values.
+
+    A question says, from a part's answers to those before it, how to get the distinct values by table out of a
+    batch. `stage` names the folder of the answers: what an earlier run was told there is not asked again.
+    """
+    asked = {"tables": sorted(tables), "questions": len(questions), "parts": len(frame.parts)}
+    answers = AnswerFiles(engine.work / stage, {})
+    record = answers.folder / "answers.json"
+    earlier = json.loads(record.read_text()) if record.exists() else {}
+    # With another bound of memory, an earlier run may have kept other tables on disk.
+    if earlier.get("asked") == asked:
+        answers = replace(answers, files=earlier["files"])
+    else:
+        answers.folder.mkdir(parents=True, exist_ok=True)
+        for question in questions:
+            answers = _ask(engine, frame, tables, question, answers, stage)
+        write_whole(record, json.dumps({"asked": asked, "files": answers.files}))
+    joined = _Joined(frame.maps, answers, function)
+    parts = tuple(JoinedPart(part, number, joined) for number, part in enumerate(frame.parts))
+    return replace(frame, parts=parts, maps=())
+
+
+@dataclass(frozen=True)
+class AnswerFiles:
+    """For each table, files with a bucket for each part."""
+
+    folder: Path
+    files: Mapping[str, list[str]]
+
+    def of_part(self, number: int) -> dict[str, pl.DataFrame]:
+        return {
+            # A part may have asked for a value more than once.
+            name: read_bucket([self.folder / file for file in files], number).unique("value")
+            for name, files in self.files.items()
+        }
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """What happens to the batches of every part."""
+
+    maps: tuple[MapFunction, ...]
+    answers: AnswerFiles
+    function: Callable[[Answers], MapFunction]
+
+
+@dataclass(frozen=True)
+class JoinedPart:
+    """A part whose rows are worked on together with the answers to its questions."""
+
+    part: Part
+    number: int
+    joined: _Joined
+
+    @property
+    def num_bytes(self) -> int:
+        return self.part.num_bytes
+
+    def read(self) -> Iterator[pl.DataFrame]:
+        function = self.joined.function(self.joined.answers.of_part(self.number))
+        for batch in self.part.read():
+            for before in self.joined.maps:
+                batch = before(batch)
+            yield function(batch)
+
+
+def _ask(
+    engine: ClusterEngine,
+    frame: Frame,
+    tables: Mapping[str, StoredTable],
+    question: Question,
+    answers: AnswerFiles,
+    stage: str,
+) -> AnswerFiles:
+    """The answers so far, and those to one more question."""
+    scatter = _AskForPart(
+        {name: table.num_runs for name, table in tables.items()},
+        question,
+        answers,
+        engine.memory_per_task // 8,
+    )
+    gather = _AnswerBucket(dict(tables), answers.folder, len(frame.parts), engine.memory_per_task // 8)
+    num_buckets = max(table.num_runs for table in tables.values())
+    files = {name: list(files) for name, files in answers.files.items()}
+    for found in engine.exchange(frame, stage, scatter, num_buckets, gather):
+        for name, more in found.items():
+            files.setdefault(name, []).extend(more)
+    return replace(answers, files=files)
+
+
+@dataclass(frozen=True)
+class _AskForPart:
+    """Sends the distinct values of a part to where they are known."""
+
+    num_runs: Mapping[str, int]
+    question: Question
+    answers: AnswerFiles
+    memory: int
+
+    def __call__(self, number: int, batches: Iterator[pl.DataFrame]) -> Iterator[tuple[int, pl.DataFrame]]:
+        values_of = self.question(self.answers.of_part(number))
+        held: dict[str, list[pl.Series]] = {}
+        num_bytes = 0
+        for batch in batches:
+            for name, values in values_of(batch).items():
+                held.setdefault(name, []).append(values)
+                num_bytes += int(values.estimated_size())
+            if num_bytes > self.memory:
+                yield from self._send(number, held)
+                held, num_bytes = {}, 0
+        yield from self._send(number, held)
+
+    def _send(self, part: int, held: Mapping[str, list[pl.Series]]) -> Iterator[tuple[int, pl.DataFrame]]:
+        for table, (name, num_runs) in enumerate(self.num_runs.items()):
+            if name in held:
+                values = pl.concat(held[name]).unique()
+                constants = {"part": pl.lit(part, pl.Int32), "table": pl.lit(table, pl.Int32)}
+                rows = values.alias("value").to_frame().with_columns(**constants)
+                yield from cut(rows, runs_of_values(values, num_runs))
+
+
+@dataclass(frozen=True)
+class _AnswerBucket:
+    """Looks values up in one run of each table; the run is read once, when the first value asks for it."""
+
+    tables: Mapping[str, StoredTable]
+    folder: Path
+    num_parts: int
+    memory: int
+
+    def __call__(self, bucket: int, frames: Iterator[pl.DataFrame]) -> dict[str, list[str]]:
+        names = list(self.tables)
+        known: dict[str, _KnownValues] = {}
+        held: dict[str, list[pl.DataFrame]] = {}
+        files: dict[str, list[str]] = {}
+        num_bytes = 0
+        for frame in frames:
+            name = names[frame["table"][0]]
+            if name not in known:
+                known[name] = _KnownValues(self.tables[name].run(bucket))
+            found = known[name].answer(frame)
+            held.setdefault(name, []).append(found)
+            num_bytes += int(found.estimated_size())
+            if num_bytes > self.memory:
+                self._write(bucket, held, files)
+                held, num_bytes = {}, 0
+        self._write(bucket, held, files)
+        return files
+
+    def _write(
+        self, bucket: int, held: Mapping[str, list[pl.DataFrame]], files: dict[str, list[str]]
+    ) -> None:
+        for name, frames in held.items():
+            # A task that runs twice leaves a file that nobody reads.
+            unique = f"{os.getpid()}-{secrets.token_hex(4)}"
+            file = f"{list(self.tables).index(name):04d}-{bucket:05d}-{unique}.arrow"
+            rows = pl.concat(frames)
+            parts = rows["part"].to_numpy()
+            write_buckets(rows.drop("part"), parts, self.num_parts, self.folder / file)
+            files.setdefault(name, []).append(file)
+
+
+class _KnownValues:
+    """One run of a table, ready to be asked."""
+
+    def __init__(self, rows: pl.DataFrame) -> None:
+        self.rows = rows
+        self.lookup = Lookup(rows["value"])
+
+    def answer(self, asked: pl.DataFrame) -> pl.DataFrame:
+        """The table's rows for the values asked for, with the part that asks; nothing for unknown values."""
+        places = self.lookup.find(asked["value"])
+        parts = asked["part"].filter(places > 0)
+        return self.rows[places.filter(places > 0) - 1].with_columns(part=parts)

@@ -1,0 +1,344 @@
+"""Ray as a cluster: parts and buckets are tasks of Ray Data, rows travel through its hash shuffle as (bucket, bytes).
+
+What tasks run lies in Ray's object store, once for a call, and is unpickled once in each process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+import uuid
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from recmill.engines.calls import Call, new_call
+from recmill.engines.cluster import Gather, Report, decode, encode
+from recmill.errors import MissingPackage, RecmillError
+from recmill.machine import available_cores
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+_MIN_OBJECT_STORE_BYTES = 128 << 20
+_NUM_KEPT = 2  # calls whose functions a process keeps: tasks of one may end while the next has begun
+_RESULT = pa.schema([("number", pa.int64()), ("result", pa.large_binary())])
+_SHUFFLED = pa.schema([("bucket", pa.int64()), ("payload", pa.large_binary())])
+_BLOCK: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True}
+
+
+class RayCluster:
+    """Tasks on Ray. Without an address, a cluster is started on this machine and ends with `close`.
+
+    A cluster that the program is connected to already is used and left alone. `workers` bounds the tasks at once;
+    `work` is a folder that all machines see.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self, work: Path, address: str | None = None, workers: int | None = None, memory: int = 2 << 30
+    ) -> None:
+        self._is_ours = _connect(address, workers, memory)
+        self._work = work.absolute()
+        self._workers = workers
+        self._context = _data_context(workers, memory)
+
+    def parallelism(self) -> int:
+        import ray
+
+        cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
+        return min(cpus, self._workers or cpus)
+
+    def each(self, parts: Sequence[P], function: Callable[[int, P], R], report: Report) -> list[R]:
+        if not parts:
+            return []
+        with self._calling((list(parts), function), len(parts), report) as tasks:
+            results = _numbers(len(parts)).map_batches(partial(_run_parts, tasks), **_BLOCK)
+            return _collected(results, len(parts))
+
+    def exchange(
+        self,
+        parts: Sequence[P],
+        scatter: Callable[[int, P], Iterator[tuple[int, pl.DataFrame]]],
+        num_buckets: int,
+        gather: Gather[R],
+        report: Report,
+    ) -> list[R]:
+        with self._calling((list(parts), scatter, num_buckets, gather), len(parts), report) as tasks:
+            sent = _numbers(max(1, len(parts))).map_batches(partial(_scatter_parts, tasks), **_BLOCK)
+            # Blocks are not cut any further, so that a bucket stays together; few buckets are of few rows.
+            by_bucket = (
+                {"keys": ["bucket"], "num_blocks": num_buckets} if num_buckets > 2 else {"num_blocks": 1}
+            )
+            buckets = sent.repartition(**by_bucket)
+            return _collected(buckets.map_batches(partial(_gather_buckets, tasks), **_BLOCK), num_buckets)
+
+    def close(self) -> None:
+        import ray
+
+        if self._is_ours:
+            ray.shutdown()
+            self._is_ours = False
+
+    @contextmanager
+    def _calling(self, shipped: Any, num_parts: int, report: Report) -> Iterator[_Tasks]:
+        """Ship what tasks run, report the parts that end, and raise what a task raised as it was."""
+        import ray
+        from ray import cloudpickle
+        from ray.data import DataContext
+
+        with new_call(self._work) as call, DataContext.current(self._context), _silent():
+            try:
+                with call.reported(num_parts, report):
+                    yield _Tasks(call, uuid.uuid4().hex, ray.put(cloudpickle.dumps(shipped)))  # type: ignore[no-untyped-call]
+            except Exception as error:
+                if failure := call.failure():
+                    raise failure from None
+                if isinstance(error, ray.exceptions.RayError):
+                    raise _ray_failed(error) from error
+                raise
+
+
+# what runs on the machines of the cluster: functions of blocks
+
+
+_shipped: OrderedDict[str, Any] = OrderedDict()  # by call, in each process
+
+
+@dataclass(frozen=True)
+class _Tasks:
+    """What the tasks of one call have in common."""
+
+    call: Call
+    key: str
+    shipped: (
+        Any  # a reference to bytes: were they an object, Ray would try for ever to unpickle what it cannot
+    )
+
+    def open(self) -> Any:
+        import ray
+
+        if self.key not in _shipped:
+            while len(_shipped) >= _NUM_KEPT:
+                _shipped.popitem(last=False)
+            _shipped[self.key] = pickle.loads(ray.get(self.shipped))
+        return _shipped[self.key]
+
+
+def _run_parts(tasks: _Tasks, numbers: pa.Table) -> Iterator[pa.Table]:
+    for number in numbers["id"].to_pylist():
+        with tasks.call.watched(number):
+            parts, function = tasks.open()
+            result = function(number, parts[number])
+        tasks.call.done(number)
+        yield _result(number, result)
+
+
+def _scatter_parts(tasks: _Tasks, numbers: pa.Table) -> Iterator[pa.Table]:
+    for number in numbers["id"].to_pylist():
+        with tasks.call.watched(number):
+            parts, scatter, num_buckets, _ = tasks.open()
+            if (
+                number == 0
+            ):  # every bucket gets a row, so that its gather is called even if nothing else comes
+                yield pa.table([range(num_buckets), [None] * num_buckets], schema=_SHUFFLED)
+            if number < len(parts):
+                for bucket, frame in scatter(number, parts[number]):
+                    yield pa.table([[bucket], [encode(frame)]], schema=_SHUFFLED)
+        tasks.call.done(number)
+
+
+def _gather_buckets(tasks: _Tasks, block: pa.Table) -> Iterator[pa.Table]:
+    buckets = block["bucket"].to_numpy()
+    for bucket in np.unique(buckets).tolist():
+        with tasks.call.watched(bucket):
+            *_, gather = tasks.open()
+            rows = np.flatnonzero(buckets == bucket).tolist()
+            result = gather(bucket, _frames(block["payload"], rows))
+        yield _result(bucket, result)
+
+
+def _frames(payloads: pa.ChunkedArray, rows: list[int]) -> Iterator[pl.DataFrame]:
+    for row in rows:
+        payload = payloads[row]
+        if payload.is_valid:
+            yield decode(payload.as_buffer())
+
+
+def _result(number: int, result: Any) -> pa.Table:
+    return pa.table([[number], [pickle.dumps(result)]], schema=_RESULT)
+
+
+# what runs here
+
+
+def _numbers(count: int) -> Any:
+    """A block for each number, so that each is a task of its own."""
+    import ray
+
+    return ray.data.range(count, override_num_blocks=count)
+
+
+def _collected(results: Any, count: int) -> list[Any]:
+    found: dict[int, Any] = {}
+    for batch in results.iter_batches(batch_size=None, batch_format="pyarrow"):
+        for number, result in zip(batch["number"].to_pylist(), batch["result"].to_pylist(), strict=True):
+            found[number] = pickle.loads(result)
+    return [found[number] for number in range(count)]
+
+
+def _connect(address: str | None, workers: int | None, memory: int) -> bool:
+    """Be connected to a cluster; whether we are the ones who connected."""
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise MissingPackage('Engine "ray"', "ray", "ray") from None
+    if ray.is_initialized():
+        if address is not None:
+            raise RecmillError(
+                f"This program is connected to a Ray cluster already; leave out the address ({address}) to use it."
+            )
+        return False
+    _check_answers(address)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    num_cpus = workers or available_cores()
+    if address is None:
+        options |= {
+            "address": "local",
+            "num_cpus": num_cpus,
+            "object_store_memory": max(_MIN_OBJECT_STORE_BYTES, memory // 4),
+            "include_dashboard": False,
+        }
+    else:
+        options |= {"address": address, "runtime_env": {"env_vars": _ENVIRONMENT}}
+    try:
+        with _environment(num_cpus):
+            ray.init(**options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise _nobody_answers(address or "this machine", error) from None
+    if address is not None:
+        _check_machines()
+    return True
+
+
+def _check_answers(address: str | None) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except OSError as error:
+            raise _nobody_answers(str(address), error) from None
+
+
+def _nobody_answers(address: str, error: Exception) -> RecmillError:
+    return RecmillError(
+        f"No Ray cluster answers at {address}: {_first_line(error)}. "
+        "Start one with `ray start --head`, give its address as --address HOST:PORT, or leave --address out."
+    )
+
+
+def _check_machines() -> None:
+    """Ray would try for ever to run what a machine cannot import: better to know it at once."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ask = ray.remote(num_cpus=0, max_retries=0)(_version)
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    alive = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU")]
+    asked = {
+        node["NodeManagerAddress"]: ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote()
+        for node in alive
+    }
+    for address, answer in asked.items():
+        try:
+            found = ray.get(answer)
+        except ray.exceptions.RayError as error:
+            found = f"an error: {_first_line(error)}"
+        if found != _version():
+            raise RecmillError(
+                f"Machine {address} of the Ray cluster answers {found}; expected {_version()}. "
+                "Install the same recmill on all machines."
+            )
+
+
+def _version() -> str:
+    import recmill
+
+    return f"recmill {recmill.__version__}"
+
+
+_ENVIRONMENT = {"POLARS_MAX_THREADS": "1"}  # tasks share the cores already
+
+
+@contextmanager
+def _environment(num_cpus: int) -> Iterator[None]:
+    """What the processes of a cluster that is started here inherit, unless it is set already."""
+    wanted = {
+        **_ENVIRONMENT,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # A shuffle has processes of its own; without these, idle ones end after a second and are started again.
+        "RAY_num_workers_soft_limit": str(3 * num_cpus),
+        "RAY_idle_worker_killing_time_threshold_ms": "60000",
+    }
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _data_context(workers: int | None, memory: int) -> Any:
+    """Settings of Ray Data for our calls alone."""
+    from ray.data import DataContext, ExecutionResources
+    from ray.data.context import ShuffleStrategy
+
+    with warnings.catch_warnings():  # copying it sets what Ray Data itself calls deprecated
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context = DataContext.get_current().copy()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.shuffle_strategy = ShuffleStrategy.SHUFFLE_V2  # of tasks, which are run again when they are lost
+    context.shuffle_compression = "none"  # payloads are compressed
+    context.shuffle_input_batch_bytes = memory // 8
+    if workers is not None:
+        context.execution_options.resource_limits = ExecutionResources(cpu=workers)
+    return context
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Ray Data tells the end of each call, and of errors that we show ourselves."""
+    logger = logging.getLogger("ray.data")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _ray_failed(error: Exception) -> RecmillError:
+    return RecmillError(f"Ray gave up: {_first_line(error)} Run the same command again; it resumes.")
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:500] if lines else type(error).__name__

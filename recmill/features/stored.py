@@ -1,0 +1,269 @@
+"""Vocabularies too large to hold: on disk in id order, and by hash, so that rows can be joined with them.
+
+The counts of such a vocabulary come as sorted runs. Merged a chunk at a time they give every value its id, so
+memory is bounded by the number of runs and not by the number of values. Rows are then applied with a subset that
+holds just their values; how these are looked up is the engine's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recmill.artifact import write_whole
+from recmill.errors import FeatureError
+from recmill.features.base import Keyed
+from recmill.kernels import Array, RowDigest, RunReader, StoredCounts, check_fits, read_run, run_file
+
+_MAX_SIZE = (1 << 31) - 2  # ids are int32
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What is known of a stored vocabulary without reading it."""
+
+    name: str
+    rows: int
+    digest: str
+    facts: Mapping[str, int]
+    is_text: bool
+    num_runs: int
+    num_bytes: int
+    memory: int
+
+
+class StoredKeyed(Keyed):
+    """A vocabulary that stays on disk. Whoever asks for all of it in memory gets it if memory allows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.record = _Record(**json.loads(_record_file(folder).read_text(encoding="utf-8")))
+        super().__init__(pl.DataFrame(), self.record.facts)
+
+    def __reduce__(self) -> tuple[type[StoredKeyed], tuple[Any, ...]]:
+        return StoredKeyed, (self.folder,)
+
+    def __len__(self) -> int:
+        return self.record.rows
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        if not self._frame.width:
+            check_fits(self.record.name, self.record.num_bytes, self.record.memory)
+            self._frame = pl.read_parquet(_values_file(self.folder))
+        return self._frame
+
+    @property
+    def is_text(self) -> bool:
+        return self.record.is_text
+
+    @property
+    def num_runs(self) -> int:
+        """How many pieces there are by hash, in the way of `runs_of_values`."""
+        return self.record.num_runs
+
+    def run(self, number: int) -> pl.DataFrame:
+        """Columns value, id and count of the values of one hash."""
+        ids_file = _ids_file(self.folder, number)
+        if not ids_file.exists():
+            return no_answers(self.is_text)
+        ids = np.fromfile(ids_file, dtype=np.int32)
+        rows = read_run(run_file(self.folder, number)).head(len(ids))
+        return rows.select("value", pl.Series("id", ids), "count").filter(pl.col("id") > 0)
+
+    def digest(self) -> str:
+        return self.record.digest
+
+    def top(self, num: int) -> pl.DataFrame:
+        best: list[pl.DataFrame] = []
+        with pq.ParquetFile(_values_file(self.folder)) as file:
+            for batch in file.iter_batches():
+                best = [Keyed(pl.concat([*best, pl.DataFrame(pl.from_arrow(batch))])).top(num)]
+        return best[0] if best else super().top(num)
+
+    def save(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        try:
+            os.link(_values_file(self.folder), path)
+        except OSError:  # another disk, or one without links
+            shutil.copyfile(_values_file(self.folder), path)
+
+
+class SubsetKeyed(Keyed):
+    """Those values of a stored vocabulary that some rows have: columns value, id and count."""
+
+    def __init__(self, frame: pl.DataFrame, num_rows: int) -> None:
+        super().__init__(frame)
+        self.num_rows = num_rows
+        self._ids = pl.concat([pl.Series("id", [0], dtype=pl.Int32), frame["id"]])
+
+    def __reduce__(self) -> tuple[type[SubsetKeyed], tuple[Any, ...]]:
+        return SubsetKeyed, (self.frame, self.num_rows)
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def ids_at(self, places: pl.Series) -> pl.Series:
+        return self._ids.gather(places.cast(pl.UInt32)).alias(places.name)
+
+
+def no_answers(is_text: bool) -> pl.DataFrame:
+    """The subset for rows that have no value of the vocabulary."""
+    return pl.DataFrame(
+        schema={"value": pl.String() if is_text else pl.Int64(), "id": pl.Int32(), "count": pl.Int64()}
+    )
+
+
+def _ids_file(folder: Path, number: int) -> Path:
+    """The ids of a run's values, row by row; 0 for those that got none, and nothing once no more get one."""
+    return folder / f"{number:05d}.ids"
+
+
+def _values_file(folder: Path) -> Path:
+    return folder / "values.parquet"
+
+
+def _record_file(folder: Path) -> Path:
+    return folder / "values.json"
+
+
+# from counts to ids
+
+
+def learn_stored(counts: StoredCounts, name: str, min_count: int = 1, max_size: int | None = None) -> Keyed:
+    """The vocabulary of stored counts, which takes no more memory than a chunk of each run.
+
+    It stays on disk, unless `max_size` or `min_count` made it small.
+    """
+    with _Values(counts.folder, counts.options.is_text) as values:
+        for rows in merge_runs(counts):
+            ids = _next_ids(values.num_rows, (rows["count"] >= min_count).to_numpy(), max_size)
+            _append_ids(counts.folder, rows["run"].to_numpy(), ids)
+            values.add(rows.select("value", "count").filter(ids > 0))
+            if max_size is not None and values.num_rows >= max_size:
+                break
+    if values.num_bytes <= counts.small_bytes:
+        return Keyed(pl.read_parquet(_values_file(counts.folder)), values.facts(counts))
+    record = _Record(
+        name,
+        values.num_rows,
+        values.digest.hex(),
+        values.facts(counts),
+        counts.options.is_text,
+        counts.num_runs,
+        values.num_bytes,
+        counts.memory,
+    )
+    write_whole(_record_file(counts.folder), json.dumps(asdict(record)))
+    return StoredKeyed(counts.folder)
+
+
+class _Values:
+    """The Parquet file of a vocabulary while it is written in id order, and what adds up along the way."""
+
+    def __init__(self, folder: Path, is_text: bool) -> None:
+        columns = {"value": pa.large_string() if is_text else pa.int64(), "count": pa.int64()}
+        self.schema = pa.schema(columns)
+        options: dict[str, Any] = {"compression": "zstd", "compression_level": 1, "use_dictionary": False}
+        self.writer = pq.ParquetWriter(_values_file(folder), self.schema, **options)
+        self.num_rows = self.num_bytes = self.num_known = 0
+        self.digest = RowDigest()
+
+    def __enter__(self) -> _Values:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.close()
+
+    def add(self, rows: pl.DataFrame) -> None:
+        if self.num_rows + rows.height > _MAX_SIZE:
+            raise FeatureError(
+                f"A vocabulary holds at most {_MAX_SIZE:,} values; raise min_count, set max_size, or use key."
+            )
+        self.digest += RowDigest.of(rows.with_row_index("__id", offset=self.num_rows))
+        table = rows.to_arrow().cast(self.schema)
+        self.writer.write_table(table)
+        self.num_rows += rows.height
+        self.num_bytes += table.nbytes
+        self.num_known += int(rows["count"].sum())
+
+    def facts(self, counts: StoredCounts) -> dict[str, int]:
+        return {
+            "values": counts.num_values,
+            "missing": counts.num_missing,
+            "distinct": counts.num_distinct,
+            "known": self.num_known,
+        }
+
+
+def _next_ids(num_given: int, is_kept: Array, max_size: int | None) -> Array:
+    """Ids that follow those given already, for the rows that are kept; 0 for the others."""
+    ids = np.where(is_kept, num_given + np.cumsum(is_kept), 0)
+    return ids if max_size is None else np.where(ids > max_size, 0, ids)
+
+
+def _append_ids(folder: Path, runs: Array, ids: Array) -> None:
+    """Each run meets its ids in the order of its own rows, because merging keeps that order."""
+    order = np.argsort(runs, kind="stable")
+    present, starts = np.unique(runs[order], return_index=True)
+    for run, of_run in zip(present, np.split(ids[order], starts[1:]), strict=True):
+        # Opened for each piece: there may be more runs than a process may hold files open.
+        with open(_ids_file(folder, int(run)), "ab") as file:
+            file.write(of_run.astype(np.int32).tobytes())
+
+
+class _Run:
+    """A sorted run, read a chunk at a time."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self.reader = RunReader(path)
+        self.number = number
+        self.is_read = False
+        self.held: list[pl.DataFrame] = []
+
+    def fill(self) -> bool:
+        """Hold more than a chunk, so that a step of the merge moves on by about one; False once all was taken."""
+        while len(self.held) < 2 and not self.is_read:
+            chunk = self.reader.read_chunk()
+            self.is_read = chunk is None
+            if chunk is not None:
+                self.held.append(chunk.with_columns(run=pl.lit(self.number, dtype=pl.Int32)))
+        return bool(self.held)
+
+    def take(self, is_next: pl.Expr) -> pl.DataFrame:
+        """Rows that are next: as what is held is sorted, its first ones."""
+        num_next = [int(chunk.select(is_next.sum()).item()) for chunk in self.held]
+        taken = [chunk.head(num) for chunk, num in zip(self.held, num_next, strict=True)]
+        left = [chunk.slice(num) for chunk, num in zip(self.held, num_next, strict=True)]
+        self.held = [chunk for chunk in left if chunk.height]
+        return pl.concat(taken)
+
+
+def merge_runs(counts: StoredCounts) -> Iterator[pl.DataFrame]:
+    """All rows of all runs in order, some at a time, with the number of the run that each comes from."""
+    key = "first" if counts.options.track_first else "count"
+    descending = [key == "count", False]
+    runs = [_Run(file, number) for number, file in counts.runs()]
+    while runs := [run for run in runs if run.fill()]:
+        # Behind the first of their last rows, runs may have rows that are not read yet.
+        ends = [run.held[-1].tail(1).select(key, "value") for run in runs if not run.is_read]
+        end = pl.concat(ends).sort(key, "value", descending=descending).row(0) if ends else None
+        is_next = _is_at_or_before(key, *end) if end else pl.col(key).is_not_null()
+        yield pl.concat([run.take(is_next) for run in runs]).sort(key, "value", descending=descending)
+
+
+def _is_at_or_before(key: str, key_end: int, value_end: Any) -> pl.Expr:
+    column = pl.col(key)
+    before: pl.Expr = column > key_end if key == "count" else column < key_end
+    in_tie: pl.Expr = (column == key_end) & (pl.col("value") <= value_end)
+    return before | in_tie

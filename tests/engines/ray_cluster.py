@@ -1,0 +1,53 @@
+"""Ray for tests: two raylets on this machine, which this process stays connected to until it ends."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+import recmill
+
+PYTHONPATH = os.pathsep.join([str(Path(recmill.__file__).parents[1]), str(Path(__file__).parent)])
+OBJECT_STORE_BYTES = 150 << 20
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_num_workers_soft_limit": "6",  # a process that ends is one that must be started again
+    "RAY_idle_worker_killing_time_threshold_ms": "600000",
+    "POLARS_MAX_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTHONPATH": PYTHONPATH,
+}
+
+
+@cache
+def shared_ray() -> Cluster:
+    """The one Ray of this test process; it ends with the process."""
+    os.environ.pop("RAY_ADDRESS", None)
+    os.environ.update(ENVIRONMENT)
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: paths of sockets have a limit
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves a socket to the garbage collector
+        cluster = _two_raylets(folder)
+        gc.collect()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(cluster.shutdown)
+    atexit.register(ray.shutdown)
+    return cluster
+
+
+def _two_raylets(folder: str) -> Cluster:
+    node = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, connect=False, head_node_args={**node, "temp_dir": folder})
+    cluster.add_node(**node)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    return cluster
