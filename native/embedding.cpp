@@ -9,6 +9,7 @@
 
 #include "arrays.hpp"
 #include "embedding_parallel.hpp"
+#include "embedding_request.hpp"
 #include "embedding_table.hpp"
 
 namespace {
@@ -112,10 +113,16 @@ std::vector<Table*> tables_of(const Lookups& lookups) {
   return tables;
 }
 
-void check_sizes(const Lookups& lookups, const Segments& segments, bool needs_rows) {
+std::vector<Table*> pointers_to(const Tables& tables) {
+  std::vector<Table*> pointers;
+  for (const auto& table : tables) pointers.push_back(table.get());
+  return pointers;
+}
+
+void check_sizes(const Lookups& lookups, const std::vector<std::vector<Segment>>& segments, bool needs_rows) {
   for (size_t i = 0; i < lookups.size(); ++i) {
     size_t size = 0;
-    for (const Segment& segment : segments.of_table[i]) {
+    for (const Segment& segment : segments[i]) {
       size += segment.num_keys;
       if (needs_rows && !segment.data) throw std::invalid_argument("every segment needs gradients");
     }
@@ -125,25 +132,31 @@ void check_sizes(const Lookups& lookups, const Segments& segments, bool needs_ro
   }
 }
 
-Lookups lookup_tables(const Tables& tables, const nb::list& given, bool train, int64_t step, int num_threads) {
-  std::vector<Table*> pointers;
-  for (const auto& table : tables) pointers.push_back(table.get());
-  const Segments segments(given, pointers, true);
-  const uint32_t at = checked_step(step);
+void check_keys(const Tables& tables, const std::vector<std::vector<Segment>>& segments) {
+  for (size_t i = 0; i < tables.size(); ++i)
+    for (const Segment& segment : segments[i]) tables[i]->check_keys(segment.keys, segment.num_keys);
+}
+
+Lookups lookup_segments(const Tables& tables, const std::vector<std::vector<Segment>>& segments, bool train, uint32_t step,
+                        int num_threads) {
   Lookups lookups;
   for (const auto& table : tables) lookups.push_back(std::make_shared<PyLookup>(PyLookup{table, {}}));
   nb::gil_scoped_release release;
-  for (size_t i = 0; i < tables.size(); ++i)
-    for (const Segment& segment : segments.of_table[i]) tables[i]->check_keys(segment.keys, segment.num_keys);
+  check_keys(tables, segments);
   for_items(tables.size(), num_threads, [&](size_t i, int threads) {
-    lookups[i]->lookup = tables[i]->lookup(segments.of_table[i], train, at, threads);
+    lookups[i]->lookup = tables[i]->lookup(segments[i], train, step, threads);
   });
   return lookups;
 }
 
+Lookups lookup_tables(const Tables& tables, const nb::list& given, bool train, int64_t step, int num_threads) {
+  const Segments segments(given, pointers_to(tables), true);
+  return lookup_segments(tables, segments.of_table, train, checked_step(step), num_threads);
+}
+
 void pool_tables(const Lookups& lookups, const nb::list& given, int num_threads) {
   const Segments segments(given, tables_of(lookups), true);
-  check_sizes(lookups, segments, false);
+  check_sizes(lookups, segments.of_table, false);
   nb::gil_scoped_release release;
   for_items(lookups.size(), num_threads, [&](size_t i, int threads) {
     lookups[i]->table->pool(lookups[i]->lookup, segments.of_table[i], threads);
@@ -151,9 +164,8 @@ void pool_tables(const Lookups& lookups, const nb::list& given, int num_threads)
 }
 
 // All gradients are summed and checked before the first row of the first table changes.
-void update_tables(const Lookups& lookups, const nb::list& given, float learning_rate, int64_t step, int num_threads) {
-  const Segments segments(given, tables_of(lookups), false);
-  check_sizes(lookups, segments, true);
+void update_segments(const Lookups& lookups, const std::vector<std::vector<Segment>>& segments, float learning_rate,
+                     int64_t step, int num_threads) {
   checked_step(step);
   if (!(learning_rate >= 0.0f && std::isfinite(learning_rate)))
     throw std::invalid_argument("learning_rate must be a number from 0 on, got " + std::to_string(learning_rate));
@@ -165,11 +177,125 @@ void update_tables(const Lookups& lookups, const nb::list& given, float learning
   nb::gil_scoped_release release;
   std::vector<std::vector<float>> sums(lookups.size());
   for_items(lookups.size(), num_threads, [&](size_t i, int threads) {
-    sums[i] = lookups[i]->table->sum_gradients(lookups[i]->lookup, segments.of_table[i], threads);
+    sums[i] = lookups[i]->table->sum_gradients(lookups[i]->lookup, segments[i], threads);
   });
   for_items(lookups.size(), num_threads, [&](size_t i, int threads) {
     lookups[i]->table->update(lookups[i]->lookup, sums[i], learning_rate, step, threads);
   });
+}
+
+void update_tables(const Lookups& lookups, const nb::list& given, float learning_rate, int64_t step, int num_threads) {
+  const Segments segments(given, tables_of(lookups), false);
+  check_sizes(lookups, segments.of_table, true);
+  update_segments(lookups, segments.of_table, learning_rate, step, num_threads);
+}
+
+// --- several workers, each with a part of every table's keys -----------------------------------------------------------
+
+struct PyRequest {
+  Tables tables;
+  Request request;
+};
+
+std::shared_ptr<PyRequest> request_of(const Tables& tables, const nb::list& given, size_t num_owners, int num_threads) {
+  if (num_owners == 0) throw std::invalid_argument("num_owners must be at least 1, got 0");
+  const Segments segments(given, pointers_to(tables), false);
+  auto asked = std::make_shared<PyRequest>(PyRequest{tables, {}});
+  nb::gil_scoped_release release;
+  check_keys(tables, segments.of_table);
+  asked->request = request_keys(pointers_to(tables), segments.of_table, num_owners, num_threads);
+  return asked;
+}
+
+// Segments must be those of the request; rows are one for each of its keys.
+void check_request(const PyRequest& asked, const Segments& segments, size_t num_rows, size_t dim) {
+  for (size_t t = 0; t < asked.tables.size(); ++t) {
+    size_t size = 0;
+    for (const Segment& segment : segments.of_table[t]) size += segment.num_keys;
+    if (size != asked.request.inverse[t].size() || dim != asked.tables[t]->options.dim)
+      throw std::invalid_argument("the segments are not those that were asked for");
+  }
+  if (num_rows != asked.request.keys.size())
+    throw std::invalid_argument("there must be one row for each of the " + std::to_string(asked.request.keys.size()) +
+                                " keys asked for, got " + std::to_string(num_rows));
+}
+
+void pool_rows(const PyRequest& asked, const nb::list& given, InMatrix<float> rows, int num_threads) {
+  const Segments segments(given, pointers_to(asked.tables), true);
+  check_request(asked, segments, rows.shape(0), rows.shape(1));
+  nb::gil_scoped_release release;
+  pool_request(asked.request, segments.of_table, rows.data(), rows.shape(1), num_threads);
+}
+
+OutMatrix<float> sum_gradients(const PyRequest& asked, const nb::list& given, size_t dim, int num_threads) {
+  const Segments segments(given, pointers_to(asked.tables), false);
+  const size_t size = asked.request.keys.size();
+  check_request(asked, segments, size, dim);
+  for (const auto& of_table : segments.of_table)
+    for (const Segment& segment : of_table)
+      if (!segment.data) throw std::invalid_argument("every segment needs gradients");
+  std::vector<float> sums(size * dim, 0.0f);
+  {
+    nb::gil_scoped_release release;
+    sum_request(asked.request, segments.of_table, sums.data(), dim, num_threads);
+  }
+  return to_matrix(std::move(sums), size, dim);
+}
+
+// What workers asked of this one's tables: sizes [worker][table], and arrays in that order.
+std::vector<std::vector<Segment>> parts_of(const std::vector<Table*>& tables, const InMatrix<int64_t>& sizes,
+                                           const int64_t* keys, const uint32_t* counts, float* rows, size_t num_keys) {
+  std::vector<std::vector<Segment>> parts(tables.size());
+  if (sizes.shape(1) != tables.size()) throw std::invalid_argument("sizes must have one column for each table");
+  size_t first = 0;
+  for (size_t worker = 0; worker < sizes.shape(0); ++worker) {
+    for (size_t t = 0; t < tables.size(); ++t) {
+      Segment segment;
+      segment.table = t;
+      segment.num_keys = segment.num_rows = static_cast<size_t>(sizes.data()[worker * tables.size() + t]);
+      if (segment.num_keys > num_keys - first) throw std::invalid_argument("sizes must add up to the number of keys");
+      segment.keys = keys ? keys + first : nullptr;
+      segment.counts = counts ? counts + first : nullptr;
+      segment.stride = tables[t]->options.dim;
+      segment.data = rows ? rows + first * segment.stride : nullptr;
+      first += segment.num_keys;
+      parts[t].push_back(segment);
+    }
+  }
+  if (first != num_keys) throw std::invalid_argument("sizes must add up to the number of keys");
+  return parts;
+}
+
+void check_dims(const std::vector<Table*>& tables, size_t num_rows, size_t num_keys, size_t dim) {
+  for (const Table* table : tables)
+    if (table->options.dim != dim || num_rows != num_keys)
+      throw std::invalid_argument("rows must have shape (" + std::to_string(num_keys) + ", " +
+                                  std::to_string(table->options.dim) + ")");
+}
+
+Lookups lookup_parts(const Tables& tables, InMatrix<int64_t> sizes, In<int64_t> keys, In<uint32_t> counts, bool train,
+                     int64_t step, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> rows, int num_threads) {
+  if (counts.size() != keys.size()) throw std::invalid_argument("there must be one count per key");
+  const std::vector<Table*> pointers = pointers_to(tables);
+  check_dims(pointers, rows.shape(0), keys.size(), rows.shape(1));
+  const auto parts = parts_of(pointers, sizes, keys.data(), counts.data(), rows.data(), keys.size());
+  return lookup_segments(tables, parts, train, checked_step(step), num_threads);
+}
+
+void update_parts(const Lookups& lookups, InMatrix<int64_t> sizes, InMatrix<float> grads, float learning_rate, int64_t step,
+                  int num_threads) {
+  const std::vector<Table*> pointers = tables_of(lookups);
+  check_dims(pointers, grads.shape(0), grads.shape(0), grads.shape(1));
+  const auto parts = parts_of(pointers, sizes, nullptr, nullptr, const_cast<float*>(grads.data()), grads.shape(0));
+  check_sizes(lookups, parts, false);
+  update_segments(lookups, parts, learning_rate, step, num_threads);
+}
+
+Out<uint32_t> owners_of(In<int64_t> keys, bool bounded, size_t num_owners) {
+  if (num_owners == 0) throw std::invalid_argument("num_owners must be at least 1, got 0");
+  std::vector<uint32_t> owners(keys.size());
+  for (size_t i = 0; i < owners.size(); ++i) owners[i] = static_cast<uint32_t>(owner_of(keys.data()[i], bounded, num_owners));
+  return to_numpy(std::move(owners));
 }
 
 class Snapshot {
@@ -263,7 +389,8 @@ nb::dict statistics(Table& table) {
 
 std::shared_ptr<Table> make_table(const std::string& name, size_t dim, int64_t num_rows, float init_scale, uint64_t seed,
                                   const std::string& optimizer, const nb::dict& parameters, uint32_t admit_after,
-                                  size_t bloom_counters, size_t shared_rows, std::shared_ptr<Disk> disk) {
+                                  size_t bloom_counters, size_t shared_rows, std::shared_ptr<Disk> disk,
+                                  int64_t num_owners) {
   Options options;
   options.name = name;
   options.dim = dim;
@@ -273,6 +400,7 @@ std::shared_ptr<Table> make_table(const std::string& name, size_t dim, int64_t n
   options.admit_after = admit_after;
   options.bloom_counters = bloom_counters;
   options.shared_rows = shared_rows;
+  options.num_owners = num_owners;
   OptimizerOptions& o = options.optimizer;
   o.kind = optimizer_named(optimizer);
   const auto number = [&](const char* key, double fallback) {
@@ -329,8 +457,20 @@ void register_embedding(nb::module_& m) {
       .def("close", &Snapshot::close);
   m.def("embedding_table", &make_table, nb::arg("name"), nb::arg("dim"), nb::arg("num_rows"), nb::arg("init_scale"),
         nb::arg("seed"), nb::arg("optimizer"), nb::arg("parameters"), nb::arg("admit_after"), nb::arg("bloom_counters"),
-        nb::arg("shared_rows"), nb::arg("disk").none());
+        nb::arg("shared_rows"), nb::arg("disk").none(), nb::arg("num_owners") = 1);
   m.def("lookup_tables", &lookup_tables);
   m.def("pool_tables", &pool_tables);
   m.def("update_tables", &update_tables);
+  nb::class_<PyRequest>(m, "EmbeddingRequest")
+      .def_prop_ro("keys", [](const PyRequest& r) { return to_numpy(std::vector<int64_t>(r.request.keys)); }, nb::rv_policy::move)
+      .def_prop_ro("counts", [](const PyRequest& r) { return to_numpy(std::vector<uint32_t>(r.request.counts)); }, nb::rv_policy::move)
+      .def_prop_ro("sizes", [](const PyRequest& r) {
+        return to_matrix(std::vector<int64_t>(r.request.sizes), r.tables.empty() ? 0 : r.request.sizes.size() / r.tables.size(), r.tables.size());
+      }, nb::rv_policy::move);
+  m.def("request_keys", &request_of);
+  m.def("pool_rows", &pool_rows);
+  m.def("sum_gradients", &sum_gradients);
+  m.def("lookup_parts", &lookup_parts);
+  m.def("update_parts", &update_parts);
+  m.def("owners_of", &owners_of);
 }

@@ -7,6 +7,7 @@
 #include <limits>
 #include <unordered_map>
 
+#include "embedding_batch.hpp"
 #include "embedding_parallel.hpp"
 #include "hashing.hpp"
 
@@ -14,106 +15,19 @@ namespace embedding {
 namespace {
 
 constexpr uint64_t EMPTY = ~0ull;
-constexpr size_t FIRST_ENTRIES = 64, SMALL_CHUNKS = 2, ARENA_CHUNKS = 12, AHEAD = 16, MIN_ROWS_PER_THREAD = 256;
+constexpr size_t FIRST_ENTRIES = 64, SMALL_CHUNKS = 2, ARENA_CHUNKS = 12;
 constexpr size_t MAX_ENTRIES = size_t{1} << 32;  // beyond it, a tag would not tell an entry's home
 constexpr int FIRST_SHIFT = 64 - 6;
 constexpr uint64_t BLOOM_HASHES = 4;
 constexpr float MAX_SQUARED_NORM = 1e30f;  // beyond it, squares in the optimizer's state would overflow
 constexpr uint64_t SHARED_SEED = 0x5EEDull;
 
-uint64_t hash_of(int64_t key) { return xxh64::of_int(static_cast<uint64_t>(key), 0); }
 bool too_full(size_t used, size_t entries) { return used * 10 >= entries * 7; }
 uint32_t add_saturating(uint32_t left, uint32_t right) {
   return static_cast<uint32_t>(std::min<uint64_t>(uint64_t{left} + right, std::numeric_limits<uint32_t>::max()));
 }
 uint64_t entry_of(uint64_t hash, Slot slot) { return (hash & 0xFFFFFFFF00000000ull) | slot; }
 size_t round_up(size_t bytes) { return (bytes + 7) / 8 * 8; }
-
-void add_row(float* __restrict out, const float* __restrict row, float weight, size_t dim) {
-  for (size_t i = 0; i < dim; ++i) out[i] += weight * row[i];
-}
-void add_row(float* __restrict out, const float* __restrict row, size_t dim) {
-  for (size_t i = 0; i < dim; ++i) out[i] += row[i];
-}
-void scale_row(float* __restrict out, float factor, size_t dim) {
-  for (size_t i = 0; i < dim; ++i) out[i] *= factor;
-}
-
-struct Bag { size_t begin, end; };
-
-Bag bag_of(const Segment& segment, size_t row) {
-  if (!segment.offsets) return {row, row + 1};
-  return {static_cast<size_t>(segment.offsets[row]), static_cast<size_t>(segment.offsets[row + 1])};
-}
-
-// A weighted mean divides by the sum of the weights; weights that cancel out give zeros.
-float factor_of(const Segment& segment, Bag bag) {
-  if (segment.mode != Mode::mean || bag.begin == bag.end) return 1.0f;
-  if (!segment.weights) return 1.0f / static_cast<float>(bag.end - bag.begin);
-  float total = 0.0f;
-  for (size_t i = bag.begin; i < bag.end; ++i) total += segment.weights[i];
-  return total == 0.0f ? 0.0f : 1.0f / total;
-}
-
-void pool_bag(const Segment& segment, const float* const* rows, const uint32_t* inverse, Bag bag, float* out, size_t dim) {
-  if (bag.end - bag.begin == 1 && !segment.weights) {
-    std::memcpy(out, rows[inverse[bag.begin]], dim * sizeof(float));
-    return;
-  }
-  std::fill(out, out + dim, 0.0f);
-  for (size_t i = bag.begin; i < bag.end; ++i) {
-    if (segment.weights) add_row(out, rows[inverse[i]], segment.weights[i], dim);
-    else add_row(out, rows[inverse[i]], dim);
-  }
-  if (segment.mode == Mode::mean) scale_row(out, factor_of(segment, bag), dim);
-}
-
-// Adds a segment's gradients to the unique keys begin..end, in the order of the occurrences.
-void add_gradients(const Segment& segment, const uint32_t* inverse, size_t begin, size_t end, float* sums, size_t dim) {
-  for (size_t r = 0; r < segment.num_rows; ++r) {
-    const Bag bag = bag_of(segment, r);
-    const float factor = factor_of(segment, bag);
-    const float* grad = segment.data + static_cast<ptrdiff_t>(r * segment.stride);
-    for (size_t i = bag.begin; i < bag.end; ++i) {
-      const size_t unique = inverse[i];
-      if (unique < begin || unique >= end) continue;
-      const float weight = segment.weights ? segment.weights[i] * factor : factor;
-      if (weight == 1.0f) add_row(sums + unique * dim, grad, dim);
-      else add_row(sums + unique * dim, grad, weight, dim);
-    }
-  }
-}
-
-// Unique keys in the order of their first occurrence, through a small table that stays in cache.
-std::vector<uint64_t> find_duplicates(const std::vector<Segment>& segments, Lookup& lookup) {
-  size_t size = 0;
-  for (const Segment& segment : segments) size += segment.num_keys;
-  size_t slots = 16;
-  while (slots < 2 * size) slots *= 2;
-  std::vector<uint32_t> seen(slots, ABSENT);
-  std::vector<uint64_t> hashes;
-  hashes.reserve(size);
-  lookup.keys.reserve(size);
-  lookup.counts.reserve(size);
-  lookup.inverse.reserve(size);
-  for (const Segment& segment : segments) {
-    for (size_t i = 0; i < segment.num_keys; ++i) {
-      const int64_t key = segment.keys[i];
-      const uint64_t hash = hash_of(key);
-      size_t at = (hash >> 20) & (slots - 1);
-      while (seen[at] != ABSENT && lookup.keys[seen[at]] != key) at = (at + 1) & (slots - 1);
-      if (seen[at] == ABSENT) {
-        seen[at] = static_cast<uint32_t>(lookup.keys.size());
-        lookup.keys.push_back(key);
-        lookup.counts.push_back(0);
-        hashes.push_back(hash);
-      }
-      lookup.counts[seen[at]] += 1;
-      lookup.inverse.push_back(seen[at]);
-    }
-  }
-  return hashes;
-}
 
 }  // namespace
 
@@ -187,7 +101,8 @@ Table::Table(Options given, std::shared_ptr<Disk> disk)
     throw std::invalid_argument("Table \"" + options.name + "\": num_rows must be within 1..4026531840, got " +
                                 std::to_string(options.num_rows));
   if (options.shared_rows > ABSENT - FIRST_SHARED) throw std::invalid_argument("Table \"" + options.name + "\": too many shared rows");
-  if (bounded()) chunks_.resize((static_cast<size_t>(options.num_rows) + CHUNK_RECORDS - 1) / CHUNK_RECORDS);
+  if (options.num_owners < 1) throw std::invalid_argument("Table \"" + options.name + "\": num_owners must be at least 1");
+  if (bounded()) chunks_.resize((num_slots() + CHUNK_RECORDS - 1) / CHUNK_RECORDS);
   else index_.assign(FIRST_ENTRIES, EMPTY);
   if (options.shared_rows == 0) return;
   shared_ = allocate(options.shared_rows * stride_);
@@ -229,7 +144,7 @@ void Table::check_keys(const int64_t* keys, size_t size) const {
 
 Slot Table::find(int64_t key, uint64_t hash) const {
   if (bounded()) {
-    const Slot slot = static_cast<Slot>(key);
+    const Slot slot = bounded_slot(key);
     return chunks_[slot / CHUNK_RECORDS].records && header(record(slot)).epoch ? slot : ABSENT;
   }
   const size_t mask = index_.size() - 1;
@@ -242,7 +157,7 @@ Slot Table::find(int64_t key, uint64_t hash) const {
 
 // The first entry with the right tag is nearly always the key's.
 Slot Table::likely_slot(int64_t key, uint64_t hash) const {
-  if (bounded()) return chunks_[static_cast<size_t>(key) / CHUNK_RECORDS].records ? static_cast<Slot>(key) : ABSENT;
+  if (bounded()) return chunks_[bounded_slot(key) / CHUNK_RECORDS].records ? bounded_slot(key) : ABSENT;
   const size_t mask = index_.size() - 1;
   size_t at = home(hash);
   while (index_[at] != EMPTY && entry_of(hash, static_cast<Slot>(index_[at])) != index_[at]) at = (at + 1) & mask;
@@ -325,7 +240,7 @@ void Table::grow_index() {
 
 // A record for a key that has none; its row and state are the caller's to fill.
 Slot Table::insert(int64_t key, uint64_t hash) {
-  Slot slot = static_cast<Slot>(key);
+  Slot slot = bounded_slot(key);
   if (bounded()) {
     ensure_chunk(slot / CHUNK_RECORDS);
   } else {
@@ -497,19 +412,8 @@ void Table::pool(const Lookup& lookup, const std::vector<Segment>& segments, int
     rows[i] = next;
     next += dim;
   }
-  const uint32_t* inverse = lookup.inverse.data();
-  for (const Segment& segment : segments) {
-    const auto pool_rows = [&](size_t begin, size_t end) {
-      for (size_t r = begin; r < end; ++r) {
-        const Bag bag = bag_of(segment, r);
-        for (size_t i = bag.begin + AHEAD; i < std::min(bag.end + AHEAD, segment.num_keys); ++i)
-          __builtin_prefetch(rows[inverse[i]]);
-        pool_bag(segment, rows.data(), inverse, bag, segment.data + static_cast<ptrdiff_t>(r * segment.stride), dim);
-      }
-    };
-    if (segment.data) for_ranges(segment.num_rows, threads, MIN_ROWS_PER_THREAD, pool_rows);
-    inverse += segment.num_keys;
-  }
+  const float* const* row_of = rows.data();
+  pool_segments(segments, [row_of](uint32_t unique) { return row_of[unique]; }, lookup.inverse.data(), dim, threads);
 }
 
 // --- update ----------------------------------------------------------------------------------------------------------
@@ -576,8 +480,7 @@ template <class Visit>
 void Table::scan_chunk(size_t chunk, Visit visit) const {
   char* records = chunks_[chunk].records;
   if (!records) return;
-  const size_t slots = bounded() ? static_cast<size_t>(options.num_rows) : next_slot_;
-  const size_t end = std::min(slots, (chunk + 1) * CHUNK_RECORDS);
+  const size_t end = std::min(num_slots(), (chunk + 1) * CHUNK_RECORDS);
   if (disk_) disk_->read_ahead(records, CHUNK_RECORDS * stride_);
   for (size_t slot = chunk * CHUNK_RECORDS; slot < end; ++slot) {
     if (header(record(static_cast<Slot>(slot))).epoch) visit(static_cast<Slot>(slot));
@@ -629,7 +532,7 @@ size_t Table::evict_to(size_t capacity) {
     if (left.step != right.step) return left.step > right.step;
     return left.key < right.key;
   });
-  std::vector<bool> doomed(bounded() ? static_cast<size_t>(options.num_rows) : next_slot_);
+  std::vector<bool> doomed(num_slots());
   for (auto rank = cut; rank != ranks.end(); ++rank) doomed[rank->slot] = true;
   for_each([&](Slot slot) { if (doomed[slot]) vacate(slot); });
   return ranks.size() - capacity;

@@ -2,7 +2,8 @@
 //
 // Records live in chunks that never move, so a slot number names a record until the record is evicted. The index is
 // open addressing over 8-byte entries in the order of the key's hash: its high half as a tag, and the slot. It grows and
-// shrinks without reading a record. A table with num_rows has no index: the slot is the key.
+// shrinks without reading a record. A table with num_rows has no index: the slot is the key, or the key divided by the
+// number of owners when the table is one of several that share the keys.
 //
 // With a Disk, chunks lie in its file, and every call announces the records that it is about to use.
 //
@@ -36,6 +37,7 @@ struct Options {
   uint32_t admit_after = 1;
   size_t bloom_counters = 0;  // 0: exact counters
   size_t shared_rows = 0;
+  int64_t num_owners = 1;  // with num_rows: this table holds the keys of one remainder, side by side
 };
 
 struct __attribute__((packed, aligned(4))) Header {
@@ -51,6 +53,7 @@ enum class Mode { none, sum, mean };
 struct Segment {
   size_t table = 0;
   const int64_t* keys = nullptr;
+  const uint32_t* counts = nullptr;  // sightings that each key stands for; null: one
   size_t num_keys = 0;
   const int64_t* offsets = nullptr;  // null: every key is a bag
   size_t num_rows = 0;
@@ -163,6 +166,12 @@ class Table {
   static float* row(char* record) { return reinterpret_cast<float*>(record + sizeof(Header)); }
   float* state(char* record) const { return row(record) + options.dim; }
   bool bounded() const { return options.num_rows > 0; }
+  Slot bounded_slot(int64_t key) const {
+    return static_cast<Slot>(options.num_owners == 1 ? key : key / options.num_owners);
+  }
+  size_t num_slots() const {
+    return bounded() ? static_cast<size_t>((options.num_rows + options.num_owners - 1) / options.num_owners) : next_slot_;
+  }
   bool admits_all() const { return options.admit_after <= 1; }
 
   Slot find(int64_t key, uint64_t hash) const;

@@ -85,6 +85,7 @@ def embedding_table(
     bloom_counters: int,
     shared_rows: int,
     disk: EmbeddingDisk | None,
+    num_owners: int = 1,
 ) -> EmbeddingTable: ...
 
 EmbeddingSegment = tuple[int, Array, Array | None, Array | None, int, Array | None]
@@ -108,6 +109,42 @@ def update_tables(
     num_threads: int,
     /,
 ) -> None: ...
+
+class EmbeddingRequest:
+    keys: Array
+    counts: Array
+    sizes: Array
+
+def request_keys(
+    tables: Sequence[EmbeddingTable], segments: Sequence[EmbeddingSegment], num_owners: int, num_threads: int, /
+) -> EmbeddingRequest: ...
+def pool_rows(
+    request: EmbeddingRequest, segments: Sequence[EmbeddingSegment], rows: Array, num_threads: int, /
+) -> None: ...
+def sum_gradients(
+    request: EmbeddingRequest, segments: Sequence[EmbeddingSegment], dim: int, num_threads: int, /
+) -> Array: ...
+def lookup_parts(
+    tables: Sequence[EmbeddingTable],
+    sizes: Array,
+    keys: Array,
+    counts: Array,
+    train: bool,
+    step: int,
+    rows: Array,
+    num_threads: int,
+    /,
+) -> list[EmbeddingLookup]: ...
+def update_parts(
+    lookups: Sequence[EmbeddingLookup],
+    sizes: Array,
+    grads: Array,
+    learning_rate: float,
+    step: int,
+    num_threads: int,
+    /,
+) -> None: ...
+def owners_of(keys: Array, bounded: bool, num_owners: int, /) -> Array: ...
 def __getattr__(name: str) -> Any: ...
 def bias_relu(values: Array, bias: Array, relu: bool) -> None: ...
 def bias_relu_backward(grads: Array, activations: Array, bias_grads: Array, relu: bool) -> None: ...

@@ -37,6 +37,12 @@ class Batch:
     keys: Mapping[str, Keys]
     lists: Mapping[str, Keys]  # lists of numbers, with float32 values
     labels: Mapping[str, Array]  # float32 [size]
+    whole: int | None = None  # rows of the batch that these are one worker's share of; None: these are all
+
+    @property
+    def total(self) -> int:
+        """Rows of the step, whoever has them."""
+        return self.size if self.whole is None else self.whole
 
 
 @dataclass(frozen=True)
@@ -186,15 +192,20 @@ class Batches:
 
     def _rows(self, cursor: Cursor) -> Iterator[tuple[pl.DataFrame, Cursor]]:
         """Units in the epoch's order, from the cursor on, each with the cursor behind it."""
-        order = self._order(cursor.epoch)
+        order = self.order(cursor.epoch)
         for place in range(cursor.unit, len(order)):
             rows = self._read_unit(order[place], cursor.epoch)
             skip = cursor.row if place == cursor.unit else 0
             yield rows[skip:], Cursor(cursor.epoch, place + 1)
 
-    def _order(self, epoch: int) -> list[int]:
+    def order(self, epoch: int) -> list[int]:
+        """The numbers of the units as an epoch reads them."""
         order = np.arange(len(self.units))
         return (order if self.seed is None else self._random(epoch, -1).permutation(order)).tolist()
+
+    def unit(self, number: int, epoch: int) -> Batch:
+        """The rows of one unit, in the order of an epoch."""
+        return collate(self._read_unit(number, epoch), self.layout)
 
     def _read_unit(self, number: int, epoch: int) -> pl.DataFrame:
         unit = self.units[number]
@@ -216,7 +227,7 @@ class Batches:
         """The cursor `num_rows` rows before another one, which stands at the beginning of a unit."""
         if not num_rows:
             return after if after.unit < len(self.units) else Cursor(after.epoch + 1)
-        order = self._order(after.epoch)
+        order = self.order(after.epoch)
         unit = after.unit
         while num_rows > 0:
             unit -= 1

@@ -1,12 +1,17 @@
-"""run: a recipe's whole chain in order. A stage that is done already is not done again."""
+"""run: a recipe's whole chain in order. A stage that is done already is not done again.
+
+With `at_once`, training begins when the first shard of the Table is there; the two may run on different engines.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,16 +20,23 @@ from recmill import export as exporting
 from recmill import open_bundle
 from recmill import prepare as preparation
 from recmill import train as training
+from recmill.artifact import is_published
 from recmill.checkpoint import CheckpointFolder
 from recmill.errors import RecmillError
 from recmill.evaluate.write import write_evaluation
+from recmill.hand_off import preparing
 from recmill.learner.saved import models_of
 from recmill.logs.generate import generate, read_truth
 from recmill.machine import available_cores
 from recmill.progress import Progress
 from recmill.serve.messages import Answer, Id, Recommend
 from recmill.spec.recipe import Recipe
-from recmill.train.source import TableSource
+from recmill.table import Table
+from recmill.train.growing import FOLLOWED, open_growing
+from recmill.train.source import Source, TableSource
+
+if TYPE_CHECKING:
+    from recmill.train.launch import MakeSource, Scale
 
 DEFAULT_ROWS = 100_000
 
@@ -36,7 +48,10 @@ class Options:
     rows: int = DEFAULT_ROWS  # to generate when there is no log
     prepare: preparation.Options = field(default_factory=preparation.Options)
     train: training.Options = field(default_factory=lambda: training.Options(resume=True))
+    scale: Scale | None = None  # of training on Ray; without it, this process trains
+    at_once: bool = False  # train while the Table is prepared
     gate: tuple[Any, ...] = ()
+    note: Callable[[str], None] = lambda line: None
 
 
 @dataclass
@@ -47,6 +62,7 @@ class Ran:
     into: Path
     seconds: dict[str, float] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
+    total_seconds: float = 0.0
 
     @property
     def passed(self) -> bool:
@@ -67,26 +83,84 @@ def run(
     """
     options, progress = options or Options(), progress or Progress(quiet=True)
     ran = Ran(data or str(into / "log"), into)
+    started = time.perf_counter()
 
     def stage(name: str, work: Callable[[], Any]) -> Any:
-        started = time.perf_counter()
+        began = time.perf_counter()
         result = ran.results[name] = work()
-        ran.seconds[name] = time.perf_counter() - started
+        ran.seconds[name] = time.perf_counter() - began
         report(name, result)
         return result
 
     if data is None:
         stage("generate", lambda: _generate(recipe, into / "log", options.rows))
-    prepared = stage(
-        "prepare", lambda: preparation.prepare(recipe, ran.data, into / "table", options.prepare, progress)
-    )
+    if options.at_once and models_of(recipe) and not is_published(into / "table"):
+        _check_order(recipe)
+        with preparing(recipe, ran.data, into / "table", options.prepare) as job:
+            following = partial(open_growing, str((into / "table").absolute()), _known_place(ran.data))
+            stage(
+                "train", lambda: job.followed_by(lambda: _train(recipe, following, into, options, progress))
+            )
+            stage("prepare", job.result)
+            ran.seconds["prepare"] = job.seconds
+    else:
+        stage(
+            "prepare",
+            lambda: preparation.prepare(recipe, ran.data, into / "table", options.prepare, progress),
+        )
+        if models_of(recipe):
+            source = _source_of_finished(into, ran.data)
+            stage("train", lambda: _train(recipe, source, into, options, progress))
     if models_of(recipe):
-        source = TableSource(prepared.table)
-        stage("train", lambda: training.train(recipe, source, into / "checkpoint", options.train, progress))
-        stage("evaluate", lambda: _evaluate(into, prepared.table, options, progress))
+        stage("evaluate", lambda: _evaluate(into, ran.results["prepare"].table, options, progress))
         if ran.passed and not options.train.models:
             stage("export", lambda: _export(into, ran.data, progress))
+    ran.total_seconds = time.perf_counter() - started
     return ran
+
+
+def _check_order(recipe: Recipe) -> None:
+    """Fail at once, not when the features are fitted."""
+    if recipe.table.order != "log":
+        raise RecmillError(
+            f'Recipe "{recipe.name}" has table.order "{recipe.table.order}": which rows come first is known only when '
+            "all are there, so that training cannot begin before. Add --set table.order=log, or run the stages one by "
+            "one: recmill prepare, then recmill train."
+        )
+
+
+def _train(
+    recipe: Recipe, make_source: MakeSource, into: Path, options: Options, progress: Progress
+) -> list[training.Trained]:
+    if options.scale is None:
+        source = make_source(options.note)
+        return training.train(recipe, source, into / "checkpoint", options.train, progress)
+    from recmill.train.launch import launch
+
+    return launch(
+        recipe, make_source, into / "checkpoint", options.train, options.scale, progress, note=options.note
+    )
+
+
+def _source_of_finished(into: Path, data: str) -> MakeSource:
+    """The Table; a run that began while it was prepared goes on as it began."""
+    table = str((into / "table").absolute())
+    if is_published(into / "checkpoint"):
+        began_with = CheckpointFolder.open(into / "checkpoint").manifest["source"]
+        if began_with.startswith(FOLLOWED):
+            return partial(open_growing, table, _known_place(data))
+    return partial(_open_table, table)
+
+
+def _open_table(path: str, note: Callable[[str], None]) -> Source:
+    return TableSource(Table.open(path))
+
+
+def _known_place(data: str) -> str | None:
+    """Where the log is, as a checkpoint may say it: no address with a password in it."""
+    if "://" in data:
+        return None if "@" in data else data
+    return os.path.abspath(data)
 
 
 def _evaluate(into: Path, table: Any, options: Options, progress: Progress) -> list[evaluation.Evaluated]:

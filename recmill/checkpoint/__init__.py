@@ -9,7 +9,9 @@
         admission.safetensors     <table>.<what>: keys that have no row yet, and keys removed since the last checkpoint
       step-00002000/              a delta: only the keys that changed since the checkpoint that its manifest names
 
-A checkpoint is written aside and renamed when all of it is on the disk: what has its name is whole.
+Of several workers each writes the keys that it holds: c1.0-2.arrow and admission.0-2.safetensors are those of worker 0
+of 2. The manifest names all files of a table; what is in which of them means nothing, so that any number of workers can
+go on. A checkpoint is written aside and renamed when all of it is on the disk: what has its name is whole.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from recmill.artifact import MANIFEST, publish, read_manifest, write_manifest
 from recmill.checkpoint.records import read_records, write_records
+from recmill.embeddings.peers import Peers
 from recmill.embeddings.table import Array, EmbeddingTable, Records, Snapshot, Waiting
 from recmill.errors import ArtifactError, ResourceError
 from recmill.features.chain import ColumnInfo
@@ -36,6 +40,8 @@ from recmill.features.plan import Plan
 from recmill.features.planned import Planned
 from recmill.spec.load import recipe_to_dict
 from recmill.spec.recipe import Recipe, Saving
+
+T = TypeVar("T")
 
 # What tells the best checkpoint of a model.
 METRICS = {"ranking": "auc", "retrieval": "ndcg@10"}
@@ -85,8 +91,8 @@ class CheckpointFolder(Planned):
         """The models that have checkpoints: retrieval, ranking or both."""
         return [name for name in ("retrieval", "ranking") if Checkpoints(self.path / name).all()]
 
-    def of(self, model: str, saving: Saving | None = None) -> Checkpoints:
-        return Checkpoints(self.path / model, METRICS[model], saving or Saving())
+    def of(self, model: str, saving: Saving | None = None, peers: Peers | None = None) -> Checkpoints:
+        return Checkpoints(self.path / model, METRICS[model], saving or Saving(), peers)
 
 
 @dataclass(frozen=True)
@@ -150,13 +156,22 @@ class Checkpoint:
                 f"Checkpoint {self.path} has tables {', '.join(sorted(expected))}; "
                 f"the model has {', '.join(sorted(tables))}. Is it a checkpoint of this recipe?"
             )
-        admission = load_file(self.path / "admission.safetensors")
+        admission = self.admission()
         for name, table in tables.items():
             _check_fits(self.path, name, expected[name], table)
             table.remove(admission[f"{name}.removed"])
             for records in self.records(name):
                 table.load(records)
             table.load_waiting(Waiting(**{part: admission[f"{name}.{part}"] for part in _WAITING}))
+
+    def admission(self) -> dict[str, Array]:
+        """`<table>.removed`, and `<table>.<what>` of keys that have no row yet."""
+        names = [name for name in self.manifest["files"] if name.startswith("admission.")]
+        parts = [load_file(self.path / name) for name in names]
+        every = {key: [part[key] for part in parts if key in part] for part in parts for key in part}
+        return {
+            key: values[0] if len(values) == 1 else np.concatenate(values) for key, values in every.items()
+        }
 
 
 _WAITING = tuple(field.name for field in fields(Waiting))
@@ -165,10 +180,18 @@ _WAITING = tuple(field.name for field in fields(Waiting))
 class Checkpoints:
     """All checkpoints of one model: saves in the background, finds the last and the best, forgets the old."""
 
-    def __init__(self, folder: Path, metric: str = "", saving: Saving = Saving()) -> None:  # noqa: B008, frozen
+    def __init__(
+        self,
+        folder: Path,
+        metric: str = "",
+        saving: Saving = Saving(),  # noqa: B008, frozen
+        peers: Peers | None = None,
+    ) -> None:
+        """With `peers`, every worker calls `save`, `wait` and `restore`; worker 0 alone looks after the folder."""
         self.folder = folder
         self.metric = metric
         self.saving = saving
+        self.peers = peers
         self._writing: threading.Thread | None = None
         self._failure: BaseException | None = None
 
@@ -194,14 +217,20 @@ class Checkpoints:
         raise ArtifactError(f"{self.folder} has no checkpoint of step {which}; it has: {steps}, last, best.")
 
     def chain(self, checkpoint: Checkpoint) -> list[Checkpoint]:
-        """The full checkpoint that this one stands on, the deltas after it, and itself; all verified."""
+        """The full checkpoint that this one stands on, the deltas after it, and itself; all verified, by one worker."""
         chain = [checkpoint]
         while chain[0].delta_of is not None:
             path = self.folder / chain[0].delta_of
             chain.insert(0, Checkpoint.open(path))
-        for part in chain:
-            part.verify()
+        if self.is_first:
+            for part in chain:
+                part.verify()
         return chain
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker looks after the folder."""
+        return self.peers is None or self.peers.rank == 0
 
     def last_good(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest checkpoint that can be restored. Damaged ones are named, set aside and passed over."""
@@ -235,27 +264,47 @@ class Checkpoints:
         tables: Mapping[str, EmbeddingTable],
         state: Mapping[str, Any],
         metrics: Mapping[str, float],
-    ) -> None:
-        """Fix this moment and write it on another thread while training goes on. `arrays` must be a copy."""
+    ) -> Path:
+        """Fix this moment and write it on another thread while training goes on; where it will be.
+
+        `arrays` must be a copy.
+        """
         self.wait()
-        base = self._base()
-        snapshots = {name: table.begin_snapshot(delta=base is not None) for name, table in tables.items()}
+        base = self._base_for_all()
+        mine = {name: table for name, table in tables.items() if self._writes(table)}
+        snapshots = {name: table.begin_snapshot(delta=base is not None) for name, table in mine.items()}
         manifest = {
             "step": step,
-            "delta_of": base.path.name if base else None,
+            "delta_of": base,
             "metrics": dict(metrics),
             "state": dict(state),
             "tables": {name: _describe(name, table) for name, table in tables.items()},
         }
+        suffix = "" if self.peers is None else f".{self.peers.rank}-{self.peers.size}"
+        saving = _Saving(self.folder / f"step-{step:08}.partial", mine, snapshots, dict(arrays), suffix)
 
         def write() -> None:
             try:
-                self._write(step, dict(arrays), snapshots, manifest)
+                self._write(saving, manifest)
             except BaseException as error:  # raised by `wait`, on the thread that trains
                 self._failure = error
 
         self._writing = threading.Thread(target=write, name="checkpoint")
         self._writing.start()
+        return saving.aside.with_suffix("")
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is under way, as far as this worker is concerned."""
+        return self._writing is not None and self._writing.is_alive()
+
+    def _writes(self, table: EmbeddingTable) -> bool:
+        return table.shard is not None or self.is_first
+
+    def _base_for_all(self) -> str | None:
+        base = self._base() if self.is_first else None
+        name = base.path.name if base is not None else None
+        return name if self.peers is None else self.peers.steps.gather(name)[0]
 
     def wait(self) -> None:
         """Until the checkpoint under way is published; what went wrong with it is raised here."""
@@ -273,6 +322,8 @@ class Checkpoints:
 
     def forget_after(self, step: int) -> None:
         """Drop what a run that goes on from `step` will write again, and what an interrupted write left."""
+        if not self.is_first:
+            return
         for checkpoint in self.all():
             if checkpoint.step > step:
                 _remove(checkpoint.path)
@@ -302,35 +353,99 @@ class Checkpoints:
                 break
         return known[-1] if known and since_full < self.saving.full_every else None
 
-    def _write(
-        self, step: int, arrays: dict[str, Array], snapshots: Mapping[str, Snapshot], manifest: dict[str, Any]
-    ) -> None:
-        aside = self.folder / f"step-{step:08}.partial"
-        _remove(aside)
-        aside.mkdir(parents=True)
-        save_file(arrays, aside / "dense.safetensors")
-        admission: dict[str, Array] = {}
-        for name, snapshot in snapshots.items():
-            manifest["tables"][name]["keys"] = write_records(
-                aside / _table_file(name), snapshot, manifest["tables"][name]
-            )
-            parts = {part: getattr(snapshot.waiting, part) for part in _WAITING}
-            admission |= {
-                f"{name}.{part}": value for part, value in {"removed": snapshot.removed, **parts}.items()
-            }
-        save_file(admission, aside / "admission.safetensors")
-        manifest["files"] = {
-            str(path.relative_to(aside)): {"num_bytes": path.stat().st_size, "sha256": digest_of(path)}
-            for path in sorted(aside.rglob("*"))
-            if path.is_file()
-        }
+    def _write(self, saving: _Saving, manifest: dict[str, Any]) -> None:
+        """Each worker its part; the first one publishes when all are on the disk."""
+
+        def make_room() -> None:
+            _remove(saving.aside)
+            saving.aside.mkdir(parents=True)
+
+        if self.peers is None:
+            make_room()
+            parts: list[_Written | OSError] = [saving.write(dense=True)]
+        else:
+            lane = self.peers.saving
+            _done(lane.gather(_tried(make_room) if self.is_first else None)[0])
+            parts = lane.gather(_tried(lambda: saving.write(dense=self.is_first)))
+        try:
+            if self.is_first:
+                self._publish(saving.aside, [_done(part) for part in parts], manifest)
+        finally:
+            if self.peers is not None:
+                self.peers.saving.gather(None)  # it is published, or never will be
+        for part in parts:
+            _done(part)
+
+    def _publish(self, aside: Path, parts: Sequence[_Written], manifest: dict[str, Any]) -> None:
+        for name, table in manifest["tables"].items():
+            written = [part for part in parts if name in part.keys]
+            table["files"] = [part.tables[name] for part in written]
+            table["keys"] = sum(part.keys[name] for part in written)
+        files = {name: facts for part in parts for name, facts in part.files.items()}
+        manifest["files"] = dict(sorted(files.items()))
         content = {"kind": "step", "format": 1, **manifest}
         publish(aside, "step", {**manifest, "digest": _manifest_digest(content)})
-        final = self.folder / f"step-{step:08}"
+        final = aside.with_suffix("")
         _remove(final)
         os.rename(aside, final)
         _sync_folder(self.folder)
         self.prune()
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What one worker wrote: the file and number of keys of each table, and facts of every file."""
+
+    tables: Mapping[str, str]
+    keys: Mapping[str, int]
+    files: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """One worker's part of a checkpoint under way."""
+
+    aside: Path
+    tables: Mapping[str, EmbeddingTable]
+    snapshots: Mapping[str, Snapshot]
+    arrays: Mapping[str, Array]
+    suffix: str  # of files that are not the only ones of their kind
+
+    def write(self, dense: bool) -> _Written:
+        admission: dict[str, Array] = {}
+        tables, keys = {}, {}
+        for name, snapshot in self.snapshots.items():
+            table = self.tables[name]
+            tables[name] = f"tables/{name}{self.suffix if table.shard is not None else ''}.arrow"
+            keys[name] = write_records(self.aside / tables[name], snapshot, _describe(name, table))
+            parts = {part: getattr(snapshot.waiting, part) for part in _WAITING}
+            admission |= {
+                f"{name}.{part}": value for part, value in {"removed": snapshot.removed, **parts}.items()
+            }
+        names = [*tables.values(), f"admission{self.suffix}.safetensors"]
+        save_file(admission, self.aside / names[-1])
+        if dense:
+            names.append("dense.safetensors")
+            save_file(dict(self.arrays), self.aside / names[-1])
+        return _Written(tables, keys, {name: _facts(self.aside / name) for name in names})
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    return {"num_bytes": path.stat().st_size, "sha256": digest_of(path)}
+
+
+def _tried(function: Callable[[], T]) -> T | OSError:
+    """An error of the disk as a value, which can be told to others."""
+    try:
+        return function()
+    except OSError as error:
+        return error
+
+
+def _done(part: T | OSError) -> T:
+    if isinstance(part, OSError):
+        raise part
+    return part
 
 
 def best_of(checkpoints: Sequence[Checkpoint], metric: str) -> Checkpoint | None:
@@ -354,16 +469,12 @@ def _manifest_digest(manifest: Mapping[str, Any]) -> str:
 def _describe(name: str, table: EmbeddingTable) -> dict[str, Any]:
     spec = table.spec
     return {
-        "files": [_table_file(name)],
+        "files": [f"tables/{name}.arrow"],
         "dim": spec.dim,
         "optimizer": spec.optimizer,
         "num_states": table.num_states,
         "num_rows": spec.num_rows,
     }
-
-
-def _table_file(name: str) -> str:
-    return f"tables/{name}.arrow"
 
 
 def _check_fits(path: Path, name: str, found: Mapping[str, Any], table: EmbeddingTable) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 
 from recmill.checkpoint import Checkpoint, Checkpoints
 from recmill.embeddings.table import Array
@@ -37,7 +36,7 @@ def _rows_by_key(chain: Sequence[Checkpoint], table: str) -> tuple[Array, Array]
     """The keys of a table, sorted, and their rows, as a full checkpoint and its deltas add up to."""
     keys, rows = np.empty(0, np.int64), np.empty((0, chain[0].manifest["tables"][table]["dim"]), np.float32)
     for part in chain:
-        removed = load_file(part.path / "admission.safetensors")[f"{table}.removed"]
+        removed = part.admission()[f"{table}.removed"]
         pieces = list(part.records(table))
         new = np.concatenate([piece.keys for piece in pieces]) if pieces else keys[:0]
         values = np.concatenate([piece.rows for piece in pieces]) if pieces else rows[:0]

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 from recmill.cli.arguments import (
     UsageError,
     add_command,
-    add_prepare_options,
     add_recipe,
     load,
     positive,
     prepare_options,
+    share,
     silent,
+    size,
+    spark_setting,
 )
 from recmill.cli.evaluate import say_evaluated
 from recmill.cli.export import exported_json, say_exported
 from recmill.cli.generate import say_generated
 from recmill.cli.prepare import say_prepared
-from recmill.cli.train import add_train_options, say_trained, set_wait_policy, train_options, trained_json
+from recmill.cli.train import (
+    add_train_options,
+    say_trained,
+    set_wait_policy,
+    train_options,
+    trained_json,
+    worker_range,
+)
+
+if TYPE_CHECKING:
+    from recmill.train.launch import Scale
 
 
 def add(commands: Any) -> None:
@@ -33,6 +46,8 @@ def add(commands: Any) -> None:
 recmill run quickstart                             generate a shop's log and take it through every stage
 recmill run movielens --data ml-1m --into runs/ml  your own files
 recmill run criteo-dlrm --data /data/criteo --gate "auc>=0.79"
+recmill run criteo-dlrm --data /data/criteo --into /shared/run --prepare-engine spark --train-engine ray --workers 4
+                                                   Spark prepares while Ray trains
 """,
     )
     add_recipe(parser)
@@ -43,7 +58,78 @@ recmill run criteo-dlrm --data /data/criteo --gate "auc>=0.79"
         "--gate", metavar="CONDITIONS", help="exit with 1 unless the models meet them; see evaluate"
     )
     add_train_options(parser)
-    add_prepare_options(parser)
+    _add_engine_options(parser)
+    parser.add_argument(
+        "--max-bad",
+        type=share,
+        default="0.1%",
+        metavar="SHARE",
+        help="share of bad rows that is an error (default: 0.1%%)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _add_engine_options(parser: Any) -> None:
+    """Where stages run. Those of prepare are stored as `recmill prepare` stores its own."""
+    parser.add_argument(
+        "--prepare-engine",
+        choices=["local", "ray", "spark"],
+        default="local",
+        dest="engine",
+        help="where to prepare (default: local, threads of this process)",
+    )
+    parser.add_argument(
+        "--prepare-address",
+        metavar="URL",
+        dest="address",
+        help="the cluster that prepares; see prepare --address",
+    )
+    parser.add_argument(
+        "--prepare-workers",
+        type=positive,
+        metavar="N",
+        dest="workers",
+        help="threads, or tasks of a cluster at once, that prepare (default: all cores)",
+    )
+    parser.add_argument(
+        "--memory",
+        type=size,
+        default="2GB",
+        metavar="SIZE",
+        help="memory bound of prepare, such as 1GB (default: 2GB)",
+    )
+    parser.add_argument(
+        "--spark-conf",
+        type=spark_setting,
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a setting of Spark's own, such as spark.executor.memory=4g; may be given again",
+    )
+    parser.add_argument(
+        "--train-engine",
+        choices=["local", "ray"],
+        default="local",
+        help="where to train (default: this process)",
+    )
+    parser.add_argument(
+        "--train-address",
+        metavar="auto|HOST:PORT",
+        help="the Ray cluster that trains (default: one that is started on this machine)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=worker_range,
+        metavar="N|A..B",
+        dest="train_workers",
+        help="with --train-engine ray: processes that train together",
+    )
+    parser.add_argument(
+        "--at-once",
+        action="store_true",
+        help="train while the Table is prepared, in log order; so it is when both stages run on clusters",
+    )
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -53,6 +139,7 @@ def _run(parsed: argparse.Namespace) -> int:
         raise UsageError(
             "--rows is for generated logs; with --data, the log is read as it is. Remove one of them."
         )
+    _check_train_flags(parsed)
     recipe = load(parsed)
     set_wait_policy(parsed)
     from recmill.evaluate.gate import parse_gate
@@ -79,6 +166,9 @@ def _run(parsed: argparse.Namespace) -> int:
         rows=parsed.rows or DEFAULT_ROWS,
         prepare=prepare_options(parsed),
         train=train_options(parsed, resume=True),
+        scale=_scale(parsed) if parsed.train_engine == "ray" else None,
+        at_once=parsed.at_once or (parsed.engine != "local" and parsed.train_engine != "local"),
+        note=lambda line: print(f"note   {line}", file=sys.stderr),
         gate=tuple(parse_gate(parsed.gate)) if parsed.gate else (),
     )
     ran = run(recipe, parsed.data, into, options, Progress(parsed.quiet), report)
@@ -88,8 +178,27 @@ def _run(parsed: argparse.Namespace) -> int:
         if "export" in ran.results:
             _say_recommendation(into)
         times = "   ".join(f"{stage} {seconds:.1f}" for stage, seconds in ran.seconds.items())
-        print(f"seconds {times}   all {sum(ran.seconds.values()):.1f}")
+        print(f"seconds {times}   all {ran.total_seconds:.1f}")
     return 0 if ran.passed else 1
+
+
+def _check_train_flags(parsed: argparse.Namespace) -> None:
+    for name, flag in {"train_workers": "--workers", "train_address": "--train-address"}.items():
+        if getattr(parsed, name) is not None and parsed.train_engine != "ray":
+            raise UsageError(f"{flag} is for --train-engine ray. Add it, or remove {flag}.")
+
+
+def _scale(parsed: argparse.Namespace) -> Scale:
+    from recmill.errors import MissingPackage
+
+    try:
+        from recmill.train.launch import Scale
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "ray":
+            raise
+        raise MissingPackage('Engine "ray"', "ray", "ray") from None
+    least, most = parsed.train_workers or (1, 1)
+    return Scale(least, most, parsed.train_address)
 
 
 def _say_recommendation(into: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,11 @@ from recmill.cli.arguments import (
 )
 
 if TYPE_CHECKING:
+    from recmill.spec.recipe import Recipe
     from recmill.train import Trained
+    from recmill.train.launch import MakeSource
+    from recmill.train.parallel import Workers
+    from recmill.train.source import Source
 
 TRACKERS = ("tensorboard", "mllog", "mlflow")
 
@@ -39,6 +44,9 @@ recmill train criteo-dlrm --table runs/criteo/table --into runs/criteo/checkpoin
 recmill train criteo-deeprec --from-log /data/criteo --into runs/deeprec   features on the fly, no Table
 recmill train criteo-dlrm --from-log /data/new --plan runs/criteo/table --into runs/new
 recmill train mine.toml --table t --into c --set ranking.train.max_minutes=10 --track tensorboard
+recmill train criteo-dlrm --table t --into c --engine ray --workers 4 --address auto
+recmill train criteo-deeprec --from-log /data/criteo --into c --engine ray --workers 2..4 --data-workers 8
+torchrun --nproc-per-node 2 -m recmill train criteo-dlrm --table t --into c
 recmill train quickstart --follow /data/shop --publish runs/quickstart/bundle --into runs/quickstart/checkpoint
 """,
     )
@@ -81,6 +89,7 @@ recmill train quickstart --follow /data/shop --publish runs/quickstart/bundle --
     )
     parser.add_argument("--into", required=True, metavar="DIR", help="where checkpoints land")
     add_train_options(parser)
+    _add_scale_options(parser)
     parser.add_argument("--resume", action="store_true", help="go on from the last good checkpoint in --into")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -120,6 +129,81 @@ def add_train_options(parser: Any) -> None:
     )
 
 
+def _add_scale_options(parser: Any) -> None:
+    parser.add_argument(
+        "--engine", choices=["local", "ray"], default="local", help="where to run (default: this process)"
+    )
+    parser.add_argument(
+        "--workers",
+        type=worker_range,
+        metavar="N|A..B",
+        help="processes that train together, or a range: as many as the cluster has room for (with --engine ray)",
+    )
+    parser.add_argument(
+        "--address",
+        metavar="auto|HOST:PORT",
+        help="with --engine ray: the cluster (default: Ray is started on this machine)",
+    )
+    parser.add_argument(
+        "--max-failures",
+        type=whole,
+        metavar="K",
+        help="with --engine ray: how often workers may be lost before the run ends (default: 3)",
+    )
+    parser.add_argument(
+        "--cpus-per-worker",
+        type=positive,
+        metavar="C",
+        help="with --engine ray: CPUs and threads of each worker (default: 1)",
+    )
+    parser.add_argument(
+        "--worker-resource",
+        metavar="NAME",
+        help="with --engine ray: train only on nodes with this custom resource",
+    )
+    parser.add_argument(
+        "--data-workers",
+        type=positive,
+        metavar="D",
+        help="with --engine ray: read, parse and apply features in so many tasks at once, on any node",
+    )
+    parser.add_argument(
+        "--data-resource",
+        metavar="NAME",
+        help="with --data-workers: only on nodes with this custom resource",
+    )
+    parser.add_argument(
+        "--wire",
+        choices=["float32", "float16", "bfloat16"],
+        default="float32",
+        help="how rows of embeddings and their gradients travel between workers (default: float32)",
+    )
+    parser.add_argument(
+        "--no-balance",
+        action="store_true",
+        help="equal shares of each batch for all workers, however slow one is",
+    )
+    parser.add_argument(
+        "--explain-placement",
+        action="store_true",
+        help="show where tables go, with bytes on the wire and in memory for each worker",
+    )
+
+
+_RANGE = re.compile(r"([1-9][0-9]{0,5})(?:\.\.([1-9][0-9]{0,5}))?", re.ASCII)
+
+
+def worker_range(text: str) -> tuple[int, int]:
+    match = _RANGE.fullmatch(text)
+    if not match or int(match[2] or match[1]) < int(match[1]):
+        raise argparse.ArgumentTypeError(f"must be a number from 1, or a range such as 2..4, got {text}")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def whole(text: str) -> int:
+    return 0 if text == "0" else positive(text)
+
+
 def set_wait_policy(parsed: argparse.Namespace) -> None:
     """OpenMP reads it once, when torch is first imported."""
     os.environ.setdefault("OMP_WAIT_POLICY", parsed.wait_policy.upper())
@@ -135,14 +219,15 @@ def train_options(parsed: argparse.Namespace, resume: bool) -> Any:
         track=tuple(parsed.track),
         profile_steps=parsed.profile,
         table_memory=parsed.table_memory,
+        wire=getattr(parsed, "wire", "float32"),
+        balance=not getattr(parsed, "no_balance", False),
         warn=lambda message: print(f"warning: {message}", file=sys.stderr),
     )
 
 
 def _train(parsed: argparse.Namespace) -> None:
-    from pathlib import Path
-
     _check_follow_flags(parsed)
+    _check_scale_flags(parsed)
     if parsed.follow:
         _follow(parsed)
         return
@@ -153,36 +238,188 @@ def _train(parsed: argparse.Namespace) -> None:
             )
     recipe = load(parsed)
     set_wait_policy(parsed)
-    from recmill.logs.tally import DEFAULT_MAX_BAD
-    from recmill.progress import Progress
-    from recmill.table import Table
-    from recmill.train import train
-    from recmill.train.source import LogSource, TableSource
+    make_source = _make_source(parsed, recipe)
+    trained: list[Trained] | None
+    if parsed.engine == "ray":
+        trained = _train_on_ray(parsed, recipe, make_source)
+    elif _is_one_of_several():
+        trained = _train_with_others(parsed, recipe, make_source)
+    else:
+        trained = _train_here(parsed, recipe, make_source)
+    if trained and parsed.json:
+        print(json.dumps({"checkpoint": parsed.into, "models": [trained_json(model) for model in trained]}))
+    elif trained and parsed.table:
+        print(f"next   recmill evaluate {parsed.recipe} --checkpoint {parsed.into} --table {parsed.table}")
 
-    source = (
-        TableSource(Table.open(parsed.table))
-        if parsed.table
-        else LogSource(
-            recipe,
-            parsed.from_log,
-            Path(parsed.plan) if parsed.plan else None,
-            DEFAULT_MAX_BAD if parsed.max_bad is None else parsed.max_bad,
-            lambda line: print(f"note   {line}", file=sys.stderr),
-        )
+
+def _make_source(parsed: argparse.Namespace, recipe: Recipe) -> MakeSource:
+    """How any process, here or on another node, opens the rows."""
+    from functools import partial
+
+    from recmill.logs.tally import DEFAULT_MAX_BAD
+
+    if parsed.table:
+        return partial(_table_source, os.path.abspath(parsed.table))
+    plan = os.path.abspath(parsed.plan) if parsed.plan else None
+    data = parsed.from_log if "://" in parsed.from_log else os.path.abspath(parsed.from_log)
+    return partial(
+        _log_source, recipe, data, plan, DEFAULT_MAX_BAD if parsed.max_bad is None else parsed.max_bad
     )
-    say = silent if parsed.json else print
-    trained = train(
+
+
+def _table_source(path: str, note: Callable[[str], None]) -> Source:
+    from recmill.table import Table
+    from recmill.train.source import TableSource
+
+    return TableSource(Table.open(path))
+
+
+def _log_source(
+    recipe: Recipe, data: str, plan: str | None, max_bad: float, note: Callable[[str], None]
+) -> Source:
+    from pathlib import Path
+
+    from recmill.train.source import LogSource
+
+    return LogSource(recipe, data, Path(plan) if plan else None, max_bad, note)
+
+
+def _train_here(
+    parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSource, workers: Workers | None = None
+) -> list[Trained]:
+    from dataclasses import replace
+    from pathlib import Path
+
+    from recmill.progress import Progress
+    from recmill.train import train
+    from recmill.train.parallel import ALONE
+
+    workers = workers or ALONE
+    source = make_source(_note if workers.is_first else silent)
+    say = silent if parsed.json or not workers.is_first else print
+    if parsed.explain_placement:
+        _explain_placement(parsed, recipe, source, workers.size, say)
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return train(
         recipe,
         source,
         Path(parsed.into),
-        train_options(parsed, parsed.resume),
-        Progress(parsed.quiet),
+        replace(train_options(parsed, parsed.resume or restarted), workers=workers),
+        Progress(parsed.quiet or not workers.is_first),
         lambda model: say_trained(model, say),
     )
-    if parsed.json:
-        print(json.dumps({"checkpoint": parsed.into, "models": [trained_json(model) for model in trained]}))
-    elif parsed.table:
-        print(f"next   recmill evaluate {parsed.recipe} --checkpoint {parsed.into} --table {parsed.table}")
+
+
+def _train_with_others(
+    parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSource
+) -> list[Trained] | None:
+    """One of the processes that torchrun started; what there is to say, the first one says."""
+    from recmill.errors import RecmillError
+    from recmill.train.parallel import from_environment
+
+    workers = from_environment()
+    try:
+        trained = _train_here(parsed, recipe, make_source, workers)
+        return trained if workers.is_first else None
+    except RecmillError as error:
+        if workers.is_first:
+            raise
+        sys.exit(error.exit_code)
+    finally:
+        workers.close()
+
+
+def _train_on_ray(parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSource) -> list[Trained]:
+    from pathlib import Path
+
+    from recmill.errors import MissingPackage
+    from recmill.progress import Progress
+
+    try:
+        from recmill.train.feed import DataWorkers
+        from recmill.train.launch import Scale, launch
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "ray":
+            raise
+        raise MissingPackage('Engine "ray"', "ray", "ray") from None
+
+    least, most = parsed.workers or (1, 1)
+    scale = Scale(
+        least,
+        most,
+        parsed.address,
+        3 if parsed.max_failures is None else parsed.max_failures,
+        parsed.cpus_per_worker or 1,
+        parsed.worker_resource,
+        DataWorkers(parsed.data_workers, parsed.data_resource) if parsed.data_workers else None,
+    )
+    say = silent if parsed.json else print
+    if parsed.explain_placement:
+        _explain_placement(parsed, recipe, make_source(_note), most, say)
+    return launch(
+        recipe,
+        make_source,
+        Path(parsed.into),
+        train_options(parsed, parsed.resume),
+        scale,
+        Progress(parsed.quiet),
+        lambda model: say_trained(model, say),
+        _note,
+    )
+
+
+def _explain_placement(
+    parsed: argparse.Namespace,
+    recipe: Recipe,
+    source: Source,
+    num_workers: int,
+    say: Callable[[str], None],
+) -> None:
+    from recmill.learner.saved import models_of, new_learner
+    from recmill.train.parallel import explain
+
+    for model in [parsed.only] if parsed.only else models_of(recipe):
+        learner = new_learner(recipe, model, source.columns, 1)
+        for line in explain(learner, num_workers, parsed.wire):
+            say(f"place  {model}   {line}")
+
+
+def _note(line: str) -> None:
+    print(f"note   {line}", file=sys.stderr)
+
+
+def _is_one_of_several() -> bool:
+    """Whether torchrun, or whoever sets the same variables, started this process beside others."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def _check_scale_flags(parsed: argparse.Namespace) -> None:
+    if parsed.engine == "ray" and _is_one_of_several():
+        raise UsageError(
+            "--engine ray starts its own workers. Run it without torchrun, or remove --engine ray."
+        )
+    if parsed.engine == "ray" and parsed.follow:
+        raise UsageError("--engine ray is not for --follow, which is one process. Remove it.")
+    if parsed.address and parsed.address.startswith("ray://"):
+        raise UsageError(
+            f"--address must be auto or HOST:PORT, got {parsed.address}. From outside the cluster, use "
+            "`ray job submit --address http://HOST:8265 -- recmill train ... --address auto`."
+        )
+    if parsed.data_resource and not parsed.data_workers:
+        raise UsageError("--data-resource says where --data-workers run. Add --data-workers D.")
+    if parsed.engine == "ray":
+        return
+    if parsed.workers is not None:
+        many = _is_one_of_several()
+        raise UsageError(
+            "torchrun has started the workers already. Remove --workers."
+            if many
+            else "--workers needs several processes: add --engine ray, or start them with torchrun: "
+            f"torchrun --nproc-per-node {parsed.workers[1]} -m recmill train ... (without --workers)."
+        )
+    for name in ("address", "max_failures", "cpus_per_worker", "worker_resource", "data_workers"):
+        if getattr(parsed, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is for --engine ray. Add it, or remove the flag.")
 
 
 def _check_follow_flags(parsed: argparse.Namespace) -> None:

@@ -87,7 +87,7 @@ class EmbeddingCollection:
         segments = [(*part[:5], grads[:, place]) for place, part in enumerate(looked.segments)]
         _native.update_tables(looked.lookups, segments, learning_rate, step, self.num_threads)
 
-    def _segment(self, feature: EmbeddingFeature, column: Column, rows: Array) -> Segment:
+    def _segment(self, feature: EmbeddingFeature, column: Column, rows: Array | None) -> Segment:
         keys, offsets = column[:2]
         weights = column[2] if len(column) > 2 else None
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -189,15 +189,31 @@ class DiskTier:
         self.native = _native.EmbeddingDisk(str(folder), memory_bytes)
 
 
+@dataclass(frozen=True)
+class Shard:
+    """The keys of a table that one of several workers holds. Every key has exactly one worker."""
+
+    rank: int
+    size: int
+
+
 class EmbeddingTable:
     """A native table. Calls from several threads are safe and take turns; the GIL is free meanwhile.
 
-    With a disk the records live there, the recently used ones in memory; answers are the same bit for bit.
+    With a disk the records live there, the recently used ones in memory; answers are the same bit for bit. With a shard
+    it is for the keys of one worker: it loads those alone, and nothing else may be looked up.
     """
 
-    def __init__(self, spec: TableSpec, num_threads: int = 1, disk: DiskTier | None = None) -> None:
+    def __init__(
+        self,
+        spec: TableSpec,
+        num_threads: int = 1,
+        disk: DiskTier | None = None,
+        shard: Shard | None = None,
+    ) -> None:
         self.spec = spec
         self.num_threads = num_threads
+        self.shard = shard
         self.native = _native.embedding_table(
             name=spec.name,
             dim=spec.dim,
@@ -210,6 +226,7 @@ class EmbeddingTable:
             bloom_counters=spec.bloom_counters or 0,
             shared_rows=spec.shared_rows,
             disk=None if disk is None else disk.native,
+            num_owners=1 if shard is None else shard.size,
         )
 
     @property
@@ -276,7 +293,20 @@ class EmbeddingTable:
 
     def remove(self, keys: Array) -> int:
         """Evict these keys, as far as they are there."""
-        return self.native.remove(as_keys(keys))
+        return self.native.remove(as_keys(keys)[self.owns(keys)])
+
+    def owns(self, keys: Array) -> Array:
+        """Which keys belong here: all of them, or those of the shard."""
+        if self.shard is None:
+            return np.ones(len(keys), bool)
+        owners = _native.owners_of(as_keys(keys), self.spec.num_rows is not None, self.shard.size)
+        return np.asarray(owners == self.shard.rank)
+
+    def _own(self, records: Records) -> Records:
+        if self.shard is None:
+            return records
+        own = self.owns(records.keys)
+        return Records(*(getattr(records, part.name)[own] for part in fields(records)))
 
     def begin_snapshot(self, delta: bool = False) -> Snapshot:
         """Fix this moment. A delta holds what changed since the last snapshot began, and the keys evicted since."""
@@ -287,6 +317,7 @@ class EmbeddingTable:
 
         A row or state that is not finite raises ValueError, which names its key, and nothing changes.
         """
+        records = self._own(records)
         self.native.load(
             as_keys(records.keys),
             np.ascontiguousarray(records.rows, np.float32),
@@ -297,6 +328,10 @@ class EmbeddingTable:
 
     def load_waiting(self, waiting: Waiting) -> None:
         """Replace the admission counters and the shared rows. Shared rows that are not finite raise ValueError."""
+        if self.shard is not None:
+            own = self.owns(waiting.keys)
+            parts = {name: getattr(waiting, name)[own] for name in ("keys", "counts", "steps")}
+            waiting = replace(waiting, **parts)
         self.native.load_waiting(
             as_keys(waiting.keys),
             np.ascontiguousarray(waiting.counts, np.uint32),
@@ -318,10 +353,10 @@ Segment = tuple[int, Array, Array | None, Array | None, int, Array | None]
 
 
 def segment(
-    table: int, keys: Array, offsets: Array | None, weights: Array | None, pooling: str, rows: Array
+    table: int, keys: Array, offsets: Array | None, weights: Array | None, pooling: str, rows: Array | None
 ) -> Segment:
-    """One feature's part of a native call."""
-    if rows.dtype != np.float32:
+    """One feature's part of a native call; without rows, it is about the keys alone."""
+    if rows is not None and rows.dtype != np.float32:
         raise ValueError(f"rows must be float32, got {rows.dtype}")
     return (
         table,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from itertools import pairwise
+from operator import add
 from typing import TypeVar
 
 import numpy as np
@@ -15,14 +17,20 @@ from torch.optim import Optimizer
 
 from recmill.batches import Array, Batch, Keys, Layout
 from recmill.embeddings.collection import Column, EmbeddingCollection, EmbeddingFeature, Looked
+from recmill.embeddings.peers import Peers
+from recmill.embeddings.sharding import RowUpdate, ShardedCollection
 from recmill.embeddings.table import OPTIMIZERS, DiskTier, EmbeddingTable, TableSpec
 from recmill.errors import FeatureError, TrainingError
 from recmill.features.chain import ColumnInfo
+from recmill.learner.agreement import agree
 from recmill.learner.optimizers import dense_optimizer
+from recmill.log_batches import between
+from recmill.metrics import RankingSums, ScoreSums
 from recmill.spec import recipe as r
 
 S = TypeVar("S")
 T = TypeVar("T")
+Sums = TypeVar("Sums", ScoreSums, RankingSums)
 
 _DYNAMIC_SCALE = 0.01
 _MOST = 1e12  # squares of larger gradients would overflow the optimizers' sums
@@ -31,9 +39,18 @@ _LOWER = "Lower the learning rates, or look for outliers in number features (cli
 
 @dataclass(frozen=True)
 class Step:
-    """What one step gave: the mean loss of its rows."""
+    """What one step gave: the mean loss of its rows, all workers' together."""
 
     loss: float
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """The gradient of what a collection read."""
+
+    collection: str
+    looked: Looked
+    grads: Array
 
 
 class Learner:
@@ -50,6 +67,8 @@ class Learner:
         self.disk = disk
         self.steps = 0
         self.trains_dense = True  # False: only rows of tables learn
+        self.dynamic: r.Dynamic | None = None  # options of tables whose keys have no bound
+        self.peers: Peers | None = None  # the other workers, if there are some
         self.collections: dict[str, EmbeddingCollection] = {}
         self._sparse: dict[str, r.Optimizer] = {}
         self._pool = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
@@ -117,13 +136,49 @@ class Learner:
                 evicted += table.evict_by_capacity(options.capacity)
         return evicted
 
-    def update_rows(self, collection: str, looked: Looked, grads: Array, rate_factor: float) -> None:
+    def learn(
+        self,
+        loss: float,
+        dense: Sequence[Sequence[Tensor]],
+        rows: Sequence[RowGradients],
+        size_of_rows: float,
+        rate_factor: float,
+    ) -> float:
+        """One step of all weights, by the gradients of all workers; the loss of the whole batch.
+
+        `size_of_rows` is a norm of the gradients of rows. What is not finite is an error on all workers, and no weight
+        has changed.
+        """
+        size = self.sum_gradients(dense) + size_of_rows
+        if self.peers is None:
+            self.check_finite(loss, size)
+            for part in rows:
+                update_here = partial(self.collections[part.collection].update, part.looked, part.grads)
+                self.update_rows(part.collection, update_here, rate_factor)
+            self.step_dense(rate_factor)
+            return loss
+        agreed = agree(self.peers, loss, size, self.parameters, self._row_updates(rows))
+        self.check_finite(agreed.loss, agreed.size)
+        self.step_dense(rate_factor)  # while gradients of rows travel
+        for part, update in zip(rows, agreed.updates, strict=True):
+            self.update_rows(part.collection, update, rate_factor)
+        return agreed.loss
+
+    def _row_updates(self, rows: Sequence[RowGradients]) -> list[RowUpdate]:
+        found = []
+        for part in rows:
+            collection = self.collections[part.collection]
+            assert isinstance(collection, ShardedCollection)
+            found.append(collection.begin_update(part.looked, part.grads))
+        return found
+
+    def update_rows(self, collection: str, update: Callable[[float, int], None], rate_factor: float) -> None:
         """One step of the rows that were looked up."""
         optimizer = self._sparse[collection]
         # FTRL's weights are a function of its sums and of the rate: a rate that falls to 0 would take them along.
         rate = optimizer.learning_rate * (1.0 if optimizer.name == "ftrl" else rate_factor)
         try:
-            self.collections[collection].update(looked, grads, rate, self.steps)
+            update(rate, self.steps)
         except ValueError as error:
             raise TrainingError(f"Step {self.steps}: {error}. {_LOWER}") from None
 
@@ -138,6 +193,7 @@ class Learner:
                 self.parameters[place].grad = total
             return norm_of([parts[0][place] for place in group])
 
+        parts = parts or [[torch.zeros_like(weights) for weights in self.parameters]]  # a share without rows
         return sum(self._each(add_up, self._groups))
 
     def step_dense(self, rate_factor: float) -> None:
@@ -152,14 +208,34 @@ class Learner:
 
         self._each(step, self.optimizers)
 
-    def check_finite(self, loss: float, sizes: Iterable[float]) -> None:
-        """Nothing that is not finite may reach a weight; `sizes` are norms of gradients."""
-        size = sum(sizes)
+    def check_finite(self, loss: float, size: float) -> None:
+        """Nothing that is not finite may reach a weight; `size` is a norm of all gradients."""
         if not np.isfinite(loss) or not size < _MOST:
             raise TrainingError(
                 f"Step {self.steps}: the loss is {loss:g} and its gradient has size {size:g}; nothing was updated. "
                 f"{_LOWER}"
             )
+
+    def expect(self, batch: Batch) -> None:
+        """Begin what a step on this batch will need of other workers. Batches must come in this order."""
+
+    def expect_no_more(self) -> None:
+        """Leave nothing under way between workers."""
+        for collection in self.collections.values():
+            if isinstance(collection, ShardedCollection):
+                collection.expect_no_more()
+
+    def own_rows(self, batch: Batch) -> Batch:
+        """This worker's share of a batch that all of them have; a share stays as it is."""
+        if self.peers is None or batch.whole is not None:
+            return batch
+        rank, size = self.peers.rank, self.peers.size
+        own = between(batch, batch.size * rank // size, batch.size * (rank + 1) // size)
+        return replace(own, whole=batch.size)
+
+    def added_up(self, sums: Sums) -> Sums:
+        """What all workers measured together."""
+        return sums if self.peers is None else reduce(add, self.peers.steps.gather(sums))
 
     def shares(self, function: Callable[[slice], T], size: int, num_pieces: int = 1) -> list[T]:
         """`function` of each piece of the rows: threads side by side, the pieces of a thread one after the other."""

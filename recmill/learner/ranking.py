@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -12,11 +13,13 @@ from torch.nn import functional
 
 from recmill.batches import Array, Batch, Cursor, Layout
 from recmill.embeddings.collection import Looked
+from recmill.embeddings.sharding import ShardedCollection
 from recmill.embeddings.table import DiskTier
 from recmill.errors import FeatureError, TrainingError
 from recmill.features.chain import ColumnInfo
 from recmill.learner.base import (
     Learner,
+    RowGradients,
     Step,
     check_dims,
     check_labels,
@@ -44,6 +47,7 @@ class Ranker(Learner):
     ) -> None:
         super().__init__(spec.train, num_threads, disk)
         self.spec = spec
+        self.dynamic = spec.dynamic
         deep = Layout.of(columns, spec.features or None)
         check_dims(columns, deep, spec.embedding_dim, "ranking")
         if not deep.keys:
@@ -70,21 +74,24 @@ class Ranker(Learner):
         self.model.train()
         self.steps += 1
         looked = self._look_up(batch, train=True)
+        began = time.perf_counter()
         row_grads = [np.empty_like(read.values) for read in looked.values()]
         shares = self.shares(
             lambda rows: self._share(batch, looked, row_grads, rows),
             batch.size,
             self.spec.train.micro_batches,
         )
-        losses, dense, sizes = zip(*shares, strict=True)
-        self.check_finite(sum(losses), [self.sum_gradients(dense), *sizes])
-        for (name, read), grads in zip(looked.items(), row_grads, strict=True):
-            self.update_rows(name, read, grads, rate_factor)
-        self.step_dense(rate_factor)
-        dynamic = self.spec.dynamic
-        if dynamic is not None and self.steps % dynamic.evict_every_steps == 0:
-            self.evict(dynamic)
-        return Step(sum(losses))
+        if self.peers is not None and batch.size:
+            self.peers.say("seconds_per_row", (time.perf_counter() - began) / batch.size)
+        losses, dense, sizes = zip(*shares, strict=True) if shares else ((), (), ())
+        rows = [
+            RowGradients(name, read, grads)
+            for (name, read), grads in zip(looked.items(), row_grads, strict=True)
+        ]
+        loss = self.learn(sum(losses), dense, rows, sum(sizes), rate_factor)
+        if self.dynamic is not None and self.steps % self.dynamic.evict_every_steps == 0:
+            self.evict(self.dynamic)
+        return Step(loss)
 
     def predict(self, batch: Batch) -> Array:
         """Probabilities [B]; learns nothing, not even which keys exist."""
@@ -97,14 +104,19 @@ class Ranker(Learner):
                 logits = self._logits(torch.from_numpy(batch.numbers[rows]), _vectors(looked, rows))
                 return np.asarray(torch.sigmoid(logits).numpy())
 
-        return np.concatenate(self.shares(share, batch.size))
+        return np.concatenate(self.shares(share, batch.size) or [np.empty(0, np.float32)])
 
     def evaluate(self, batches: Iterable[tuple[Batch, Cursor]]) -> ScoreSums:
-        """How well the batches' labels are predicted."""
+        """How well the batches' labels are predicted. Several workers take a share of each batch."""
         sums = ScoreSums()
-        for batch, _ in batches:
+        for batch in (self.own_rows(batch) for batch, _ in batches):
             sums.add(batch.labels[self.spec.label], self.predict(batch))
-        return sums
+        return self.added_up(sums)
+
+    def expect(self, batch: Batch) -> None:
+        for collection in self.collections.values():
+            if isinstance(collection, ShardedCollection):
+                collection.expect(columns_of(batch.keys, collection))
 
     def _look_up(self, batch: Batch, train: bool) -> dict[str, Looked]:
         return {
@@ -119,7 +131,7 @@ class Ranker(Learner):
         vectors = [vector.requires_grad_() for vector in _vectors(looked, rows)]
         labels = torch.from_numpy(batch.labels[self.spec.label][rows])
         logits = self._logits(torch.from_numpy(batch.numbers[rows]), vectors)
-        loss = functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / batch.size
+        loss = functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / batch.total
         gradients = torch.autograd.grad(loss, [*self.parameters, *vectors])
         dense = list(gradients[: len(self.parameters)])
         for place, gradient in enumerate(gradients[len(dense) :]):

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from recmill.batches import Array, Batch, Keys, Layout
 from recmill.embeddings.collection import Looked
+from recmill.embeddings.peers import gather_rows
 from recmill.embeddings.table import DiskTier
 from recmill.errors import FeatureError
 from recmill.features.chain import ColumnInfo
 from recmill.learner.base import (
     Learner,
+    RowGradients,
     Step,
     check_dims,
     check_labels,
@@ -88,25 +90,62 @@ class Retriever(Learner):
             batch = some_rows(batch, np.flatnonzero(batch.labels[self.trains_on]))
         self.model.train()
         self.steps += 1
-        if not batch.size:
+        items = self._items(batch)
+        if not len(items.keys):
             return Step(0.0)
-        item_keys, first_rows, own, counts = np.unique(
+        users = self._forward("user", self._part("user", batch))
+        own_items = self._forward("item", some_rows(self._part("item", batch), items.first_rows))
+        self.counts.add(items.keys, items.counts)
+        task = _Task(batch, items, self.counts.log_q(items.keys) if self.spec.log_q else None)
+        vectors = self._from_all(items, own_items.vectors)
+        loss, user_grads, item_grads, rest = self._loss(task, users.vectors, vectors)
+        user_dense, user_sparse = self._backward("user", users, user_grads)
+        item_dense, item_sparse = self._backward("item", own_items, self._to_owners(items, item_grads))
+        of_rows = norm_of([torch.from_numpy(user_sparse), torch.from_numpy(item_sparse)])
+        rows = [
+            RowGradients("user", users.looked, user_sparse),
+            RowGradients("item", own_items.looked, item_sparse),
+        ]
+        loss = self.learn(loss, [[*rest, *user_dense, *item_dense]], rows, of_rows, rate_factor)
+        return Step(loss)
+
+    def _items(self, batch: Batch) -> _Items:
+        """The items of a step; of several workers that have one, the first takes it through its tower."""
+        keys, first_rows, own, counts = np.unique(
             batch.keys[self.item_id].values, return_index=True, return_inverse=True, return_counts=True
         )
-        users = self._forward("user", self._part("user", batch))
-        items = self._forward("item", some_rows(self._part("item", batch), first_rows))
-        self.counts.add(item_keys, counts)
-        task = _Task(batch, own, counts, self.counts.log_q(item_keys) if self.spec.log_q else None)
-        loss, user_grads, item_grads, rest = self._loss(task, users.vectors, items.vectors)
-        user_dense, user_sparse = self._backward("user", users, user_grads)
-        item_dense, item_sparse = self._backward("item", items, item_grads)
-        dense = [*rest, *user_dense, *item_dense]
-        of_rows = norm_of([torch.from_numpy(user_sparse), torch.from_numpy(item_sparse)])
-        self.check_finite(loss, [self.sum_gradients([dense]), of_rows])
-        for side, pieces, grads in (("user", users, user_sparse), ("item", items, item_sparse)):
-            self.update_rows(side, pieces.looked, grads, rate_factor)
-        self.step_dense(rate_factor)
-        return Step(loss)
+        if self.peers is None:
+            return _Items(keys, counts, own, first_rows, np.arange(len(keys)), np.array([len(keys)]))
+        asked, sizes = gather_rows(self.peers, np.stack([keys, counts], axis=1).astype(np.int64))
+        every_key, first, places = np.unique(asked[:, 0], return_index=True, return_inverse=True)
+        every_count = np.zeros(len(every_key), np.int64)
+        np.add.at(every_count, places, asked[:, 1])
+        ends = np.cumsum(sizes)
+        begin = ends[self.peers.rank] - len(keys)
+        holders = np.searchsorted(ends, first, side="right")
+        by_holder = np.argsort(holders, kind="stable")
+        num_held = np.bincount(holders, minlength=self.peers.size)
+        held = first[holders == self.peers.rank] - begin
+        own = places[begin : begin + len(keys)][own]
+        return _Items(every_key, every_count, own, first_rows[held], by_holder, num_held)
+
+    def _from_all(self, items: _Items, vectors: Tensor) -> Tensor:
+        """Vectors of all items of the step, whoever took them through the tower."""
+        if self.peers is None:
+            return vectors
+        gathered, _ = gather_rows(self.peers, vectors.numpy())
+        in_order = np.empty_like(gathered)
+        in_order[items.by_holder] = gathered
+        return torch.from_numpy(in_order)
+
+    def _to_owners(self, items: _Items, grads: Tensor) -> Tensor:
+        """Gradients of the items that this worker holds, added up over the users of all workers."""
+        if self.peers is None:
+            return grads
+        sent, num_own = grads.numpy()[items.by_holder], len(items.first_rows)
+        every = np.full(self.peers.size, num_own)
+        parts = self.peers.steps.swap(sent, items.num_held, every).wait()
+        return torch.from_numpy(parts.reshape(self.peers.size, num_own, sent.shape[1]).sum(axis=0))
 
     def user_vectors(self, batch: Batch) -> Array:
         """Unit vectors [B, V] of a batch of `layouts["user"]`; learns nothing. New users get one too."""
@@ -130,16 +169,31 @@ class Retriever(Learner):
         for some, ranked in self.answers(questions, max(protocol.cutoffs)):
             relevant = questions.relevant.of(some)
             sums.add(ranked, relevant.offsets, relevant.items)
-        return sums
+        return self.added_up(sums)
 
     def answers(self, questions: Questions, k: int) -> Iterator[tuple[slice, Array]]:
-        """The k best items for some questions at a time, as places in the catalogue, best first; -1 for no more."""
-        items = torch.from_numpy(self.item_vectors(questions.catalogue.batch(self.layouts["item"])))
+        """The k best items for some questions at a time, as places in the catalogue, best first; -1 for no more.
+
+        Several workers answer a share of the questions each.
+        """
+        items = torch.from_numpy(self._catalogue_vectors(questions))
         at_once = max(16, _SCORES_AT_ONCE // len(items))
         for first in range(0, len(questions), at_once):
-            some = slice(first, min(first + at_once, len(questions)))
+            some = self._own_part(slice(first, min(first + at_once, len(questions))))
             users = torch.from_numpy(self.user_vectors(questions.batch(some, self.layouts["user"])))
-            yield some, self._rank(users, items, questions.seen.of(some), k)
+            if len(users):
+                yield some, self._rank(users, items, questions.seen.of(some), k)
+
+    def _catalogue_vectors(self, questions: Questions) -> Array:
+        batch = self.own_rows(questions.catalogue.batch(self.layouts["item"]))
+        vectors = self.item_vectors(batch)
+        return vectors if self.peers is None else gather_rows(self.peers, vectors)[0]
+
+    def _own_part(self, rows: slice) -> slice:
+        if self.peers is None:
+            return rows
+        size, rank, count = rows.stop - rows.start, self.peers.rank, self.peers.size
+        return slice(rows.start + size * rank // count, rows.start + size * (rank + 1) // count)
 
     def _rank(self, users: Tensor, items: Tensor, seen: Pairs, k: int) -> Array:
         """The k best items for each user, best first, without those seen; -1 where there are no more."""
@@ -184,7 +238,7 @@ class Retriever(Learner):
             with torch.set_grad_enabled(train):
                 return pooled, tower(torch.from_numpy(batch.numbers[rows]), pooled)
 
-        return _Pieces(looked, self.shares(piece, batch.size))
+        return _Pieces(looked, self.shares(piece, batch.size) or [piece(slice(0, 0))])
 
     def _loss(self, task: _Task, users: Tensor, items: Tensor) -> tuple[float, Tensor, Tensor, list[Tensor]]:
         """The batch's mean loss and its gradients: of users, of items, and of what stands outside of towers."""
@@ -193,21 +247,22 @@ class Retriever(Learner):
 
         def piece(rows: slice) -> tuple[float, list[Tensor]]:
             some = users[rows].requires_grad_()
-            loss = self._loss_of(task, some, items, rows) / task.batch.size
+            loss = self._loss_of(task, some, items, rows) / task.items.num_rows
             return float(loss.detach()), list(torch.autograd.grad(loss, [some, items, *outside]))
 
         num_pieces = -(-task.batch.size // (_ROWS_AT_ONCE * self.num_threads))
-        losses, grads = zip(*self.shares(piece, task.batch.size, num_pieces), strict=True)
+        pieces = self.shares(piece, task.batch.size, max(1, num_pieces)) or [piece(slice(0, 0))]
+        losses, grads = zip(*pieces, strict=True)
         of_users, *others = zip(*grads, strict=True)
         of_items, *of_outside = (torch.stack(parts).sum(dim=0) for parts in others)
         return sum(losses), torch.cat(of_users), of_items, of_outside
 
     def _loss_of(self, task: _Task, users: Tensor, items: Tensor, rows: slice) -> Tensor:
-        spec, own = self.spec, torch.from_numpy(task.own[rows])
+        spec, own = self.spec, torch.from_numpy(task.items.own[rows])
         if self.towers.bias is not None:
             labels = torch.from_numpy(task.batch.labels[spec.label][rows])
             return pairwise_bce(users, items, own, labels, self.towers.bias, spec.temperature)
-        counts = torch.from_numpy(task.counts.astype(np.float32))
+        counts = torch.from_numpy(task.items.counts.astype(np.float32))
         log_q = None if task.log_q is None else torch.from_numpy(task.log_q)
         return in_batch_softmax(users, items, own, counts, spec.temperature, log_q)
 
@@ -238,12 +293,31 @@ class _Pieces:
 
 
 @dataclass(frozen=True)
+class _Items:
+    """The different items of a step's rows, in the order of their keys, with the number of rows of each.
+
+    With several workers they are those of all; each holds some, and `by_holder` are their places, sorted by who.
+    """
+
+    keys: Array
+    counts: Array
+    own: Array  # for each row of this worker, the place of its item
+    first_rows: Array  # a row of each item that this worker holds
+    by_holder: Array
+    num_held: Array  # by each worker
+
+    @property
+    def num_rows(self) -> int:
+        """Of all workers."""
+        return int(self.counts.sum())
+
+
+@dataclass(frozen=True)
 class _Task:
-    """What the loss asks: each row's item as a place among the batch's different items, and their counts."""
+    """What the loss asks: which item each row must find among those of the step."""
 
     batch: Batch
-    own: Array
-    counts: Array
+    items: _Items
     log_q: Array | None
 
 

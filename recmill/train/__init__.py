@@ -1,25 +1,31 @@
-"""train: Table or raw log -> Checkpoint, on one machine."""
+"""train: Table or raw log -> Checkpoint, in one process or in several workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from recmill.artifact import is_published
-from recmill.checkpoint import METRICS, Checkpoint, CheckpointFolder
+from recmill.checkpoint import METRICS, Checkpoint, CheckpointFolder, Checkpoints
 from recmill.embeddings.table import DiskTier
 from recmill.errors import ArtifactError, RecmillError
 from recmill.learner.saved import models_of, new_learner
+from recmill.machine import available_cores
 from recmill.progress import Progress as Bars
 from recmill.progress import Stage
 from recmill.spec import recipe as r
 from recmill.tracking import Trackers, open_trackers
+from recmill.train.parallel import ALONE, Workers, spread
 from recmill.train.profile import profiled
 from recmill.train.source import Evaluation, Learners, Source
 from recmill.train.threads import Threads, choose_threads, keep_freed_memory
 from recmill.train.trainer import Metrics, Progress, State, Trainer
+
+OnReport = Callable[[Metrics, Path | None], None]
+OnStep = Callable[[str, Progress], None]  # the model's name, and how it is doing
 
 _STEPS_BETWEEN_LINES = 50
 _SAME_EVERY_TIME = {"rows", "positive_rate", "constant_accuracy", "auc_margin"}
@@ -35,6 +41,11 @@ class Options:
     track: tuple[str, ...] = ()  # beside JSON lines: tensorboard, mllog, mlflow
     profile_steps: int | None = None
     table_memory: int | None = None  # bytes; more goes to the disk
+    workers: Workers = ALONE  # every one of them calls `train`, with the same recipe, rows and folder
+    wire: str = "float32"  # how rows and gradients travel between workers: or float16, bfloat16
+    balance: bool = True  # slow workers get fewer rows
+    on_report: OnReport | None = None  # of each checkpoint that is published, on every worker
+    on_step: OnStep | None = None  # on the first worker
     warn: Callable[[str], None] = field(default=lambda message: None)
 
 
@@ -49,6 +60,9 @@ class Trained:
     threads: Threads
     resumed_from: int | None = None  # the step
     was_there: bool = False  # nothing to do
+    workers: int = 1
+    wire_bytes: int = 0  # that this worker sent to others
+    seconds_for_others: float = 0.0  # that this worker waited for others
 
     @property
     def samples_per_second(self) -> float:
@@ -67,16 +81,38 @@ def train(
     bars: Bars | None = None,
     report: Callable[[Trained], None] = lambda trained: None,
 ) -> list[Trained]:
-    """Train every model of the recipe, one after the other; `report` hears of each as it ends."""
-    models = _chosen(recipe, options)
-    folder = _open_folder(recipe, source, into, options)
-    threads = choose_threads(options.threads)
-    keep_freed_memory()
-    found = []
-    for model in models:
-        found.append(_train_model(folder, recipe, model, source, threads, options, bars or Bars(quiet=True)))
-        report(found[-1])
-    return found
+    """Train every model of the recipe, one after the other; `report` hears of each as it ends.
+
+    Several workers all call this. `report`, bars, trackers and warnings are the first one's.
+    """
+    workers = options.workers
+    if not workers.is_first:
+        bars, report, options = None, lambda trained: None, replace(options, warn=lambda message: None)
+    try:
+        models = _chosen(recipe, options)
+        folder = open_folder(recipe, source, into, options)
+        threads = _threads(options)
+        keep_freed_memory()
+        found = []
+        for model in models:
+            found.append(
+                _train_model(folder, recipe, model, source, threads, options, bars or Bars(quiet=True))
+            )
+            report(found[-1])
+        return found
+    except BaseException as error:
+        workers.fail(error)
+        raise
+
+
+def _threads(options: Options) -> Threads:
+    """Workers of one machine share its cores, and do not probe it at the same time."""
+    workers = options.workers
+    if workers.size == 1 or options.threads is not None:
+        return choose_threads(options.threads)
+    cores = available_cores()
+    found = choose_threads(max(1, cores // workers.num_here))
+    return replace(found, reason=f"{cores} cores for {workers.num_here} workers")
 
 
 def _chosen(recipe: r.Recipe, options: Options) -> list[str]:
@@ -91,14 +127,25 @@ def _chosen(recipe: r.Recipe, options: Options) -> list[str]:
     return [name for name in known if name in (options.models or known)]
 
 
-def _open_folder(recipe: r.Recipe, source: Source, into: Path, options: Options) -> CheckpointFolder:
+def open_folder(recipe: r.Recipe, source: Source, into: Path, options: Options) -> CheckpointFolder:
+    """The folder for checkpoints of this run, new or old; an old one must fit."""
     source.check(recipe)
-    if is_published(into):
-        folder = CheckpointFolder.open(into)
-        _check_goes_on(folder, recipe, source, options)
-        if folder.recipe == recipe:
-            return folder
-    return CheckpointFolder.create(into, recipe, source.columns, source.plan, source.name, source.data)
+
+    def open_or_create() -> None:
+        if is_published(into):
+            folder = CheckpointFolder.open(into)
+            _check_goes_on(folder, recipe, source, options)
+            if folder.recipe == recipe:
+                return
+        CheckpointFolder.create(into, recipe, source.columns, source.plan, source.name, source.data)
+
+    options.workers.by_first(open_or_create)
+    if not is_published(into):
+        raise ArtifactError(
+            f"Worker {options.workers.rank} does not see {into}, which worker 0 has just made. "
+            "--into must be on a disk that all workers share."
+        )
+    return CheckpointFolder.open(into)
 
 
 def _check_goes_on(folder: CheckpointFolder, recipe: r.Recipe, source: Source, options: Options) -> None:
@@ -139,47 +186,107 @@ def _train_model(
     options: Options,
     bars: Bars,
 ) -> Trained:
+    workers = options.workers
     disk = DiskTier(folder.path, options.table_memory) if options.table_memory is not None else None
     learner = new_learner(recipe, model, source.columns, threads.number, disk)
-    checkpoints = folder.of(model, learner.train_spec.saving)
+    spread(learner, workers, options.wire)
+    checkpoints = folder.of(model, learner.train_spec.saving, learner.peers)
     trainer = Trainer(
-        learner, source.batches(learner), METRICS[model], source.evaluation(learner), checkpoints
+        learner,
+        source.batches(learner),
+        METRICS[model],
+        source.evaluation(learner),
+        checkpoints,
+        workers=workers,
+        balance=options.balance,
     )
-    last = checkpoints.last_good(options.warn)
+    last = _last_good(checkpoints, options)
+    ended = partial(_ended, model, folder, checkpoints, threads, last, workers)
     if last is not None and _is_finished(last, trainer):
-        state = State.read(last.state)
-        return Trained(
-            model, folder.path / model, state, checkpoints.find("best"), threads, last.step, was_there=True
-        )
+        return ended(State.read(last.state), was_there=True)
     if last is not None:
         trainer.resume(last)
     else:
         checkpoints.forget_after(0)
     with (
-        open_trackers(options.track, folder.path / model, last.step if last else None) as trackers,
-        profiled(options.profile_steps, folder.path / model / "trace.json") as after_step,
+        _trackers(options, folder.path / model, last) as trackers,
+        profiled(
+            options.profile_steps if workers.is_first else None, folder.path / model / "trace.json"
+        ) as after_step,
         bars.stage(model, trainer.total_steps) as bar,
     ):
         rows = {f"{split}_rows": source.num_rows(learner, split) for split in ("train", "eval")}
         trackers.begin({**_facts(recipe, model, trainer, threads), **rows})
         trackers.event("init_stop")
         trackers.event("run_start")
-        reporter = _Reporter(trackers, bar, after_step, trainer.learner.steps)
+        watchers: list[Callable[[Progress], None]] = [lambda progress: after_step()]
+        if options.on_step is not None and workers.is_first:
+            watchers.append(partial(options.on_step, model))
+        reporter = _Reporter(trackers, bar, watchers, trainer.learner.steps)
         trainer.report = reporter.report
+        if options.on_report is not None:
+            trainer.on_saved = partial(_tell_of_saved, options.on_report)
         if trainer.evaluate is not None:
             trainer.evaluate = reporter.announced(trainer.evaluate, learner)
         trainer.train()
-    resumed_from = last.step if last else None
-    return Trained(model, folder.path / model, trainer.state, checkpoints.find("best"), threads, resumed_from)
+    return ended(trainer.state)
+
+
+def _last_good(checkpoints: Checkpoints, options: Options) -> Checkpoint | None:
+    """The first worker looks, and sets damaged ones aside; all go on from the same one."""
+
+    def path_of_last() -> Path | None:
+        found = checkpoints.last_good(options.warn)
+        return found.path if found is not None else None
+
+    path = options.workers.by_first(path_of_last)
+    return Checkpoint.open(path) if path is not None else None
+
+
+def _ended(
+    model: str,
+    folder: CheckpointFolder,
+    checkpoints: Checkpoints,
+    threads: Threads,
+    last: Checkpoint | None,
+    workers: Workers,
+    state: State,
+    was_there: bool = False,
+) -> Trained:
+    return Trained(
+        model,
+        folder.path / model,
+        state,
+        checkpoints.find("best"),
+        threads,
+        last.step if last else None,
+        was_there,
+        workers.size,
+        workers.sent_bytes,
+        workers.seconds_waiting,
+    )
+
+
+def _trackers(options: Options, path: Path, last: Checkpoint | None) -> Trackers:
+    """Those of the run; only the first worker has any."""
+    if options.workers.is_first:
+        return open_trackers(options.track, path, last.step if last else None)
+    return Trackers([])
+
+
+def _tell_of_saved(report: OnReport, progress: Progress, path: Path) -> None:
+    report({"step": progress.step, **_values(progress), **progress.metrics}, path)
 
 
 class _Reporter:
-    """Tells the bar of every step, and trackers of every so many and of every evaluation."""
+    """Tells the bar and others of every step, and trackers of every so many and of every evaluation."""
 
-    def __init__(self, trackers: Trackers, bar: Stage, after_step: Callable[[], None], step: int) -> None:
+    def __init__(
+        self, trackers: Trackers, bar: Stage, watchers: Sequence[Callable[[Progress], None]], step: int
+    ) -> None:
         self.trackers = trackers
         self.bar = bar
-        self.after_step = after_step
+        self.watchers = watchers
         self.last: Progress | None = None
         self.metrics: Metrics = {}
         self.bar.done = step
@@ -203,7 +310,8 @@ class _Reporter:
             self.trackers.event("eval_stop", step=progress.step)
         self.bar.note = _note(progress, self.metrics)
         self.bar.advance(1, samples)
-        self.after_step()
+        for watch in self.watchers:
+            watch(progress)
 
 
 def _values(progress: Progress) -> dict[str, float]:
@@ -249,4 +357,5 @@ def _facts(recipe: r.Recipe, model: str, trainer: Trainer, threads: Threads) -> 
         "decay_start_step": decay_start,
         "decay_steps": total - decay_start,
         "threads": threads.number,
+        "workers": trainer.workers.size,
     }

@@ -14,6 +14,7 @@ from recmill.features.plan import Plan
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.log_batches import LogBatches
+from recmill.logs.counted import Each
 from recmill.logs.tally import DEFAULT_MAX_BAD
 from recmill.spec import recipe as r
 from recmill.table import Table
@@ -99,7 +100,10 @@ class LogSource:
         plan_from: Path | None = None,
         max_bad: float = DEFAULT_MAX_BAD,
         note: Callable[[str], None] = lambda line: None,
+        each: Each | None = None,
     ) -> None:
+        """`each` is how pieces of the log are counted; on threads without it."""
+        self.each = each
         self.recipe = recipe
         self.data = _absolute(data)
         self.max_bad = max_bad
@@ -142,6 +146,7 @@ class LogSource:
                 features=learner.layout.features,
                 num_workers=learner.num_threads,
                 max_bad=self.max_bad,
+                each=self.each,
             )
             for line in self._opened.notes:
                 self.note(line)

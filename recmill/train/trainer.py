@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from recmill.batches import Batch, Cursor
@@ -13,12 +15,17 @@ from recmill.checkpoint import Checkpoint, Checkpoints
 from recmill.learner.base import Learner
 from recmill.learner.optimizers import rate_factor
 from recmill.metrics import meets
+from recmill.train.parallel import ALONE, CutsItself, Shares, Workers, own_batches, scatter_randomness
 
 Metrics = Mapping[str, float]
 
 
 class BatchSource(Protocol):
-    """Batches of a Table or of a raw log, from any cursor on."""
+    """Batches of a Table or of a raw log, from any cursor on.
+
+    Of several workers each has its own; they give the same batches, or each gives its worker's share of them, which
+    then says of how many rows it is one.
+    """
 
     @property
     def batches_per_epoch(self) -> int: ...
@@ -51,6 +58,8 @@ class State:
     drops: int = 0  # evaluations that were worse than the best before them
     evaluations: list[dict[str, float]] = field(default_factory=list)
     stopped_by: str | None = None  # end, steps, minutes, target or patience
+    units: int | None = None  # of an epoch; the cursor says which one is next
+    workers: int = 1
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> State:
@@ -68,7 +77,14 @@ class Trainer:
         evaluate: Callable[[], Metrics] | None = None,
         checkpoints: Checkpoints | None = None,
         report: Callable[[Progress], None] = lambda progress: None,
+        workers: Workers = ALONE,
+        balance: bool = True,
     ) -> None:
+        """`learner` is one of `workers`, if they are several: see `spread`."""
+        self.workers = workers
+        self.shares = Shares(workers.size, balance)
+        self.on_saved: Callable[[Progress, Path], None] = lambda progress, path: None
+        self._unpublished: tuple[Progress, Path] | None = None
         self.learner = learner
         self.batches = batches
         self.metric = metric
@@ -76,7 +92,7 @@ class Trainer:
         self.checkpoints = checkpoints
         self.report = report
         self.spec = learner.train_spec
-        self.state = State()
+        self.state = State(units=_num_units(batches), workers=workers.size)
         all_steps = max(1, math.ceil(self.spec.epochs * batches.batches_per_epoch))
         self.total_steps = min(all_steps, self.spec.max_steps or all_steps)
 
@@ -85,38 +101,64 @@ class Trainer:
         assert self.checkpoints is not None
         self.learner.load_arrays(self.checkpoints.restore(checkpoint, self.learner.tables))
         self.learner.steps = checkpoint.step
-        self.state = State.read(checkpoint.state)
+        self.state = replace(
+            State.read(checkpoint.state), units=_num_units(self.batches), workers=self.workers.size
+        )
         self.checkpoints.forget_after(checkpoint.step)
+        scatter_randomness(self.learner, self.workers)
 
     def train(self) -> State:
         """Run to the end, or until there is a reason to stop."""
         meter, clock = _Meter(), _Clock(self.spec.saving.every_minutes)
-        for batch, after in meter.watch(self._batches()):
-            self.state.cursor, factor = after, self._rate_factor()
-            meter.count(self.learner.step(batch, factor).loss, batch.size, self.state)
-            self.state.seconds += clock.tick()
-            metrics = self._evaluate_when_due()
-            self.report(
-                meter.progress(self.learner.steps, self.total_steps, self.state.samples, factor, metrics)
-            )
-            self.state.seconds += clock.tick()
-            self.state.stopped_by = self._reason_to_stop(metrics)
-            if metrics or self.state.stopped_by or self._saving_is_due(clock):
-                self._save(metrics)
-                clock.saved()
-            if self.state.stopped_by:
-                break
-        if self.checkpoints is not None:
-            self.checkpoints.wait()
+        with closing(self._own_batches()) as batches:
+            for batch, after in meter.watch(batches):
+                self.state.cursor, factor = after, self._rate_factor()
+                self._tell(clock)
+                meter.count(self.learner.step(batch, factor).loss, batch.total, self.state)
+                self.state.seconds += clock.tick()
+                metrics = self._evaluate_when_due()
+                progress = meter.progress(
+                    self.learner.steps, self.total_steps, self.state.samples, factor, metrics
+                )
+                self.report(progress)
+                self.state.seconds += clock.tick()
+                self.state.stopped_by = self._reason_to_stop(metrics)
+                self._tell_of_saved()
+                if metrics or self.state.stopped_by or self._saving_is_due(clock):
+                    self._save(progress)
+                    clock.saved()
+                if self.state.stopped_by:
+                    break
+        self._wait_for_saved()
         return self.state
 
-    def _batches(self) -> Iterator[tuple[Batch, Cursor]]:
+    def _own_batches(self) -> Generator[tuple[Batch, Cursor], None, None]:
+        if self.workers.size == 1:
+            return self._batches()
+        if isinstance(self.batches, CutsItself):
+            self.batches.shares = self.shares.cut
+        return own_batches(self._batches(), self.learner, self.workers, self.shares)
+
+    def _batches(self) -> Generator[tuple[Batch, Cursor], None, None]:
         """Epoch after epoch, as many batches as the run still has steps."""
-        while self.learner.steps < self.total_steps:
-            for batch, after in self.batches.read(self.state.cursor):
+        cursor, steps_left = self.state.cursor, self.total_steps - self.learner.steps
+        while steps_left > 0:
+            for batch, after in self.batches.read(cursor):
+                cursor, steps_left = after, steps_left - 1
                 yield batch, after
-                if self.learner.steps >= self.total_steps:
+                if not steps_left:
                     return
+
+    def _tell(self, clock: _Clock) -> None:
+        """Worker 0's clock is everybody's; and all must know when a checkpoint is complete."""
+        if self.workers.size > 1:
+            self.workers.say("out_of_time", self._is_out_of_time())
+            self.workers.say("save", clock.saving_is_due())
+            self.workers.say("saved", self.checkpoints is not None and not self.checkpoints.is_writing)
+
+    def _agreed(self, word: str, own: Callable[[], bool]) -> bool:
+        """Of one process what it finds now; of several what the first one said with the last step."""
+        return own() if self.workers.size == 1 else bool(self.workers.heard(word)[0])
 
     def _rate_factor(self) -> float:
         schedule = self.spec.schedule
@@ -136,7 +178,8 @@ class Trainer:
 
     def _saving_is_due(self, clock: _Clock) -> bool:
         every = self.spec.saving.every_steps
-        return (every is not None and self.learner.steps % every == 0) or clock.saving_is_due()
+        due = every is not None and self.learner.steps % every == 0
+        return due or self._agreed("save", clock.saving_is_due)
 
     def _reason_to_stop(self, metrics: Metrics) -> str | None:
         if metrics and self.spec.target is not None and meets(self.spec.target, metrics):
@@ -149,19 +192,48 @@ class Trainer:
             return "patience"
         if self.learner.steps >= self.total_steps:
             return "steps" if self.total_steps == self.spec.max_steps else "end"
-        if self.spec.max_minutes is not None and self.state.seconds >= 60 * self.spec.max_minutes:
-            return "minutes"
-        return None
+        return "minutes" if self._agreed("out_of_time", self._is_out_of_time) else None
+
+    def _is_out_of_time(self) -> bool:
+        return self.spec.max_minutes is not None and self.state.seconds >= 60 * self.spec.max_minutes
 
     def _evaluations_since_best(self) -> int:
         found = [past[self.metric] for past in self.state.evaluations]
         return len(found) - 1 - found.index(max(found))
 
-    def _save(self, metrics: Metrics) -> None:
+    def _save(self, progress: Progress) -> None:
         if self.checkpoints is not None:
+            self._wait_for_saved()
             learner = self.learner
             state = asdict(self.state)
-            self.checkpoints.save(learner.steps, learner.arrays(), learner.tables, state, metrics)
+            path = self.checkpoints.save(
+                learner.steps, learner.arrays(), learner.tables, state, progress.metrics
+            )
+            self._unpublished = progress, path
+
+    def _wait_for_saved(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+        self._tell_of_saved(is_known=True)
+
+    def _tell_of_saved(self, is_known: bool = False) -> None:
+        """Say that a checkpoint is published, on all workers at the same step."""
+        if self._unpublished is None or self.checkpoints is None:
+            return
+        checkpoints = self.checkpoints
+        every = (
+            [not checkpoints.is_writing] if self.workers.size == 1 else self.workers.heard("saved").tolist()
+        )
+        if is_known or all(every):
+            checkpoints.wait()
+            found, self._unpublished = self._unpublished, None
+            self.on_saved(*found)
+
+
+def _num_units(batches: BatchSource) -> int | None:
+    """Of an epoch, if that is known; only people want to know."""
+    units = getattr(batches, "units", None)
+    return len(units) if units is not None else None
 
 
 class _Clock:

@@ -1,0 +1,265 @@
+"""What becomes of a training run on Ray whose processes are killed. Every row must be learned exactly once.
+
+    python benchmarks/chaos_train.py [--runs 10] [--seed 1] [--rows 24000]
+
+starts a cluster of three nodes on this machine, trains straight from a raw log once undisturbed (two workers, two data
+workers), then again and again; each time one process is killed with SIGKILL at a random moment: a training worker, a
+data task, or the raylet of a node, with all that runs on it. Prints a line for each run. Counts are how often each
+table has seen each key, and samples how many rows were learned: both must be exactly those of the undisturbed run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+from recmill.checkpoint import CheckpointFolder
+from recmill.logs.generate import generate
+from recmill.spec.load import load_recipe
+from recmill.spec.recipe import Recipe
+from recmill.train import Options, Trained
+from recmill.train.feed import DataWorkers
+from recmill.train.launch import Scale, launch
+from recmill.train.source import LogSource
+
+KINDS = ("training worker", "data task", "raylet")
+NUM_FILES = 12
+STORE_BYTES = 150 << 20
+SET = [
+    'log.files=["train-*.txt"]',
+    "ranking.embedding_dim=8",
+    "ranking.bottom=[64, 8]",
+    "ranking.top=[64]",
+    "ranking.train.batch_size=128",
+    "ranking.train.epochs=2",
+    "ranking.train.evaluations=4",
+    "ranking.train.saving={ every_steps = 20, full_every = 4, keep = 2 }",
+]
+
+
+@dataclass
+class Kill:
+    """What was killed, how long after the workers had started, and at which step the last checkpoint was then."""
+
+    kind: str
+    after_seconds: float
+    step: int = 0
+    found: bool = False
+
+
+@dataclass
+class Run:
+    trained: Trained
+    seconds: float
+    starts: int
+    counts: dict[str, dict[int, int]] = field(repr=False)
+
+    @property
+    def auc(self) -> float:
+        return self.trained.best.metrics["auc"]
+
+    @property
+    def samples(self) -> int:
+        return self.trained.state.samples
+
+
+class Stage:
+    """A cluster of three nodes: the head, on which the driver is, and two that may die."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": STORE_BYTES}
+        )
+        self.mortal: list[Any] = []
+        self.complete()
+        ray.init(self.cluster.address, log_to_driver=False, logging_level="error")
+
+    def complete(self) -> None:
+        """Nodes that died are replaced."""
+        self.mortal = [node for node in self.mortal if _is_alive(_raylet_of(node))]
+        while len(self.mortal) < 2:
+            self.mortal.append(self.cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES))
+        self.cluster.wait_for_nodes()
+
+    def processes(self, title: str) -> list[int]:
+        """Processes of Ray with this title, on any node of this cluster."""
+        raylets = {_raylet_of(node) for node in self.cluster.list_all_nodes()}
+        return [pid for pid, parent, name in _processes() if parent in raylets and title in name]
+
+    def close(self) -> None:
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+def _raylet_of(node: Any) -> int:
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def _processes() -> Iterator[tuple[int, int, str]]:
+    """Number, parent and title of every process."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it has just ended
+            continue
+        yield int(folder.name), int(parent), title
+
+
+def disturb(stage: Stage, kill: Kill, into: Path, over: threading.Event, draw: random.Random) -> None:
+    """Wait for the moment, then kill one process of the kind."""
+    while not stage.processes("ray::RayTrainWorker") and not over.is_set():
+        time.sleep(0.1)
+    if over.wait(kill.after_seconds):
+        return
+    titles = {"training worker": "ray::RayTrainWorker", "data task": "ray::_read_slices"}
+    while not over.is_set():
+        victims = (
+            [_raylet_of(node) for node in stage.mortal]
+            if kill.kind == "raylet"
+            else stage.processes(titles[kill.kind])
+        )
+        if victims:
+            kill.step, kill.found = _last_step(into), True
+            os.kill(draw.choice(victims), signal.SIGKILL)
+            return
+        time.sleep(0.01)
+
+
+def _last_step(into: Path) -> int:
+    names = (path.name for path in (into / "ranking").glob("step-*"))
+    return max((int(name[5:]) for name in names if name[5:].isdigit()), default=0)
+
+
+def train(stage: Stage, recipe: Recipe, log: Path, into: Path, kill: Kill | None, draw: random.Random) -> Run:
+    notes: list[str] = []
+    over = threading.Event()
+    started = time.monotonic()
+    if kill is not None:
+        threading.Thread(target=disturb, args=(stage, kill, into, over, draw), daemon=True).start()
+    try:
+        (trained,) = launch(
+            recipe,
+            lambda note: LogSource(recipe, str(log), note=note),
+            into,
+            Options(),
+            Scale(1, 2, data=DataWorkers(2)),
+            note=notes.append,
+        )
+    finally:
+        over.set()
+    starts = 1 + sum("started again" in note for note in notes)
+    return Run(trained, time.monotonic() - started, starts, sightings(into))
+
+
+def sightings(into: Path) -> dict[str, dict[int, int]]:
+    """How often each table has seen each key that has a row, as of the last checkpoint."""
+    checkpoints = CheckpointFolder.open(into).of("ranking")
+    found: dict[str, dict[int, int]] = {}
+    for part in checkpoints.chain(checkpoints.find("last")):
+        for table in part.manifest["tables"]:
+            counts = found.setdefault(table, {})
+            for records in part.records(table):
+                counts |= dict(zip(records.keys.tolist(), records.counts.tolist(), strict=True))
+    return found
+
+
+def write_log(folder: Path, num_rows: int, seed: int) -> Path:
+    """One log in several files, so that there are units to deal."""
+    generate("criteo", num_rows, seed, folder)
+    lines = (folder / "train.txt").read_text().splitlines(keepends=True)
+    (folder / "train.txt").unlink()
+    for number in range(NUM_FILES):
+        part = lines[number * num_rows // NUM_FILES : (number + 1) * num_rows // NUM_FILES]
+        (folder / f"train-{number:02}.txt").write_text("".join(part))
+    return folder
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="rmc", dir="/tmp"))  # short: paths of Ray's sockets have a bound
+    (folder / "ray").mkdir()
+    os.environ["RAY_TMPDIR"] = str(folder)
+    os.environ.pop("RAY_ADDRESS", None)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=10, help="disturbed runs (default: 10)")
+    parser.add_argument("--seed", type=int, default=1, help="of the data, the victims and the moments")
+    parser.add_argument("--rows", type=int, default=24_000, help="rows of the log (default: 24000)")
+    given = parser.parse_args()
+    draw, recipe = random.Random(given.seed), load_recipe("criteo-deeprec", SET)
+    with _folder() as folder:
+        log = write_log(folder / "log", given.rows, given.seed)
+        stage = Stage()
+        try:
+            return _all_runs(stage, recipe, log, folder, given.runs, draw)
+        finally:
+            stage.close()
+
+
+def _all_runs(
+    stage: Stage, recipe: Recipe, log: Path, folder: Path, num_runs: int, draw: random.Random
+) -> int:
+    calm = train(stage, recipe, log, folder / "calm", None, draw)
+    print(
+        f"undisturbed   {calm.samples:,} samples   AUC {calm.auc:.4f}   {calm.seconds:.0f} s   "
+        f"{sum(map(len, calm.counts.values())):,} keys seen {_sum(calm.counts):,} times"
+    )
+    print("run  killed           after  checkpoint  starts  counts   samples  AUC     difference  seconds")
+    wrong = 0
+    kinds = [KINDS[number % len(KINDS)] for number in range(num_runs)]
+    draw.shuffle(kinds)
+    for number, kind in enumerate(kinds, start=1):
+        stage.complete()
+        kill = Kill(kind, draw.uniform(0.5, 0.9 * calm.seconds))
+        run = train(stage, recipe, log, folder / f"run-{number}", kill, draw)
+        same_counts, same_samples = run.counts == calm.counts, run.samples == calm.samples
+        wrong += not (same_counts and same_samples)
+        print(
+            f"{number:3}  {kill.kind if kill.found else 'nothing in time':15}  {kill.after_seconds:4.1f} s  "
+            f"step {kill.step:5}  {run.starts:6}  {'equal' if same_counts else 'DIFFER':7}  "
+            f"{'equal' if same_samples else 'DIFFER':7}  {run.auc:.4f}  {run.auc - calm.auc:+.4f}     "
+            f"{run.seconds:7.0f}",
+            flush=True,
+        )
+        shutil.rmtree(folder / f"run-{number}")
+    print(f"{num_runs - wrong} of {num_runs} runs learned every row exactly once")
+    return 1 if wrong else 0
+
+
+def _sum(counts: dict[str, dict[int, int]]) -> int:
+    return sum(sum(of_table.values()) for of_table in counts.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""What a worker can ask of the others. Training connects them; here is only what is promised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from recmill.embeddings.table import Array
+
+T = TypeVar("T")
+
+
+class Pending(Protocol):
+    """Something under way between workers."""
+
+    def wait(self) -> Array: ...
+
+
+class Lane(Protocol):
+    """A connection of all workers that one thread uses, so that what is asked on it has the same order everywhere."""
+
+    def swap(self, rows: Array, sizes: Array, their_sizes: Array) -> Pending:
+        """Send the first sizes[0] rows to worker 0, the next to worker 1; get their_sizes[w] rows from worker w."""
+
+    def add(self, values: Array) -> Pending:
+        """Everybody's values added up, in place and bit for bit the same for all."""
+
+    def gather(self, thing: T) -> list[T]:
+        """Everybody's, in the order of workers. For small things, now and then."""
+
+
+class Peers(Protocol):
+    """All workers of a run, as one of them sees them."""
+
+    rank: int
+    size: int
+
+    @property
+    def steps(self) -> Lane:
+        """For the thread that trains."""
+
+    @property
+    def ahead(self) -> Lane:
+        """For what runs ahead of it."""
+
+    @property
+    def saving(self) -> Lane:
+        """For the thread that writes checkpoints."""
+
+    def run_ahead(self, function: Callable[[], T]) -> Future[T]:
+        """Call it on the one thread that may use `ahead`, after what was given before."""
+
+    def say(self, name: str, value: float) -> None:
+        """Tell all workers a number with the next step."""
+
+    def words(self) -> Array:
+        """What is said with this step, as numbers that add up to what all say."""
+
+    def hear(self, words: Array) -> None:
+        """What all said."""
+
+
+def gather_rows(peers: Peers, rows: Array) -> tuple[Array, Array]:
+    """Everybody's rows, in the order of workers, and how many each has."""
+    ones = np.ones(peers.size, np.int64)
+    sizes = peers.steps.swap(np.full(peers.size, len(rows), np.int64), ones, ones).wait()
+    for_all = np.concatenate([rows] * peers.size)
+    return peers.steps.swap(for_all, ones * len(rows), sizes).wait(), sizes

@@ -1,0 +1,215 @@
+"""When a worker fails or dies the others say so, soon; what was saved stays whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from even_odd import recipe_named, with_training
+from processes import free_port, together
+from runs import in_turn, run
+
+from recmill.checkpoint import CheckpointFolder
+from recmill.errors import RecmillError
+from recmill.learner.saved import new_learner
+from recmill.spec.recipe import Dynamic, Recipe, Saving
+from recmill.table import Table
+from recmill.train import Options, train
+from recmill.train.parallel import ALONE, Workers, spread
+from recmill.train.source import TableSource
+from recmill.train.trainer import Progress
+
+pytestmark = pytest.mark.processes
+
+
+def fails_at(
+    workers: Workers, recipe: Recipe, table: Path, into: Path, rank: int, step: int, how: str
+) -> Any:
+    """Train; one worker comes to grief at a step. The others: how long until they noticed, and what they say."""
+    source = TableSource(Table.open(table))
+    reached = [0.0]
+    read = source.batches
+
+    def watched(learner: Any) -> Any:
+        batches = read(learner)
+        inner = batches.read
+
+        def rows(cursor: Any) -> Any:
+            for number, item in enumerate(inner(cursor)):
+                if number == step:
+                    reached[0] = time.monotonic()
+                    if workers.rank == rank:
+                        come_to_grief(how)
+                yield item
+
+        batches.read = rows
+        return batches
+
+    source.batches = watched  # type: ignore[method-assign]
+    try:
+        train(recipe, source, into, Options(threads=1, workers=workers))
+    except RecmillError as error:
+        return time.monotonic() - reached[0], type(error).__name__, str(error)
+    except RuntimeError as error:
+        return 0.0, type(error).__name__, str(error)
+    return None
+
+
+def come_to_grief(how: str) -> None:
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise RuntimeError("the cat sat on the keyboard")
+
+
+def often_saved() -> Recipe:
+    return with_training(recipe_named("dynamic"), saving=Saving(every_steps=2))
+
+
+def test_a_worker_that_fails_is_named_by_the_others(even_odd_table, tmp_path):
+    arguments = (often_saved(), even_odd_table.path, tmp_path / "into", 1, 7, "raise")
+    answers = together(tmp_path / "answers", 3, fails_at, *arguments)
+    assert answers[1][1:] == ("RuntimeError", "the cat sat on the keyboard")
+    for seconds, kind, message in (answers[0], answers[2]):
+        assert kind == "WorkerLost"
+        assert message == "Worker 1 of 3 failed: RuntimeError: the cat sat on the keyboard"
+        assert seconds < 20
+
+
+def test_a_killed_worker_is_named_and_the_run_goes_on_without_it(even_odd_table, tmp_path):
+    into = tmp_path / "into"
+    arguments = (often_saved(), even_odd_table.path, into, 2, 7, "kill")
+    answers = together(tmp_path / "answers", 3, fails_at, *arguments)
+    assert answers[2] is None
+    for seconds, kind, message in answers[:2]:
+        assert kind == "WorkerLost"
+        assert "Worker 2 of 3 is gone" in message
+        assert seconds < 30
+    saved = CheckpointFolder.open(into).of("ranking").all()
+    assert saved
+    assert saved[-1].step <= 7
+    for checkpoint in saved:
+        checkpoint.verify()
+    ended = run(ALONE, often_saved(), even_odd_table.path, into, resume=True)
+    straight = run(ALONE, often_saved(), even_odd_table.path, tmp_path / "straight")
+    assert ended.state.samples == straight.state.samples
+    assert ended.metrics["auc"] == pytest.approx(straight.metrics["auc"], abs=2e-3)
+    assert not list(into.rglob("*.partial"))
+
+
+def refused(workers: Workers, table: Path, into: Path) -> list[str]:
+    """Errors that all workers must have alike."""
+    columns, found = Table.open(table).columns, []
+    for options in (
+        {"bloom_counters": 64, "admit_after": 2},
+        {"shared_rows": 4, "admit_after": 2},
+        {"capacity": 9},
+    ):
+        recipe = recipe_named("dynamic")
+        assert recipe.ranking is not None
+        recipe = replace(recipe, ranking=replace(recipe.ranking, dynamic=Dynamic(**options)))
+        found.append(
+            message_of(lambda recipe=recipe: spread(new_learner(recipe, "ranking", columns, 1), workers))
+        )
+    recipe = recipe_named("fixed")
+    found.append(
+        message_of(lambda: spread(new_learner(recipe, "ranking", columns, 1), workers, wire="float8"))
+    )
+    source = TableSource(Table.open(table))
+    options = Options(threads=1, workers=workers)
+    found.append(message_of(lambda: train(with_training(recipe, max_steps=1), source, into, options)))
+    return found
+
+
+def message_of(function: Any) -> str:
+    try:
+        function()
+    except RecmillError as error:
+        return str(error)
+    return "no error"
+
+
+def slow_clock(workers: Workers, table: Path, into: Path) -> tuple[str | None, int]:
+    """Only the first worker's clock says that time is up."""
+    recipe = with_training(
+        recipe_named("fixed"), epochs=500.0, max_minutes=0.02 if workers.is_first else 1000.0
+    )
+    steps = [0]
+
+    def count(model: str, progress: Progress) -> None:
+        steps[0] = progress.step
+
+    options = Options(threads=1, workers=workers, on_step=count)
+    (trained,) = train(recipe, TableSource(Table.open(table)), into, options)
+    return trained.state.stopped_by, trained.best.step
+
+
+@pytest.fixture(scope="module")
+def answers(even_odd_table, tmp_path_factory) -> list[Any]:
+    folder = tmp_path_factory.mktemp("answers")
+    table, there = even_odd_table.path, folder / "there"
+    run(ALONE, with_training(recipe_named("fixed"), max_steps=1), table, there)
+    tasks = [(slow_clock, (table, folder / "into"), {}), (refused, (table, there), {})]
+    return together(folder / "answers", 2, in_turn, tasks)
+
+
+def test_the_first_workers_clock_ends_the_run_of_all(answers):
+    (first, _), (second, _) = answers
+    assert first == second
+    assert first[0] == "minutes"
+
+
+def test_what_several_workers_cannot_do_is_said_by_all_of_them(answers):
+    (_, first), (_, second) = answers
+    assert first == second
+    bloom, shared, capacity, wire, there = first
+    assert "bloom_counters, which several workers cannot share" in bloom
+    assert "shared_rows" in shared
+    assert "capacity compares all keys" in capacity
+    assert wire == 'Rows cannot travel as "float8"; known: float32, float16, bfloat16.'
+    assert there.endswith(
+        "holds checkpoints already. Add --resume to go on with them, or choose another --into."
+    )
+
+
+TORCHRUN = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[1:2]
+from even_odd import recipe_named
+from runs import in_turn, run
+from recmill.train.parallel import from_environment
+workers = from_environment()
+ran = run(workers, recipe_named("fixed"), Path(sys.argv[2]), Path(sys.argv[3]))
+print(workers.rank, workers.size, workers.num_here, ran.steps, ran.state.stopped_by)
+workers.close()
+"""
+
+
+def test_torchrun_starts_workers(even_odd_table, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(TORCHRUN)
+    port = free_port()
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    here = str(Path(__file__).parent)
+    ended = subprocess.run(
+        [sys.executable, *launcher, str(script), here, str(even_odd_table.path), str(tmp_path / "into")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(line for line in ended.stdout.splitlines() if line[:1] in "01") == [
+        "0 2 2 12 end",
+        "1 2 2 12 end",
+    ]
+    last = CheckpointFolder.open(tmp_path / "into").of("ranking").find("last")
+    assert last.state["workers"] == 2
