@@ -22,8 +22,10 @@ from recmill.cli import (
     recipes,
     rollback,
     run,
+    score,
     serve,
     train,
+    tune,
 )
 from recmill.errors import RecmillError
 
@@ -68,6 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
     prepare.add(commands)
     train.add(commands)
     evaluate.add(commands)
+    score.add(commands)
+    tune.add(commands)
     checkpoint.add(commands)
     export.add(commands)
     bundle.add(commands)

@@ -15,6 +15,7 @@ recmill bench prepare --rows 10000000 --memory 1GB --json
 recmill bench train --shape dlrm --peer-python tensorflow=/opt/tf/bin/python
 recmill bench embeddings --keys 100000 --keys 10000000
 recmill bench serve --bundle bundles/shop --slo p99=30ms
+recmill bench scale --engine local --engine ray
 """
 
 
@@ -31,6 +32,7 @@ def add(commands: Any) -> None:
     _add_train(stages)
     _add_embeddings(stages)
     add_serve(stages)
+    _add_scale(stages)
 
 
 def _add_prepare(stages: Any) -> None:
@@ -135,9 +137,34 @@ recmill bench embeddings --keys 100000000 --memory 4GB --data /var/tmp
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def _add_rows(parser: Any, what: str) -> None:
+def _add_scale(stages: Any) -> None:
+    parser = add_command(
+        stages,
+        "scale",
+        _scale,
+        "one process beside several workers, Table beside raw log, engines beside each other, and a forecast",
+        """
+recmill bench scale
+recmill bench scale --rows 1000000 --engine local --engine spark --gigabits 100 --json
+""",
+    )
+    _add_rows(parser, "generated Criteo rows", 400_000)
+    _add_repeat(parser, 3)
     parser.add_argument(
-        "--rows", type=positive, default=1_000_000, metavar="N", help=f"{what} (default: 1000000)"
+        "--engine",
+        choices=["local", "ray", "spark"],
+        action="append",
+        help="engines to prepare with, and ray to train on; may be repeated (default: all three)",
+    )
+    parser.add_argument(
+        "--gigabits", type=positive, default=25, metavar="N", help="network of the forecast (default: 25)"
+    )
+    _add_data_and_json(parser)
+
+
+def _add_rows(parser: Any, what: str, default: int = 1_000_000) -> None:
+    parser.add_argument(
+        "--rows", type=positive, default=default, metavar="N", help=f"{what} (default: {default})"
     )
 
 
@@ -194,6 +221,22 @@ def _train(parsed: argparse.Namespace) -> None:
             parsed.seconds,
         )
         print(json.dumps(result) if parsed.json else describe(result))
+
+
+def _scale(parsed: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from recmill.bench.forecast import Network
+    from recmill.bench.scale import bench_scale, describe
+
+    result = bench_scale(
+        parsed.rows,
+        parsed.repeat,
+        parsed.engine or ("local", "ray", "spark"),
+        Path(parsed.data) if parsed.data else None,
+        Network(parsed.gigabits),
+    )
+    print(json.dumps(result) if parsed.json else describe(result))
 
 
 def _embeddings(parsed: argparse.Namespace) -> None:

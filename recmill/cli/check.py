@@ -33,6 +33,10 @@ recmill check mine.toml --set split.held_out=0.2
 
 def _check(parsed: argparse.Namespace) -> int:
     recipe = load(parsed)
+    if recipe.tune is not None:
+        from recmill.spec.search import searched
+
+        searched(recipe)
     reports = _check_files(recipe, parsed.data) if parsed.data else {}
     good = all(report.problem is None and not report.bad and report.num_good for report in reports.values())
     if parsed.json:

@@ -39,7 +39,9 @@ def histogram_figure(chart: Histogram, number: int) -> Markup:
         for series in chart.series
     )
     svg = picture(number, chart.title, text, HEIGHT, hovers, axes, *shapes)
-    return figure(chart.title, legend([series.name for series in chart.series], "bar"), svg)
+    return figure(
+        chart.title, legend([series.name for series in chart.series], ["bar"] * len(chart.series)), svg
+    )
 
 
 def bar_figure(chart: BarChart, number: int) -> Markup:
@@ -54,7 +56,9 @@ def bar_figure(chart: BarChart, number: int) -> Markup:
     axes = joined(clip, frame.y_axis(), frame.base_line(), _labels(frame, chart.labels))
     text = f"{chart.y.label}. " + " ".join(_described(series, list(chart.labels)) for series in chart.series)
     svg = picture(number, chart.title, text, HEIGHT, hovers, axes, *shapes)
-    return figure(chart.title, legend([series.name for series in chart.series], "bar"), svg)
+    return figure(
+        chart.title, legend([series.name for series in chart.series], ["bar"] * len(chart.series)), svg
+    )
 
 
 def _from_zero(axis: Axis, lowest: float = 0.0) -> Axis:

@@ -39,13 +39,14 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """One named line through points, in the order given; a value that is not finite leaves a gap."""
+    """One named line through points, in the order given, or only the points; what is not finite leaves a gap."""
 
     name: str
     x: tuple[float, ...]
     y: tuple[float, ...]
     notes: tuple[str, ...] = ()  # words shown with each point, none or one for each
     dots: bool = False
+    line: bool = True
 
 
 @dataclass(frozen=True)

@@ -131,9 +131,12 @@ def figure(title: str, legend: Markup, svg: Markup) -> Markup:
     return tag("figure", tag("figcaption", title), legend, svg, tag("div", class_="tip", hidden="hidden"))
 
 
-def legend(names: list[str], shape: str, diagonal: str = "") -> Markup:
-    """Names beside their colours; nothing when there is only one thing to name."""
-    entries = [_entry(f"{shape} s{number % NUM_COLOURS}", name) for number, name in enumerate(names)]
+def legend(names: list[str], shapes: list[str], diagonal: str = "") -> Markup:
+    """Names beside their shapes (bar, line or dot) and colours; nothing when there is only one thing to name."""
+    entries = [
+        _entry(f"{shape} s{number % NUM_COLOURS}", name)
+        for number, (name, shape) in enumerate(zip(names, shapes, strict=True))
+    ]
     entries += [_entry("diagonal", diagonal)] if diagonal else []
     return tag("ul", *entries, class_="legend") if len(entries) > 1 else joined()
 
@@ -141,6 +144,8 @@ def legend(names: list[str], shape: str, diagonal: str = "") -> Markup:
 def _entry(class_: str, name: str) -> Markup:
     if class_.startswith("bar"):
         sample = tag("rect", class_=class_, x=4, y=0, width=14, height=10)
+    elif class_.startswith("dot"):
+        sample = tag("circle", class_=class_, cx=11, cy=5, r=4)
     else:
         sample = tag("path", class_=class_, d="M0 5H22")
     return tag("li", tag("svg", sample, viewBox="0 0 22 10", width=22, height=10, aria_hidden="true"), name)

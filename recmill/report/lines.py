@@ -31,7 +31,8 @@ def line_figure(chart: LineChart, number: int) -> Markup:
     axes = joined(frame.clip(f"chart{number}-clip"), frame.y_axis(), frame.x_axis())
     diagonal = _diagonal(frame) if chart.diagonal else joined()
     svg = picture(number, chart.title, described(chart), frame.height, hovers, axes, diagonal, *lines)
-    return figure(chart.title, legend([one.name for one in chart.series], "line", chart.diagonal), svg)
+    shapes = ["line" if series.line else "dot" for series in chart.series]
+    return figure(chart.title, legend([one.name for one in chart.series], shapes, chart.diagonal), svg)
 
 
 def points_of(series: Series) -> list[Point]:
@@ -76,9 +77,9 @@ def _described(series: Series) -> str:
 def _line(frame: Frame, points: list[Point], index: int, series: Series, hovers: Hovers) -> Markup:
     pieces = list(_pieces(frame, points))
     colour = f"s{index % NUM_COLOURS}"
-    path = "".join(_path(piece) for piece in pieces if len(piece) > 1)
+    path = "".join(_path(piece) for piece in pieces if len(piece) > 1 and series.line)
     alone = [piece[0] for piece in pieces if len(piece) == 1]
-    dots = [place for piece in pieces for place in piece] if series.dots else alone
+    dots = [place for piece in pieces for place in piece] if series.dots or not series.line else alone
     for x, y, note in points:
         place = frame.at(x, y)
         if place is not None:

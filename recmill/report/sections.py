@@ -250,6 +250,36 @@ def _kind(name: str) -> str:
     return name.split("@")[0]
 
 
+def tradeoff_chart(
+    quality: str,
+    cost: str,
+    trials: Sequence[tuple[float, float, str]],
+    front: Sequence[tuple[float, float, str]],
+    own: Sequence[tuple[float, float, str]] = (),
+) -> LineChart:
+    """Every trial as a point (cost, quality, what to say about it), and a line through those that nothing beats.
+
+    `own` is where the search began: the recipe as it was.
+    """
+    series = [_points("front", sorted(front)), _points("trials", trials, line=False)]
+    series += [_points("recipe as it was", own, line=False)] if own else []
+    title = f"{_spaced(quality)} against {_spaced(cost)}"
+    return LineChart(title, Axis(_spaced(cost)), Axis(_spaced(quality)), tuple(series))
+
+
+def slice_chart(
+    key: str, quality: str, trials: Sequence[tuple[float, float, str]], is_log: bool
+) -> LineChart:
+    """Quality over the values that one key had."""
+    axis = Axis(key, "log" if is_log else "linear")
+    return LineChart(key, axis, Axis(_spaced(quality)), (_points("trials", trials, line=False),))
+
+
+def _points(name: str, points: Sequence[tuple[float, float, str]], line: bool = True) -> Series:
+    x, y, notes = zip(*points, strict=True) if points else ((), (), ())
+    return Series(name, tuple(map(float, x)), tuple(map(float, y)), tuple(notes), dots=True, line=line)
+
+
 def tables_section(statistics: Sequence[Mapping[str, Cell]]) -> Section:
     """Embedding tables, one row each; the columns are the keys in the order they first appear."""
     columns = tuple(dict.fromkeys(name for row in statistics for name in row))

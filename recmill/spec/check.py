@@ -14,6 +14,7 @@ from recmill.spec.check_models import check_models, check_ranking, check_retriev
 from recmill.spec.convert import Paths, default_of, paths_of
 from recmill.spec.kinds import added_kinds, describe, kind_of, kinds_of_columns
 from recmill.spec.names import names_in_sql, nearest, repeated
+from recmill.spec.tuning import check_tune
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _KEYS = ("int", "text", "bool")
@@ -346,4 +347,5 @@ _CHECKS: tuple[tuple[Callable[[r.Recipe, Paths], Iterator[str]], tuple[str, ...]
     (check_ranking, ("ranking",)),
     (check_retrieval, ("retrieval",)),
     (check_models, (*_ROWS, "features", "labels", "ranking", "retrieval")),
+    (check_tune, ("tune",)),
 )

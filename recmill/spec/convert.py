@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from recmill.spec.names import EXPANDED, expand_names, nearest
 from recmill.spec.numbers import Bounds
-from recmill.spec.recipe import ROW_OPERATIONS, Recipe, RowOperation
+from recmill.spec.recipe import ROW_OPERATIONS, Choices, Dimension, Range, Recipe, RowOperation
 from recmill.spec.steps import STEPS, Step
 
 _SCALARS: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -89,6 +89,8 @@ class Reader:
             return self._named("step", STEPS, value, path)
         if kind is RowOperation:
             return self._named("row operation", ROW_OPERATIONS, value, path)
+        if kind is Dimension:
+            return self._dimension(value, path)
         if dataclasses.is_dataclass(kind):
             return self.dataclass(kind, value, path)
         return self._scalar(kind, value, path, _SCALARS[kind])
@@ -209,6 +211,14 @@ class Reader:
             options = {kind.main: options}
         return self.dataclass(kind, options, f"{path}.{name}")
 
+    def _dimension(self, value: Any, path: str) -> Any:
+        if isinstance(value, list | tuple):
+            return Choices(tuple(value))
+        if isinstance(value, dict):
+            return self.dataclass(Range, value, path)
+        wanted = "must be a list of choices, or a table with low and high"
+        return self.problems.add(path, f"{wanted}; got {show(value)}")
+
 
 def _names_of_fields(kind: Any) -> str:
     names = [field.name for field in dataclasses.fields(kind)]
@@ -241,6 +251,8 @@ def to_plain(value: Any) -> Any:
         return {value.step_name(): _plain_fields(value)}
     if isinstance(value, RowOperation):
         return {value.operation_name(): _plain_fields(value)}
+    if isinstance(value, Choices):
+        return to_plain(value.values)
     if dataclasses.is_dataclass(value):
         return _plain_fields(value)
     if isinstance(value, tuple | list):

@@ -13,6 +13,8 @@ from recmill.spec.steps import COMBINING, STEPS, Step
 def expand(raw: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
     """Cut columns, features and labels that cover many into one for each. The reader finds the rest."""
     tree = dict(raw)
+    if isinstance(tree.get("tune"), dict) and isinstance(tree["tune"].get("space"), dict):
+        tree["tune"] = {**tree["tune"], "space": dict(_key_paths(tree["tune"]["space"]))}
     if "log" in tree:
         tree["log"] = _with_columns(tree["log"], "log", problems)
     if isinstance(tree.get("tables"), dict):
@@ -26,6 +28,15 @@ def expand(raw: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
                 (path, one) for path, entry in paths for one in _features_of(entry, path, problems)
             )
     return tree
+
+
+def _key_paths(space: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys of a search space as TOML nests them, `ranking.top = ...`, to one path each, as `"ranking.top" = ...`."""
+    for key, value in space.items():
+        if isinstance(value, dict) and value and not {"low", "high"} & set(value):
+            yield from _key_paths(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _with_columns(section: Any, path: str, problems: Problems) -> Any:

@@ -67,8 +67,11 @@ def recipe_from_dict(raw: Mapping[str, Any], source: str = "recipe") -> Recipe:
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """The resolved tree as plain values: what artifacts store. `recipe_from_dict` gives back the same."""
-    tree: dict[str, Any] = to_plain(recipe)
+    """The resolved tree as plain values: what artifacts store. `recipe_from_dict` gives back the same.
+
+    Without [tune]: no artifact depends on what was searched.
+    """
+    tree: dict[str, Any] = to_plain(dataclasses.replace(recipe, tune=None))
     return tree
 
 
@@ -124,7 +127,7 @@ def _call(reference: str, location: str, name: str) -> dict[str, Any]:
         )
         raise RecipeError(reference, [f"failed: {type(error).__name__}: {error}{where}"]) from error
     if isinstance(made, Recipe):
-        return _without_default_owners(recipe_to_dict(made))
+        return _without_default_owners(to_plain(made))
     if not isinstance(made, dict):
         raise RecipeError(reference, [f"must return a Recipe or a dict, got {type(made).__name__}"])
     return made

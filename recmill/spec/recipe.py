@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from recmill.spec.names import Names
 from recmill.spec.numbers import (
@@ -364,6 +364,43 @@ class Retrieval:
 
 
 @dataclass(frozen=True)
+class Dimension:
+    """The values that one key of a model may take."""
+
+
+@dataclass(frozen=True)
+class Choices(Dimension):
+    """One of these, as TOML has them; a table sets several keys at once, those that it names."""
+
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Range(Dimension):
+    """A number from `low` to `high`, in steps of `step` if there is one; with `log`, each power of ten as likely."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+    step: int | float | None = None
+
+
+@dataclass(frozen=True)
+class Tune:
+    """What `recmill tune` looks for, by key paths of one model such as `ranking.train.dense.learning_rate`.
+
+    The first objective is a metric of the model, the others are what it costs; without any, the model's own metric and
+    seconds of training. `pruning` stops trials that are behind at an evaluation.
+    """
+
+    space: dict[str, Dimension]
+    objectives: tuple[str, ...] = ()
+    pruning: bool = True
+    trials: Positive = 20
+    seed: Whole = 0
+
+
+@dataclass(frozen=True)
 class Recipe:
     """The whole chain, from log to model."""
 
@@ -379,3 +416,5 @@ class Recipe:
     table: TableLayout = field(default_factory=TableLayout)
     ranking: Ranking | None = None
     retrieval: Retrieval | None = None
+    # Recipes that differ only in what was searched make the same artifacts.
+    tune: Tune | None = field(default=None, compare=False)

@@ -19,6 +19,7 @@ from recmill.report.sections import (
     retrieval_sections,
     score_histogram,
     tables_section,
+    tradeoff_chart,
     training_sections,
 )
 
@@ -204,3 +205,22 @@ def test_all_of_a_report_is_frozen():
     section = recipe_section("")
     with pytest.raises(dataclasses.FrozenInstanceError):
         section.code = "other"
+
+
+def test_trials_are_points_and_the_front_is_a_line_through_the_unbeaten():
+    trials = [(10.0, 0.8, "a"), (4.0, 0.79, "b"), (6.0, 0.78, "c")]
+    chart = tradeoff_chart("auc", "seconds", trials, trials[:2], trials[:1])
+    front, points, own = chart.series
+    assert (front.x, front.y, front.line) == ((4.0, 10.0), (0.79, 0.8), True)
+    assert (points.x, points.line, own.name) == ((10.0, 4.0, 6.0), False, "recipe as it was")
+    html = page(Report("x", sections=(Section("y", charts=(chart,)),)))
+    Document(html)
+    assert html.count('<path class="line') == 2  # one of them in the legend
+    # Two of the front, three trials, the recipe itself, and two in the legend.
+    assert html.count('<circle class="dot') == 8
+
+
+def test_a_search_without_an_end_draws_nothing():
+    assert "no data" in page(
+        Report("x", sections=(Section("y", charts=(tradeoff_chart("auc", "seconds", [], []),)),))
+    )

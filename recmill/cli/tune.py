@@ -1,0 +1,211 @@
+"""`recmill tune`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recmill.cli.arguments import (
+    UsageError,
+    add_command,
+    add_recipe,
+    counted,
+    load,
+    positive,
+    seconds,
+    seed,
+    silent,
+)
+
+if TYPE_CHECKING:
+    from recmill.progress import Progress
+    from recmill.spec.recipe import Recipe
+    from recmill.table import Table
+    from recmill.tune import Options, Tuned
+    from recmill.tune.front import Tried
+
+GENERATED_ROWS = 100_000
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "tune",
+        _tune,
+        "search the recipe's [tune] space: quality against cost; run again, a search goes on",
+        """
+recmill tune quickstart --trials 20 --into runs/tune                  a generated log, prepared first
+recmill tune criteo-dlrm --table runs/criteo/table --trials 30 --into runs/tune
+recmill tune criteo-deeprec --table t --into runs/tune --within 0.001    the cheapest of equal quality
+recmill tune mine.toml --table t --into runs/tune --set "tune.space.ranking.embedding_dim=[4, 8, 16]"
+recmill tune mine.toml --table t --into runs/tune --engine ray --address auto --threads 2
+""",
+    )
+    add_recipe(parser)
+    rows = parser.add_mutually_exclusive_group()
+    rows.add_argument("--table", metavar="DIR", help="the Table to learn from")
+    rows.add_argument(
+        "--data",
+        metavar="DIR",
+        help="the log to prepare first (default: generate one, as `recmill run` does)",
+    )
+    parser.add_argument("--into", required=True, metavar="DIR", help="where the study and its results land")
+    parser.add_argument(
+        "--trials",
+        type=positive,
+        metavar="N",
+        help="trials in all, earlier runs included (default: the recipe's)",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=seconds,
+        metavar="M",
+        help="begin no trial after so many minutes (default: no limit)",
+    )
+    parser.add_argument(
+        "--within",
+        type=_difference,
+        default=0.0,
+        metavar="X",
+        help="take the cheapest recipe whose quality is within X of the best (default: the best)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=positive,
+        metavar="J",
+        help="trials at once (default: 1; with --engine ray as many as there is room for)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="threads of each trial (default: the cores divided by --jobs; with --engine ray 1)",
+    )
+    parser.add_argument("--seed", type=seed, metavar="S", help="of the search (default: the recipe's)")
+    parser.add_argument(
+        "--engine", choices=["local", "ray"], default="local", help="where trials run (default: this machine)"
+    )
+    parser.add_argument(
+        "--address", metavar="URL", help="with --engine ray: a cluster (default: started on this machine)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _difference(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < 1e9:
+        raise argparse.ArgumentTypeError(f"must be a number from 0, got {text}")
+    return found
+
+
+def _tune(parsed: argparse.Namespace) -> int:
+    if parsed.address and parsed.engine != "ray":
+        raise UsageError("--address is for --engine ray. Remove it.")
+    recipe = load(parsed)
+    say = silent if parsed.json else print
+    from recmill.progress import Progress
+    from recmill.spec.search import searched
+    from recmill.spec.tuning import objectives_of
+    from recmill.tune import tune
+
+    objectives = objectives_of(searched(recipe))  # what is wrong should be said before anything is prepared
+    bars = Progress(parsed.quiet or parsed.json)
+    table = _open_table(parsed, recipe, bars)
+    say(f"read   {table.path}   {table.num_rows():,} train rows   {table.num_rows('eval'):,} eval rows")
+    options = _options(parsed)
+    tuned = tune(
+        recipe, table, Path(parsed.into), options, bars, lambda one: say(_trial_line(one, objectives))
+    )
+    if parsed.json:
+        print(json.dumps(_as_json(tuned)))
+    else:
+        _say_tuned(parsed, tuned, table)
+    return 0 if tuned.best else 1
+
+
+def _options(parsed: argparse.Namespace) -> Options:
+    from recmill.tune import Options
+
+    names = ("trials", "minutes", "jobs", "threads", "seed", "within", "engine", "address")
+    return Options(**{name: getattr(parsed, name) for name in names})
+
+
+def _open_table(parsed: argparse.Namespace, recipe: Recipe, bars: Progress) -> Table:
+    """The Table that was named, or one prepared below --into from the log that was named or is generated."""
+    from recmill.table import Table
+
+    if parsed.table:
+        return Table.open(parsed.table)
+    from recmill.prepare import prepare
+
+    into = Path(parsed.into)
+    return prepare(
+        recipe, parsed.data or _generated(recipe, into / "log"), into / "table", progress=bars
+    ).table
+
+
+def _generated(recipe: Recipe, into: Path) -> str:
+    from recmill.logs.generate import generate, read_truth
+
+    if recipe.generate is None:
+        raise UsageError(f'Recipe "{recipe.name}" has no generator; give --table DIR or --data DIR.')
+    if read_truth(into) is None:
+        generate(recipe.generate, GENERATED_ROWS, 0, into)
+    return str(into)
+
+
+def _trial_line(one: Tried, objectives: tuple[str, ...]) -> str:
+    from recmill.tune.write import show_values
+
+    end = _numbers_line(one, objectives) if one.state == "complete" else f"{one.state}: {one.reason}"
+    return f"trial  {one.number}   {end}   {show_values(one, '   ')}"
+
+
+def _numbers_line(one: Tried, objectives: tuple[str, ...]) -> str:
+    from recmill.tune.write import show_number
+
+    names = dict.fromkeys((*objectives, "parameters"))
+    return "   ".join(f"{name} {show_number(one.found[name])}" for name in names)
+
+
+def _say_tuned(parsed: argparse.Namespace, tuned: Tuned, table: Table) -> None:
+    from recmill.tune.write import BEST, REPORT, TRIALS
+
+    for one in tuned.front:
+        print(_trial_line(one, tuned.objectives).replace("trial", "front", 1))
+    states = [one.state for one in tuned.tried]
+    shares = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    print(f"tried  {counted(len(states), 'trial')}" + (f": {shares}" if shares else ""))
+    if tuned.best is None:
+        print(f"recmill: no trial came to its end; {tuned.into / TRIALS} says why", file=sys.stderr)
+        return
+    print(_trial_line(tuned.best, tuned.objectives).replace("trial", "best ", 1))
+    if tuned.own:
+        print(f"recipe {tuned.own.number}   as it was: {_numbers_line(tuned.own, tuned.objectives)}")
+    print(f"wrote  {tuned.into / BEST}   {tuned.into / REPORT}   {tuned.into / TRIALS}")
+    print(f"next   recmill train {tuned.into / BEST} --table {table.path} --into {tuned.into / 'checkpoint'}")
+
+
+def _as_json(tuned: Tuned) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from recmill.tracking import plain
+    from recmill.tune.write import BEST, REPORT
+
+    best: Any = plain(asdict(tuned.best)) if tuned.best else None
+    return {
+        "study": str(tuned.into),
+        "objectives": tuned.objectives,
+        "trials": len(tuned.tried),
+        "front": [one.number for one in tuned.front],
+        "best": best,
+        "recipe": str(tuned.into / BEST) if tuned.best else None,
+        "report": str(tuned.into / REPORT),
+    }

@@ -1,0 +1,114 @@
+"""What engines read when the rows are those of a Table, or the users and items of a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+import pyarrow.parquet as pq
+
+from recmill.spec.recipe import POSITION
+from recmill.table import Table
+
+ROWS_AT_ONCE = 1 << 14
+_ROWS_PER_UNIT = 1 << 18
+_OFFSET_BITS = 44  # as in the positions of a log: the shard's number, then the row in it
+_BYTES_PER_PLACE = 256
+
+
+def file_and_offset(positions: pl.Series, files: Sequence[str]) -> list[pl.Series]:
+    """Columns that say where rows are: names of files, and places in them."""
+    numbers, offsets = positions // (1 << _OFFSET_BITS), positions % (1 << _OFFSET_BITS)
+    names = pl.Series("file", list(files), dtype=pl.String)
+    return [names.gather(numbers), offsets.cast(pl.Int64).alias("offset")]
+
+
+@dataclass(frozen=True)
+class TableUnit:
+    """Some row groups of a shard."""
+
+    shard: int
+    first_row: int
+    groups: tuple[int, ...]
+    num_rows: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows of a Table in order, some of its columns; a row's position is the shard's number and its own in it."""
+
+    path: Path
+    shards: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, table: Table, splits: Sequence[str], columns: Sequence[str]) -> TableRows:
+        shards = [str(shard.relative_to(table.path)) for split in splits for shard in table.shards(split)]
+        return cls(table.path.absolute(), tuple(shards), tuple(dict.fromkeys(columns)))
+
+    def units(self) -> list[TableUnit]:
+        return [unit for number in range(len(self.shards)) for unit in self._cut(number)]
+
+    def _cut(self, shard: int) -> Iterator[TableUnit]:
+        metadata = pq.ParquetFile(self.path / self.shards[shard]).metadata
+        first_row = num_rows = num_bytes = 0
+        groups: list[int] = []
+        for group in range(metadata.num_row_groups):
+            groups.append(group)
+            num_rows += metadata.row_group(group).num_rows
+            num_bytes += metadata.row_group(group).total_byte_size
+            if num_rows >= _ROWS_PER_UNIT or group == metadata.num_row_groups - 1:
+                yield TableUnit(shard, first_row, tuple(groups), num_rows, num_bytes)
+                first_row, num_rows, num_bytes, groups = first_row + num_rows, 0, 0, []
+
+    def unit_bytes(self, unit: TableUnit) -> int:
+        return unit.num_bytes
+
+    def first_position(self, unit: TableUnit) -> int:
+        return (unit.shard << _OFFSET_BITS) + unit.first_row
+
+    def max_offset(self) -> int:
+        return max((unit.first_row + unit.num_rows for unit in self.units()), default=0)
+
+    def read(self, unit: TableUnit) -> Iterator[pl.DataFrame]:
+        file = pq.ParquetFile(self.path / self.shards[unit.shard])
+        position = self.first_position(unit)
+        for group in unit.groups:
+            rows = pl.from_arrow(file.read_row_group(group, columns=list(self.columns), use_threads=False))
+            assert isinstance(rows, pl.DataFrame)
+            for some in rows.iter_slices(ROWS_AT_ONCE):
+                places = pl.int_range(position, position + some.height, dtype=pl.Int64, eager=True)
+                yield some.with_columns(places.alias(POSITION))
+                position += some.height
+
+
+@dataclass(frozen=True)
+class Places:
+    """The numbers from 0 to before `count`, as positions: users or items of a bundle."""
+
+    count: int
+    per_unit: int = ROWS_AT_ONCE
+
+    def units(self) -> list[int]:
+        return list(range(0, self.count, self.per_unit))
+
+    def unit_bytes(self, unit: int) -> int:
+        return _BYTES_PER_PLACE * min(self.per_unit, self.count - unit)
+
+    def first_position(self, unit: int) -> int:
+        return unit
+
+    def max_offset(self) -> int:
+        return self.count
+
+    def read(self, unit: int) -> Iterator[pl.DataFrame]:
+        end = min(unit + self.per_unit, self.count)
+        for first in range(unit, end, _PLACES_AT_ONCE):
+            last = min(first + _PLACES_AT_ONCE, end)
+            yield pl.DataFrame({POSITION: pl.int_range(first, last, dtype=pl.Int64, eager=True)})
+
+
+_PLACES_AT_ONCE = 1 << 12

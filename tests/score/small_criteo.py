@@ -1,0 +1,67 @@
+"""A small Criteo log, taken through the stages; its recipe looks at each row alone, so the log itself can be scored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from recmill.cli import main
+from recmill.score import Scored
+
+SMALL = [
+    *["--set", "ranking.bottom=[8, 16]", "--set", "ranking.top=[8]"],
+    *["--set", "ranking.train.max_steps=6", "--set", "ranking.train.batch_size=256"],
+]
+
+
+@dataclass(frozen=True)
+class Criteo:
+    """What the commands left behind. Tests must not change it."""
+
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def table(self) -> Path:
+        return self.path / "table"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint"
+
+    @property
+    def bundles(self) -> Path:
+        return self.path / "bundles"
+
+    @property
+    def lines(self) -> list[str]:
+        return (self.log / "train.txt").read_text().splitlines(keepends=True)
+
+
+def make_criteo(path: Path) -> Criteo:
+    made = Criteo(path)
+    _run("generate", "criteo", "--rows", 3000, "--into", made.log)
+    _run("prepare", "criteo-deeprec", "--data", made.log, "--into", made.table)
+    _run("train", "criteo-deeprec", "--table", made.table, "--into", made.checkpoint, *SMALL, "--threads", 1)
+    _run("export", "--checkpoint", made.checkpoint, "--data", made.log, "--into", made.bundles)
+    return made
+
+
+def write_log(folder: Path, lines: list[str]) -> Path:
+    folder.mkdir()
+    (folder / "train.txt").write_text("".join(lines))
+    return folder
+
+
+def read(into: Path, output: str = "scores") -> pl.DataFrame:
+    """All rows of an output, in order."""
+    return pl.concat([pl.read_parquet(file) for file in Scored.open(into).files(output)])
+
+
+def _run(*arguments: object) -> None:
+    assert main([*map(str, arguments), "--quiet"]) == 0
