@@ -68,7 +68,8 @@ class Stage:
 
     def rate(self) -> str:
         seconds = max(1e-9, time.monotonic() - self.started)
-        return f"{self.rows / seconds:,.0f} rows/s" + (f"  {self.note}" if self.note else "")
+        rows = f"{self.rows / seconds:,.0f} rows/s" if self.rows else ""  # not every stage knows its rows
+        return "  ".join(filter(None, [rows, self.note]))
 
     def report(self) -> None:
         """Show the state; called with the lock held."""

@@ -123,9 +123,8 @@ class _Tasks:
 
     call: Call
     key: str
-    shipped: (
-        Any  # a reference to bytes: were they an object, Ray would try for ever to unpickle what it cannot
-    )
+    # A reference to bytes: were they an object, Ray would try for ever to unpickle what it cannot.
+    shipped: Any
 
     def open(self) -> Any:
         import ray
