@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recmill.embeddings.placement import all_reduce_bytes
+
 _COLLECTIVES = 4  # exchanges of sizes, keys, rows and gradients in a step
-_BYTES_OF_A_WEIGHT = 4
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Measured:
     def sparse_bytes_per_sample(self) -> float:
         """What a row would send if no key were at home: keys, rows and gradients."""
         workers = self.measured_with_workers
-        dense = workers * dense_bytes(self.dense_parameters, workers) / self.batch_size
+        dense = workers * all_reduce_bytes(self.dense_parameters, workers) / self.batch_size
         return max(0.0, self.wire_bytes_per_sample - dense) * workers / (workers - 1)
 
 
@@ -53,11 +54,6 @@ class Forecast:
     limit: str
 
 
-def dense_bytes(parameters: int, workers: int) -> float:
-    """What a worker sends in one all-reduce: each weight's gradient out, and its sum around."""
-    return 2 * _BYTES_OF_A_WEIGHT * parameters * (workers - 1) / workers
-
-
 def forecast(measured: Measured, network: Network, workers: int, rows_each: int) -> Forecast:
     """A synchronous step: compute, then the exchange of rows before it and of gradients behind it.
 
@@ -68,7 +64,7 @@ def forecast(measured: Measured, network: Network, workers: int, rows_each: int)
     sparse = network.seconds(
         rows_each * measured.sparse_bytes_per_sample * remote, _COLLECTIVES * (workers - 1)
     )
-    dense = network.seconds(dense_bytes(measured.dense_parameters, workers), 2 * (workers - 1))
+    dense = network.seconds(all_reduce_bytes(measured.dense_parameters, workers), 2 * (workers - 1))
     gradients = sparse / 2  # rows come, gradients go: each about half of the bytes
     step = compute + sparse / 2 + max(gradients, dense)
     parts = {

@@ -74,12 +74,21 @@ def _show(parsed: argparse.Namespace, checkpoints: Any) -> list[dict[str, Any]]:
             "num_bytes": checkpoint.num_bytes,
             "keys": sum(table["keys"] for table in checkpoint.manifest["tables"].values()),
             "metrics": checkpoint.metrics,
+            "samples": checkpoint.state["samples"],
+            "units": _units(checkpoint.state),
+            "workers": checkpoint.state.get("workers", 1),
             "stopped_by": checkpoint.state["stopped_by"],
             "best": checkpoint.step == best.step,
             "verified": parsed.verify,
         }
         for checkpoint in known
     ]
+
+
+def _units(state: dict[str, Any]) -> str | None:
+    """How much of an epoch's work is done; None for checkpoints that did not note how much there is."""
+    units = state.get("units")
+    return f"{state['cursor']['unit']}/{units} of epoch {state['cursor']['epoch']}" if units else None
 
 
 def _diff(parsed: argparse.Namespace, checkpoints: Any) -> dict[str, Any]:
@@ -99,7 +108,7 @@ def _prune(parsed: argparse.Namespace, checkpoints: Any) -> dict[str, Any]:
 
 
 def _show_lines(found: list[dict[str, Any]]) -> list[str]:
-    lines = [f"{'step':>10}  {'kind':<24} {'keys':>12} {'size':>10}  metrics"]
+    lines = [f"{'step':>10}  {'kind':<24} {'keys':>12} {'size':>10}  done and metrics"]
     for entry in found:
         kind = "full" if entry["delta_of"] is None else f"delta of {entry['delta_of']}"
         wanted = ("auc", "log_loss", "recall@10", "ndcg@10", "recall@50")
@@ -110,7 +119,11 @@ def _show_lines(found: list[dict[str, Any]]) -> list[str]:
             f"  stopped by {entry['stopped_by']}" if entry["stopped_by"] else ""
         )
         size = show_bytes(entry["num_bytes"])
-        lines.append(f"{entry['step']:>10,}  {kind:<24} {entry['keys']:>12,} {size:>10}  {metrics}{marks}")
+        done = f"units {entry['units']}" if entry["units"] else ""
+        workers = f"  {entry['workers']} workers" if entry["workers"] > 1 else ""
+        lines.append(
+            f"{entry['step']:>10,}  {kind:<24} {entry['keys']:>12,} {size:>10}  {done}{workers}  {metrics}{marks}"
+        )
     return lines
 
 

@@ -511,6 +511,8 @@ def trained_json(trained: Trained) -> dict[str, Any]:
         "samples_per_second": trained.samples_per_second,
         "wait_share": trained.wait_share,
         "threads": trained.threads.number,
+        "workers": trained.workers,
+        "wire_bytes": trained.wire_bytes,
         "resumed_from": trained.resumed_from,
     }
 
