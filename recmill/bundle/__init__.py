@@ -1,11 +1,13 @@
 """Bundles: what `recmill export` makes of a checkpoint and `recmill serve` answers from. Mapped, never loaded whole.
 
 DIR/current             which version is served, and which one was before
+DIR/checkpoints/        <version>/: the checkpoint that a version is of, if it was kept
 DIR/<version>/          a bundle, whole once its manifest is there
   manifest.json         recipe, columns, evaluation numbers, models, and size and SHA-256 of every file
   plan/                 the fitted features
   graphs/               dense models as ONNX
   tables/               embedding rows: <collection>/<table>/ (rows.py)
+  report.html           what `recmill evaluate` said of it, if it did
   items/  users/        raw columns and finished features by id (entities.py), item vectors, popularity, index
 """
 
@@ -37,6 +39,7 @@ __all__ = [
     "RowCollection",
     "Rows",
     "current_of",
+    "kept_checkpoint",
     "previous_of",
     "publish_bundle",
     "set_current",
@@ -221,6 +224,11 @@ def current_of(folder: str | Path) -> str | None:
 def previous_of(folder: str | Path) -> str | None:
     """The version that was current before."""
     return _read_current(Path(folder))["previous"] if (Path(folder) / CURRENT).is_file() else None
+
+
+def kept_checkpoint(folder: str | Path, version: str) -> Path:
+    """Where the checkpoint that a version is of is kept beside it; it need not be there."""
+    return Path(folder) / "checkpoints" / version
 
 
 def set_current(folder: str | Path, version: str) -> None:

@@ -7,7 +7,15 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import UsageError, add_command, counted, show_bytes
+from recmill.cli.arguments import (
+    UsageError,
+    add_command,
+    counted,
+    positive,
+    seconds,
+    show_bytes,
+    silent,
+)
 from recmill.cli.export import check_lines
 
 if TYPE_CHECKING:
@@ -21,27 +29,98 @@ def add(commands: Any) -> None:
         commands,
         "bundle",
         _bundle,
-        "look at bundles: show what one is, verify its files, diff two of them",
+        "show what a bundle is, verify its files, diff two of them; publish one, and wait until it is served",
         """
 recmill bundle show runs/quickstart/bundle
 recmill bundle verify runs/quickstart/bundle
 recmill bundle diff runs/quickstart/bundle/0000000600-1f2e3d4c runs/quickstart/bundle
+recmill bundle publish candidate --into runs/quickstart/bundle --checkpoint c --keep 3
+recmill bundle rollout runs/quickstart/bundle --server http://shop-serve:8080 --timeout 300
 """,
     )
-    parser.add_argument("act", choices=["show", "verify", "diff"], help="what to do")
+    parser.add_argument("act", choices=["show", "verify", "diff", "publish", "rollout"], help="what to do")
     parser.add_argument(
         "path", metavar="DIR", help="a bundle, or what `recmill export` wrote into: the current one is taken"
     )
     parser.add_argument("other", nargs="?", metavar="DIR", help="diff: the bundle to compare with")
+    _add_publish_options(parser)
+    _add_rollout_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _add_publish_options(parser: Any) -> None:
+    parser.add_argument("--into", metavar="DIR", help="publish: where servers look for what is current")
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", help="publish: what it was exported from; kept for the next gate"
+    )
+    parser.add_argument(
+        "--keep", type=positive, metavar="N", help="publish: remove all but the newest N versions"
+    )
+    parser.add_argument(
+        "--despite-gate", action="store_true", help="publish: also what no gate of evaluate let through"
+    )
+
+
+def _add_rollout_options(parser: Any) -> None:
+    parser.add_argument(
+        "--server",
+        type=_url,
+        metavar="URL",
+        help="rollout: where servers answer; each address of the name is asked",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        metavar="SECONDS",
+        help="rollout: after which the version before is current again (default: 300)",
+    )
+    parser.add_argument("--token-file", metavar="FILE", help="rollout: its first word is the token to send")
+    parser.add_argument("--ca", metavar="FILE", help="rollout: trust this PEM")
+    parser.add_argument(
+        "--tls-name", metavar="NAME", help="rollout: that certificates are for (default: that of --server)"
+    )
+
+
+_OPTIONS_OF = {
+    "publish": ("into", "checkpoint", "keep", "despite_gate"),
+    "rollout": ("server", "timeout", "token_file", "ca", "tls_name"),
+}
+_NEEDED_BY = {"publish": "into", "rollout": "server"}
+
+
+def _url(text: str) -> str:
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+    except ValueError:
+        good = False
+    if not good:
+        raise argparse.ArgumentTypeError(f"must be a URL such as http://shop-serve:8080, got {text}")
+    return text
+
+
+def _check_flags(parsed: argparse.Namespace) -> None:
+    for act, options in _OPTIONS_OF.items():
+        given = [name for name in options if getattr(parsed, name) not in (None, False)]
+        if given and parsed.act != act:
+            raise UsageError(f"--{given[0].replace('_', '-')} is for {act}. Remove it.")
+    needed = _NEEDED_BY.get(parsed.act)
+    if needed and getattr(parsed, needed) is None:
+        raise UsageError(f"{parsed.act} needs --{needed}.")
 
 
 def _bundle(parsed: argparse.Namespace) -> None:
     from recmill.bundle import Bundle
 
+    _check_flags(parsed)
     if (parsed.act == "diff") != (parsed.other is not None):
         takes = "compares two bundles: name both" if parsed.act == "diff" else "takes one bundle"
         raise UsageError(f"{parsed.act} {takes}.")
+    if parsed.act in _ACTS:
+        _ACTS[parsed.act](parsed)
+        return
     bundle = Bundle.open(parsed.path)
     if parsed.act == "diff":
         _diff(parsed, bundle, Bundle.open(parsed.other))
@@ -74,6 +153,50 @@ def _verify(parsed: argparse.Namespace, bundle: Bundle) -> None:
         print(
             f"verified {bundle.path}   {counted(files, 'file')}   {show_bytes(bundle.num_bytes)}   as written"
         )
+
+
+def _publish(parsed: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from recmill.export.publish import publish
+
+    checkpoint = Path(parsed.checkpoint) if parsed.checkpoint else None
+    found = publish(Path(parsed.path), Path(parsed.into), checkpoint, parsed.keep, parsed.despite_gate)
+    if parsed.json:
+        shown = {"version": found.bundle.version, "previous": found.previous, "removed": list(found.removed)}
+        print(json.dumps({"bundle": str(found.bundle.path), **shown}))
+        return
+    print(f"current {found.bundle.path}   before {found.previous or 'none'}")
+    if found.removed:
+        print(f"removed {', '.join(found.removed)}")
+
+
+def _rollout(parsed: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from recmill.export.rollout import Server, roll_out
+
+    token = _first_word(parsed.token_file) if parsed.token_file else None
+    server = Server(parsed.server, token, Path(parsed.ca) if parsed.ca else None, parsed.tls_name)
+    timeout = 300.0 if parsed.timeout is None else parsed.timeout
+    say = silent if parsed.json else lambda line: print(f"asked  {line}", flush=True)
+    version = roll_out(Path(parsed.path), server, timeout, say)
+    print(json.dumps({"version": version, "served": True}) if parsed.json else f"served {version}")
+
+
+def _first_word(path: str) -> str:
+    from pathlib import Path
+
+    try:
+        words = Path(path).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--token-file {path} cannot be read: {error}.") from None
+    if not words:
+        raise UsageError(f"--token-file {path} is empty; expected a token.")
+    return words[0]
+
+
+_ACTS = {"publish": _publish, "rollout": _rollout}
 
 
 def card_of(bundle: Bundle) -> dict[str, Any]:

@@ -23,6 +23,7 @@ def add(commands: Any) -> None:
         """
 recmill evaluate quickstart --checkpoint runs/quickstart/checkpoint --table runs/quickstart/table
 recmill evaluate criteo-dlrm --checkpoint c --table t --gate "auc>=0.80,ne<=live" --live runs/live/checkpoint
+recmill evaluate quickstart --checkpoint c --table t --gate "ne<=live" --live bundles --allow-no-live --verdict v
 recmill evaluate quickstart --checkpoint c --table t --only ranking --by device --by price
 recmill evaluate quickstart --checkpoint c --requests requests --data /data/shop   what was served, and then clicked
 """,
@@ -64,7 +65,19 @@ recmill evaluate quickstart --checkpoint c --requests requests --data /data/shop
         "a ranker must always beat the constant predictor",
     )
     parser.add_argument(
-        "--live", metavar="DIR", help="checkpoint of the live model, measured on the same rows"
+        "--live",
+        metavar="DIR",
+        help="the live model, measured on the same rows: its checkpoint, or where `recmill export` published it",
+    )
+    parser.add_argument(
+        "--allow-no-live",
+        action="store_true",
+        help="with --live: leave out conditions on it while nothing is published there",
+    )
+    parser.add_argument(
+        "--verdict",
+        metavar="FILE",
+        help="with --gate: write passed, improving (than before) or failed there, and exit with 0",
     )
     parser.add_argument(
         "--report",
@@ -80,6 +93,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     from pathlib import Path
 
     recipe = load(parsed)
+    from recmill.artifact import write_whole
     from recmill.checkpoint import CheckpointFolder
     from recmill.evaluate import Options, evaluate
     from recmill.evaluate.gate import parse_gate
@@ -96,8 +110,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
         )
     if parsed.requests:
         return _evaluate_requests(parsed, folder)
-    if parsed.live and not parsed.gate:
-        raise UsageError("--live is for gates such as ne<=live; add --gate, or remove it.")
+    _check_gate_flags(parsed)
     options = Options(
         split=parsed.split,
         which=parsed.which,
@@ -105,6 +118,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
         by=tuple(parsed.by),
         gate=tuple(parse_gate(parsed.gate)) if parsed.gate else (),
         live=Path(parsed.live) if parsed.live else None,
+        allow_no_live=parsed.allow_no_live,
         num_threads=parsed.threads or available_cores(),
     )
     evaluated = evaluate(folder, Table.open(parsed.table), options, Progress(parsed.quiet))
@@ -113,7 +127,19 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     say_evaluated(evaluated, report, silent if parsed.json else print)
     if parsed.json:
         print(json.dumps(written))
-    return 0 if all(model.passed for model in evaluated) else 1
+    if parsed.verdict:
+        write_whole(Path(parsed.verdict), written["outcome"])
+        return 0
+    return 0 if written["passed"] else 1
+
+
+def _check_gate_flags(parsed: argparse.Namespace) -> None:
+    if parsed.live and not parsed.gate:
+        raise UsageError("--live is for gates such as ne<=live; add --gate, or remove it.")
+    if parsed.verdict and not parsed.gate:
+        raise UsageError("--verdict is what --gate finds; add --gate, or remove it.")
+    if parsed.allow_no_live and not parsed.live:
+        raise UsageError("--allow-no-live is about --live DIR; add it, or remove --allow-no-live.")
 
 
 def _check_requests_flags(parsed: argparse.Namespace) -> None:
@@ -121,10 +147,10 @@ def _check_requests_flags(parsed: argparse.Namespace) -> None:
         raise UsageError("--requests and --data go together.")
     if parsed.window is not None and not parsed.requests:
         raise UsageError("--window is for --requests. Remove it.")
-    of_tables = ("split", "only", "by", "gate", "live", "report")
+    of_tables = ("split", "only", "by", "gate", "live", "allow_no_live", "verdict", "report")
     wrong = [name for name in of_tables if getattr(parsed, name) and parsed.requests]
     if wrong:
-        raise UsageError(f"--{wrong[0]} is for --table. Remove it.")
+        raise UsageError(f"--{wrong[0].replace('_', '-')} is for --table. Remove it.")
 
 
 def _evaluate_requests(parsed: argparse.Namespace, folder: CheckpointFolder) -> int:

@@ -25,6 +25,7 @@ def add(commands: Any) -> None:
 recmill export --checkpoint runs/quickstart/checkpoint --into runs/quickstart/bundle
 recmill export --checkpoint c --into b --data /data/shop --rows int8 --keep 3
 recmill export --checkpoint c --into b --which last --index clustered
+recmill export --checkpoint c --into rejected --despite-gate --no-publish     keep it to look at, serve it never
 """,
     )
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="what `recmill train` wrote")
@@ -51,6 +52,9 @@ recmill export --checkpoint c --into b --which last --index clustered
     parser.add_argument(
         "--despite-gate", action="store_true", help="publish also what did not pass its gate in evaluate"
     )
+    parser.add_argument(
+        "--no-publish", action="store_true", help="write the version, but let what is current there be"
+    )
     parser.add_argument("--keep", type=positive, metavar="N", help="remove all but the newest N versions")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -74,11 +78,14 @@ def _export(parsed: argparse.Namespace) -> None:
         keep=parsed.keep,
         num_threads=available_cores(),
         despite_gate=parsed.despite_gate,
+        publish=not parsed.no_publish,
     )
     exported = export(folder, data, Path(parsed.into), options, Progress(parsed.quiet))
     say_exported(exported, data, silent if parsed.json else print)
     if parsed.json:
         print(json.dumps(exported_json(exported)))
+    elif parsed.no_publish:
+        print(f"next   recmill bundle show {exported.bundle.path}")
     else:
         print(f"next   recmill serve --bundle {parsed.into}")
 

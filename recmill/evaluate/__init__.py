@@ -14,6 +14,7 @@ from recmill.batches import collate
 from recmill.checkpoint import Checkpoint, CheckpointFolder
 from recmill.errors import ArtifactError
 from recmill.evaluate.gate import Condition, GateError, Verdict, judge
+from recmill.evaluate.live import Live, as_planned, find_live, misses_counted
 from recmill.evaluate.segments import Segments
 from recmill.learner.questions import counts_of
 from recmill.learner.ranking import Ranker
@@ -22,6 +23,7 @@ from recmill.learner.saved import open_learner
 from recmill.metrics import RankingSums, ScoreSums, exact_auc
 from recmill.progress import Progress, Stage
 from recmill.protocols import Protocol, protocol_for
+from recmill.spec.recipe import SPLITS
 from recmill.table import Table
 
 ROWS_AT_ONCE = 1 << 14
@@ -37,7 +39,8 @@ class Options:
     models: tuple[str, ...] = ()
     by: tuple[str, ...] = ()
     gate: tuple[Condition, ...] = ()
-    live: Path | None = None
+    live: Path | None = None  # a checkpoint, or what bundles are published in
+    allow_no_live: bool = False  # conditions on the live model are left out while nothing is published
     num_threads: int = 1
 
 
@@ -70,20 +73,32 @@ def evaluate(
     """Every model of the checkpoint on held-out rows of the Table."""
     split = _split(table, options)
     _check_columns(folder, table)
-    live = CheckpointFolder.open(options.live) if options.live is not None else None
-    if live is not None:
-        _check_columns(live, table)
+    live = find_live(options.live, options.which, options.allow_no_live) if options.live is not None else None
     bars = progress or Progress(quiet=True)
-    found = [_measure(folder, model, table, split, options, bars) for model in _models(folder, options)]
+    found = [
+        _measure(folder, model, options.which, table, split, options, bars)
+        for model in _models(folder, options)
+    ]
     _check_gate(options.gate, found)
     for measured in found if options.gate else []:
-        known = live is not None and measured.model in live.models
-        other = (
-            _measure(live, measured.model, table, split, options, bars).metrics if live and known else None
-        )
         conditions = [one for one in options.gate if one.metric in measured.metrics]
-        measured.verdicts.extend(judge(conditions, measured.metrics, other))
+        asks = live is not None and any(one.bound == "live" for one in conditions)
+        other = _measure_live(live, measured, table, folder.path, options, bars) if live and asks else None
+        measured.verdicts.extend(judge(conditions, measured.metrics, other, options.allow_no_live))
     return found
+
+
+def _measure_live(
+    live: Live, measured: Evaluated, table: Table, beside: Path, options: Options, bars: Progress
+) -> dict[str, float] | None:
+    """The live model on the same rows; None when it has no such model."""
+    model, split = measured.model, measured.split
+    if model not in live.folder.models:
+        return None
+    needed = (split,) if model == "ranking" else tuple(one for one in SPLITS if table.num_rows(one))
+    with as_planned(live.folder, table, needed, beside) as own_table:
+        found = _measure(live.folder, model, live.which(model), own_table, split, options, bars).metrics
+    return misses_counted(found, measured.metrics)
 
 
 def _split(table: Table, options: Options) -> str:
@@ -128,9 +143,15 @@ def _check_gate(gate: Sequence[Condition], found: Sequence[Evaluated]) -> None:
 
 
 def _measure(
-    folder: CheckpointFolder, model: str, table: Table, split: str, options: Options, bars: Progress
+    folder: CheckpointFolder,
+    model: str,
+    which: str,
+    table: Table,
+    split: str,
+    options: Options,
+    bars: Progress,
 ) -> Evaluated:
-    saved = open_learner(folder, model, options.which, options.num_threads)
+    saved = open_learner(folder, model, which, options.num_threads)
     learner = saved.learner
     statistics = {name: tables.statistics() for name, tables in learner.tables.items()}
     if isinstance(learner, Retriever):

@@ -34,21 +34,31 @@ class Condition:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One condition and what was found."""
+    """One condition and what was found. Without a bound, nothing is live yet, and the condition is left out."""
 
     condition: Condition
     found: float
-    bound: float
+    bound: float | None
 
     @property
     def passed(self) -> bool:
-        met = self.found >= self.bound if self.condition.operator == ">=" else self.found <= self.bound
-        return bool(met)
+        if self.bound is None:
+            return True
+        if self.condition.bound == "constant" and self.found == self.bound:
+            return False  # it is to be beaten: a model that always predicts the same meets it
+        return is_better(self.condition.operator, self.found, self.bound) or self.found == self.bound
 
     def __str__(self) -> str:
+        if self.bound is None:
+            return f"skip   {self.condition}   found {self.found:.5f}, nothing is live yet"
         return f"{'pass' if self.passed else 'FAIL'}   {self.condition}   found {self.found:.5f}" + (
             f", bound {self.bound:.5f}" if isinstance(self.condition.bound, str) else ""
         )
+
+
+def is_better(operator: str, found: float, other: float) -> bool:
+    """Whether a value is beyond another one, in the direction that a condition asks for."""
+    return bool(found > other if operator == ">=" else found < other)
 
 
 def parse_gate(text: str) -> list[Condition]:
@@ -65,23 +75,30 @@ def parse_gate(text: str) -> list[Condition]:
     return conditions
 
 
-def judge(conditions: Sequence[Condition], metrics: Metrics, live: Metrics | None) -> list[Verdict]:
-    """Each condition with what was found. A ranker must also beat the constant predictor, whatever the gate says."""
+def judge(
+    conditions: Sequence[Condition], metrics: Metrics, live: Metrics | None, allow_no_live: bool = False
+) -> list[Verdict]:
+    """Each condition with what was found. A ranker must also beat the constant predictor, whatever the gate says.
+
+    Without a live model, conditions on it are an error, or left out with `allow_no_live`.
+    """
     if "normalised_entropy" in metrics:
         conditions = [*conditions, Condition("normalised_entropy", "<=", "constant")]
-    return [_judge(condition, metrics, live) for condition in dict.fromkeys(conditions)]
+    return [_judge(condition, metrics, live, allow_no_live) for condition in dict.fromkeys(conditions)]
 
 
-def _judge(condition: Condition, metrics: Metrics, live: Metrics | None) -> Verdict:
+def _judge(condition: Condition, metrics: Metrics, live: Metrics | None, allow_no_live: bool) -> Verdict:
     if condition.metric not in metrics:
         raise GateError(f'Gate: there is no metric "{condition.metric}"; there are: {", ".join(metrics)}.')
-    return Verdict(condition, metrics[condition.metric], _bound(condition, metrics, live))
+    return Verdict(condition, metrics[condition.metric], _bound(condition, metrics, live, allow_no_live))
 
 
-def _bound(condition: Condition, metrics: Metrics, live: Metrics | None) -> float:
+def _bound(condition: Condition, metrics: Metrics, live: Metrics | None, allow_no_live: bool) -> float | None:
     if not isinstance(condition.bound, str):
         return condition.bound
     if condition.bound == "live":
+        if live is None and allow_no_live:
+            return None
         if live is None:
             raise GateError(f'Gate "{condition}" needs the live model: add --live DIR, its checkpoint.')
         return live[condition.metric]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from recmill.artifact import write_whole
 from recmill.checkpoint import CheckpointFolder
 from recmill.evaluate import Evaluated
+from recmill.evaluate.gate import is_better
 from recmill.metrics import ScoreSums
 from recmill.report.content import Fact, Report, Section, Table
 from recmill.report.environment import environment_section
@@ -31,23 +32,58 @@ EVALUATION = "evaluation.json"
 def write_evaluation(
     folder: CheckpointFolder, evaluated: Sequence[Evaluated], report: Path
 ) -> dict[str, Any]:
-    """Write both; what the JSON holds is returned."""
+    """Write both; what the JSON holds is returned.
+
+    `outcome` is passed, improving (not yet passed, but better than the evaluation before, or the first) or failed.
+    """
+    earlier = _read_earlier(folder)
+    models = {model.model: _as_json(folder, model, earlier.get(model.model, {})) for model in evaluated}
+    passed = all(model.passed for model in evaluated)
     content: dict[str, Any] = plain(
         {
             "checkpoint": str(folder.path),
-            "passed": all(model.passed for model in evaluated),
-            "models": {model.model: _as_json(model) for model in evaluated},
+            "passed": passed,
+            "outcome": "passed" if passed else "improving" if _improves(models) else "failed",
+            "report": str(report.absolute()),
+            "models": models,
         }
     )
-    write_whole(folder.path / EVALUATION, json.dumps(content, indent=1) + "\n")
     report.parent.mkdir(parents=True, exist_ok=True)
     write_report(report, _report(folder, evaluated))
-    return {**content, "report": str(report)}
+    write_whole(folder.path / EVALUATION, json.dumps(content, indent=1) + "\n")
+    return content
 
 
-def _as_json(model: Evaluated) -> dict[str, Any]:
+def _read_earlier(folder: CheckpointFolder) -> dict[str, Any]:
+    """Models of the evaluation before; nothing when there was none that can be read."""
+    try:
+        return dict(json.loads((folder.path / EVALUATION).read_text(encoding="utf-8"))["models"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _improves(models: Mapping[str, Any]) -> bool:
+    failed = [one for model in models.values() for one in model["gate"] if not one["passed"]]
+    return any(
+        one["before"] is None or is_better(one["condition"].split(" ")[1], one["found"], one["before"])
+        for one in failed
+    )
+
+
+def _before(earlier: Mapping[str, Any], last_step: int, condition: str) -> float | None:
+    """What was found when less was learned; an evaluation that runs again looks at what the first one looked at."""
+    known = {one["condition"]: one for one in earlier.get("gate", ())}
+    if condition not in known:
+        return None
+    name = "before" if earlier.get("last_step") == last_step else "found"
+    return known[condition].get(name)  # type: ignore[no-any-return]
+
+
+def _as_json(folder: CheckpointFolder, model: Evaluated, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    last_step = folder.of(model.model).find("last").step
     return {
         "step": model.checkpoint.step,
+        "last_step": last_step,
         "split": model.split,
         "metrics": model.metrics,
         "protocol": model.protocol.name if model.protocol else None,
@@ -61,6 +97,7 @@ def _as_json(model: Evaluated) -> dict[str, Any]:
                 "found": verdict.found,
                 "bound": verdict.bound,
                 "passed": verdict.passed,
+                "before": _before(earlier, last_step, str(verdict.condition)),
             }
             for verdict in model.verdicts
         ],
@@ -121,8 +158,8 @@ def _gate_section(evaluated: Sequence[Evaluated]) -> Section:
             model.model,
             str(verdict.condition),
             verdict.found,
-            verdict.bound,
-            "pass" if verdict.passed else "FAIL",
+            "nothing is live yet" if verdict.bound is None else verdict.bound,
+            "skip" if verdict.bound is None else "pass" if verdict.passed else "FAIL",
         )
         for model in evaluated
         for verdict in model.verdicts

@@ -30,13 +30,14 @@ from recmill.spec.kinds import parts_of_features
 from recmill.spec.load import recipe_to_dict
 
 EVALUATION = "evaluation.json"  # what `recmill evaluate` leaves beside checkpoints
+REPORT = "report.html"  # and where its page is in a bundle
 
 
 @dataclass(frozen=True)
 class Options:
     """How a bundle is made. `keep` bounds the versions that stay; None keeps all.
 
-    What did not pass its gate is refused unless `despite_gate`.
+    What did not pass its gate is refused unless `despite_gate`. Without `publish`, what is current stays so.
     """
 
     rows: str = "float32"
@@ -46,11 +47,12 @@ class Options:
     memory: int = DEFAULT_MEMORY
     num_threads: int = 1
     despite_gate: bool = False
+    publish: bool = True
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A published bundle, and what it took."""
+    """A whole bundle, and what it took."""
 
     bundle: Bundle
     num_rows: int  # read from the log
@@ -85,7 +87,8 @@ def export(
                 )
                 num_rows, num_bad = found.num_rows, found.num_bad
                 _write(aside, version, folder, chosen, found, sizes_of(source), options)
-        set_current(into, version)
+        if options.publish:
+            set_current(into, version)
         removed = keep_newest(into, options.keep) if options.keep is not None else []
     bundle = Bundle.open(into / version)
     return Exported(bundle, num_rows, num_bad, time.monotonic() - started, was_there, tuple(removed))
@@ -124,6 +127,7 @@ def _write(
                 write_rows(aside / "tables" / name / table_folder(table.spec.name), table, options.rows)
     models = {model: _describe(learner, aside) for model, learner in learners.items()}
     _write_sides(aside, folder, models, learners.get("retrieval"), found, options)
+    _copy_report(folder, chosen, aside)
     shutil.rmtree(aside / "work", ignore_errors=True)
     manifest = {
         "version": version,
@@ -219,6 +223,15 @@ def _evaluation(
     verdicts = [{"model": model, **verdict} for model, found in measured.items() for verdict in found["gate"]]
     passed = all(verdict["passed"] for verdict in verdicts)
     return evaluation, {"passed": passed, "verdicts": verdicts} if verdicts else None
+
+
+def _copy_report(folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], aside: Path) -> None:
+    """The page that evaluate wrote goes along, if it is about what is exported."""
+    if _evaluation(folder, chosen)[0] is None:
+        return
+    report = json.loads((folder.path / EVALUATION).read_text(encoding="utf-8")).get("report")
+    if report is not None and Path(report).is_file():
+        shutil.copyfile(report, aside / REPORT)
 
 
 def _check_gate(folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], options: Options) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recmill.artifact import is_published, read_manifest
-from recmill.bundle import current_of, previous_of, versions_of
+from recmill.bundle import current_of, kept_checkpoint, previous_of, versions_of
 from recmill.errors import ArtifactError
 
 _PARTIAL = ".partial"
@@ -60,6 +60,7 @@ def keep_newest(into: Path, number: int) -> list[str]:
     for version in gone:
         remove(into / version)
         remove(into / f"{version}.deltas")
+        remove(kept_checkpoint(into, version))
     return gone
 
 
