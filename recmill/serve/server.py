@@ -296,10 +296,12 @@ class _Group:
 
     async def all_ready(self, keepers: Sequence[asyncio.Future[None]]) -> Ready | None:
         """What the first process says once all are ready; none when one gave up, or all are to stop."""
-        found = [asyncio.ensure_future(self._ready.get()) for _ in keepers]
-        together = asyncio.gather(*found)
+        together = asyncio.ensure_future(self._ready_ones(len(keepers)))
         await _first_of(together, self.stop.wait(), *keepers)
-        return together.result()[0] if together.done() else None
+        return together.result()[0] if together.done() and not together.cancelled() else None
+
+    async def _ready_ones(self, number: int) -> list[Ready]:
+        return [await self._ready.get() for _ in range(number)]
 
     async def keep(self, number: int) -> None:
         """Start a process and start it again whenever it ends; one that never got ready is an error."""

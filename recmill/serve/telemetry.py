@@ -207,6 +207,7 @@ class Telemetry:
 
         registry = CollectorRegistry()
         MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
+        registry.register(_MemoryOfAll(folder))
         return registry
 
 
@@ -258,6 +259,31 @@ class _StatusMetrics:
                 "Age of the newest training row that answers know.",
                 status.freshness_seconds,
             )
+
+
+class _MemoryOfAll:
+    """Resident memory of all processes that write into a folder, by the name that a single process has for its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
+
+        pids = {file.stem.rpartition("_")[2] for file in self._folder.glob("gauge_live*_*.db")}
+        pages = sum(_resident_pages(pid) for pid in pids)
+        yield Gauge(
+            "process_resident_memory_bytes",
+            "Resident memory, of all processes.",
+            pages * os.sysconf("SC_PAGE_SIZE"),
+        )
+
+
+def _resident_pages(pid: str) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0  # it has ended
 
 
 @contextmanager

@@ -212,6 +212,8 @@ def test_processes_of_one_port_count_together() -> None:
     assert "recmill_queue_length 4.0" in before
     assert counted in after, "what a process counted stays when it ends"
     assert "recmill_queue_length 4.0" not in after, "its queue does not"
+    memory = [float(re.search(r"process_resident_memory_bytes (\d\S*)", text)[1]) for text in (before, after)]
+    assert memory[0] > memory[1] + 10e6, "memory is that of all, and of those that are left"
     assert sum(live["requests"]) == 10
     assert sum(value or 0 for value in live["stages_ms"]["rank"]) >= 3.0
     assert there
