@@ -14,6 +14,7 @@ from recmill.cli import (
     check,
     checkpoint,
     client,
+    deploy,
     evaluate,
     export,
     generate,
@@ -24,6 +25,7 @@ from recmill.cli import (
     run,
     score,
     serve,
+    size,
     train,
     tune,
 )
@@ -79,5 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add(commands)
     rollback.add(commands)
     client.add(commands)
+    deploy.add(commands)
+    size.add(commands)
     bench.add(commands)
     return parser

@@ -1,0 +1,87 @@
+"""`recmill deploy`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from recmill.cli.arguments import add_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from recmill.deploy.settings import Settings
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "deploy",
+        _deploy,
+        "render a recipe's manifests for Kubernetes, Argo, Helm, Ray, Spark or Docker, to review and apply",
+        """
+recmill deploy quickstart --target train-job --into deploy/quickstart
+recmill deploy mine.toml --target serve --into out --set namespace=shop --set serve.replicas=3
+recmill deploy criteo-dlrm --target pipeline --into out --set storage.kind=nfs --set storage.nfs.server=10.0.0.5
+recmill deploy quickstart --target docker --into deploy
+""",
+    )
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a shipped recipe's name, a TOML file, or file.py:function"
+    )
+    parser.add_argument(
+        "--target",
+        required=True,
+        metavar="TARGET",
+        help="train-job, pipeline, serve, helm, ray, spark or docker",
+    )
+    parser.add_argument("--into", required=True, metavar="DIR", help="files land in DIR/TARGET")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="settings",
+        help="a setting, such as namespace=shop or serve.replicas=3; see docs/deploy.md",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files that were changed by hand")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _deploy(parsed: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from recmill.deploy import deploy
+    from recmill.deploy.settings import Settings
+    from recmill.spec.load import load_recipe
+
+    recipe = load_recipe(parsed.recipe)
+    settings = Settings.of(parsed.settings)
+    written = deploy(recipe, parsed.target, Path(parsed.into), settings, parsed.force)
+    folder = Path(parsed.into) / parsed.target
+    after = _next(parsed.target, folder, settings.name or recipe.name, settings)
+    if parsed.json:
+        print(json.dumps({"recipe": recipe.name, "written": [str(path) for path in written], "next": after}))
+        return 0
+    print(f"recipe {recipe.name}   target {parsed.target}")
+    for path in written:
+        print(f"wrote  {path}")
+    print(f"next   {after}")
+    return 0
+
+
+def _next(target: str, folder: Path, name: str, settings: Settings) -> str:
+    """The command that takes what was rendered into use."""
+    if target == "docker":
+        return f"docker compose -f {folder / 'docker-compose.yaml'} up --build"
+    if target == "helm":
+        return f"helm install {name} {folder / 'recmill'} --namespace {settings.namespace}"
+    overlay = folder / "overlays" / settings.storage.kind
+    if overlay.exists():
+        return f"kubectl apply -k {overlay}"
+    return (
+        f"kubectl apply -k {folder}"
+        if (folder / "kustomization.yaml").exists()
+        else f"kubectl apply -f {folder}"
+    )

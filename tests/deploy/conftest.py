@@ -1,0 +1,21 @@
+"""What tests of deploy share."""
+
+from __future__ import annotations
+
+import pytest
+
+from recmill.deploy.parts import Site
+from recmill.deploy.settings import Settings
+from recmill.spec.load import load_recipe
+from recmill.spec.recipe import Recipe
+
+
+@pytest.fixture
+def quickstart() -> Recipe:
+    return load_recipe("quickstart")
+
+
+@pytest.fixture
+def site(quickstart: Recipe) -> Site:
+    """The quickstart recipe with all settings as they are."""
+    return Site.of(quickstart, Settings())

@@ -1,0 +1,237 @@
+"""The chart makes what target serve makes, takes only values that make sense, and is what a cluster takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shop import Shop
+from tools import helm
+from validate import Invalid, templated, validate
+
+from recmill import __version__
+from recmill.deploy import deploy
+from recmill.deploy.parts import Site
+from recmill.deploy.serve import objects_of, runs_claim
+from recmill.deploy.serving import Serving, chosen
+from recmill.deploy.settings import DeployError, Settings
+from recmill.deploy.yaml import loads
+from recmill.serve.server import Settings as ServerSettings
+from recmill.spec.load import load_recipe
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "serve"))
+from servers import in_thread
+
+Object = dict[str, Any]
+pytestmark = pytest.mark.services
+
+BY_HELM = {"app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": f"recmill-{__version__}"}
+CHOICES = {
+    "defaults": [],
+    "redis": ["redis.enabled=true", "redis.auth_secret=mine", "storage.class_name=fast", "redis.memory=1Gi"],
+    "split": ["serve.split=true", "serve.hpa.metric=rate", "user=2000", "group=3000"],
+    "monitoring": ["monitoring.enabled=true", "image.pull_secret=registry", "serve.hpa.target=55"],
+    "ingress": ["serve.ingress.host=shop.example.com", "serve.ingress.class_name=nginx"],
+    "nodeport": ["serve.node_port=30123", "serve.replicas=4", "serve.max_replicas=9", "name=other"],
+    "tokens": ["serve.token_secret=mine", "serve.cpus=1500m", "serve.memory=3Gi"],
+    "all": [
+        "serve.split=true",
+        "redis.enabled=true",
+        "monitoring.enabled=true",
+        "serve.ingress.host=shop.example.com",
+        "serve.node_port=30123",
+        "serve.tls_secret=shop-tls",
+        "serve.token_secret=shop-tokens",
+        "serve.hpa.metric=rate",
+        "serve.hpa.target=40",
+        "image.serve=r.example.com/serve:2",
+        "image.pull_policy=Always",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    into = tmp_path_factory.mktemp("helm")
+    deploy(load_recipe("quickstart"), "helm", into, Settings())
+    return into / "helm/recmill"
+
+
+def tree(pairs: list[str]) -> Object:
+    """Pairs of --set as values; numbers and truth values as YAML reads them, but for quantities."""
+    values: Object = {}
+    for pair in pairs:
+        key, _, text = pair.partition("=")
+        *path, last = key.split(".")
+        place = values
+        for name in path:
+            place = place.setdefault(name, {})
+        place[last] = text if last in ("cpus", "memory", "size") else loads(text)[0]
+    return values
+
+
+def made_by(chart: Path, pairs: list[str]) -> dict[tuple[str, str], Object]:
+    """Objects by kind and name, without what is Helm's own: its labels, its test, the number of the release."""
+    found = {}
+    for one in templated(chart, tree(pairs), "quickstart", flags=["--skip-tests"]):
+        metadata = one["metadata"]
+        assert BY_HELM.items() <= metadata["labels"].items()
+        metadata["labels"] = {key: text for key, text in metadata["labels"].items() if key not in BY_HELM}
+        if one["kind"] == "Job":
+            metadata["name"] = metadata["name"].removesuffix("-1")
+        found[one["kind"], metadata["name"]] = one
+    return found
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_the_chart_makes_what_kustomize_makes(chart: Path, choice: str) -> None:
+    settings = Settings.of(CHOICES[choice])
+    serving = Serving.of(Site.of(load_recipe("quickstart"), settings), chosen(settings))
+    wanted = {(one["kind"], one["metadata"]["name"]): one for one in objects_of(serving)}
+    if "redis.memory=1Gi" in CHOICES[choice]:  # the chart says by itself how much disk that wants
+        claim = wanted["StatefulSet", "quickstart-redis"]["spec"]["volumeClaimTemplates"][0]
+        claim["spec"]["resources"]["requests"]["storage"] = "1Gi"
+    found = made_by(chart, CHOICES[choice])
+    assert found.keys() == wanted.keys()
+    for key, one in wanted.items():
+        assert found[key] == one, key
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_what_the_chart_makes_is_what_a_cluster_takes(chart: Path, choice: str) -> None:
+    validate(templated(chart, tree(CHOICES[choice]), "quickstart"))
+
+
+@pytest.mark.parametrize("kind", ["pvc", "nfs"])
+def test_storage_is_made_when_asked_for_and_kept_when_the_release_goes(chart: Path, kind: Any) -> None:
+    values = {"storage": {"kind": kind, "nfs": {"server": "10.0.0.5", "path": "/exports/shop/"}}}
+    objects = templated(chart, values, "quickstart")
+    validate(objects)
+    found = [one for one in objects if one["kind"].startswith("PersistentVolume")]
+    pairs = ["storage.nfs.server=10.0.0.5", "storage.nfs.path=/exports/shop"]
+    wanted = runs_claim(Site.of(load_recipe("quickstart"), Settings.of(pairs)), kind)
+    assert [one["spec"] for one in found] == [one["spec"] for one in wanted]
+    assert {one["metadata"]["annotations"]["helm.sh/resource-policy"] for one in found} == {"keep"}
+
+
+def test_lint_has_nothing_to_say(chart: Path) -> None:
+    for values in ({}, tree(CHOICES["all"])):
+        done = subprocess.run(
+            [helm(), "lint", "--strict", str(chart), "--values", "-"],
+            input=json.dumps(values),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout
+        assert "[WARNING]" not in done.stdout
+        assert "[ERROR]" not in done.stdout
+
+
+def test_notes_name_what_was_made(chart: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(chart, tmp_path / "recmill"))
+    first, *lines = (chart / "templates/NOTES.txt").read_text().splitlines()
+    shown = "".join(f"  {line}\n" for line in lines)
+    (copy / "templates/shown.yaml").write_text(f"{first}\nkind: Notes\ntext: |\n{shown}")
+    values = {"serve": {"node_port": 30001}, "redis": {"enabled": True, "auth_secret": "mine"}}
+    objects = templated(copy, values, "quickstart", "shop")
+    (text,) = [one["text"] for one in objects if one["kind"] == "Notes"]
+    assert "kubectl --namespace shop rollout status deployment/quickstart-serve" in text
+    assert "secret quickstart-tokens (keys tokens, read-token)" in text
+    assert "secret mine (key password)" in text
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        "serve.replicas=-1",
+        "serve.replicas=0",
+        "serve.cpus=two",
+        "serve.memory=lots",
+        "serve.node_port=80",
+        "serve.hpa.metric=memory",
+        "serve.tls_secret=My_Secret",
+        "serve.ingress.host=-shop",
+        "storage.class_name=Fast SSD",
+        "image.serve=recmill-serve",
+        "image.pull_policy=Sometimes",
+        "user=0",
+        "name=Shop",
+        "redis.memory=-1Gi",
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_chart_as_by_deploy(chart: Path, pair: str) -> None:
+    with pytest.raises(
+        Invalid, match=r"values don't meet the specifications|" + pair.split(".")[-1].split("=")[0]
+    ):
+        templated(chart, tree([pair]))
+    with pytest.raises(DeployError):
+        Settings.of([pair])
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"serve": {"replica": 3}}, "Additional property replica is not allowed"),
+        ({"redsi": {}}, "Additional property redsi is not allowed"),
+        ({"serve": {"replicas": 5, "max_replicas": 2}}, "serve.max_replicas must be at least serve.replicas"),
+        ({"serve": {"hpa": {"target": 400}}}, "must be a percentage"),
+        ({"storage": {"access": "ReadWriteOnce"}}, "wants serve.max_replicas of 1"),
+        ({"monitoring": {"enabled": "yes"}}, "boolean"),
+    ],
+)
+def test_values_that_are_unknown_or_do_not_go_together_are_refused(
+    chart: Path, values: Object, reason: str
+) -> None:
+    with pytest.raises(Invalid, match=reason):
+        templated(chart, values)
+
+
+def test_a_release_whose_name_is_none_for_a_service_is_refused(chart: Path) -> None:
+    for name in ("1shop", "a" * 41):
+        with pytest.raises(Invalid, match="name must be lower-case letters"):
+            templated(chart, name=name)
+
+
+def test_the_chart_takes_every_default_by_the_name_that_deploy_knows(chart: Path) -> None:
+    from recmill.deploy.settings import defaults
+
+    def paths(values: Object, prefix: str = "") -> set[str]:
+        found = set()
+        for name, value in values.items():
+            found |= paths(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name}
+        return found
+
+    own = {"serve.startup_seconds", "redis.disk"}  # computed by deploy
+    known = paths(loads((chart / "values.yaml").read_text())[0])
+    assert known - own <= defaults().keys()
+    served = {key for key in defaults() if key.startswith(("serve.", "redis.", "monitoring."))}
+    assert served <= known
+
+
+def test_helm_test_asks_the_service_by_its_name(chart: Path) -> None:
+    objects = templated(chart, {"serve": {"tls_secret": "mine"}}, "quickstart")
+    (pod,) = [one for one in objects if one["kind"] == "Pod"]
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert pod["spec"]["containers"][0]["command"][-1] == "https://quickstart-serve:8080"
+    assert "quickstart-serve" in {one["metadata"]["name"] for one in objects if one["kind"] == "Service"}
+
+
+def test_what_helm_test_runs_succeeds_with_a_server_and_fails_without(chart: Path, shop: Shop) -> None:
+    (pod,) = [one for one in templated(chart, None, "quickstart") if one["kind"] == "Pod"]
+    _, *script = pod["spec"]["containers"][0]["command"]
+    server = in_thread(ServerSettings(bundle=shop.bundles, http_port=0, grpc_port=0, threads=1))
+    try:
+        asked = subprocess.run(
+            [sys.executable, *script[:-1], server.http], capture_output=True, text=True, timeout=30
+        )
+    finally:
+        server.stop()
+    assert (asked.returncode, asked.stdout) == (0, "/health/ready 200\n/openapi.json 200\n"), asked.stderr
+    gone = subprocess.run([sys.executable, *script[:-1], server.http], capture_output=True, timeout=30)
+    assert gone.returncode != 0

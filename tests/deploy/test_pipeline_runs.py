@@ -1,0 +1,171 @@
+"""The commands of the rendered pipeline, run step by step: published only when the gate passed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, NoUser, Server, deployed, submit
+
+from recmill.bundle import Bundle, current_of, versions_of
+from recmill.cli import main
+from recmill.deploy import render
+from recmill.deploy.settings import Settings
+from recmill.deploy.yaml import loads
+from recmill.spec.load import load_recipe
+from recmill.spec.recipe import Recipe
+
+pytestmark = [pytest.mark.stages, pytest.mark.processes]
+
+PIPELINE = "quickstart-pipeline"
+
+
+@dataclass
+class Site:
+    """A cluster with both targets applied, a log on its volume, and what runs leave behind."""
+
+    cluster: Cluster
+
+    @property
+    def log(self) -> Path:
+        return self.cluster.claim("quickstart-data")
+
+    @property
+    def runs(self) -> Path:
+        return self.cluster.claim("quickstart-runs")
+
+    @property
+    def bundles(self) -> Path:
+        return self.runs / "bundle"
+
+    def outcome(self, run: str) -> list[str]:
+        return (self.runs / "reports" / run / "outcome.txt").read_text().splitlines()
+
+
+def applied(cluster: Cluster, recipe: Recipe, settings: Settings) -> None:
+    """Base and PVC overlay of both targets, as files say them."""
+    for target in ("pipeline", "serve"):
+        files = render(recipe, target, settings)
+        for name, text in files.items():
+            if name.startswith(("base/", "overlays/pvc/")) and not name.endswith("kustomization.yaml"):
+                cluster.apply(loads(text))
+
+
+def a_site(recipe: Recipe) -> Iterator[Site]:
+    # Folders of pytest are for its own user alone.
+    folder = Path(tempfile.mkdtemp(prefix="recmill-cluster-"))
+    folder.chmod(0o755)
+    try:
+        site = Site(Cluster(folder))
+        applied(site.cluster, recipe, Settings())
+        yield site
+    except NoUser as reason:
+        pytest.skip(str(reason))
+    finally:
+        shutil.rmtree(folder)
+
+
+def write_log(folder: Path, rows: int) -> None:
+    """A log in place of the one that was there. It is not the user's of pods, who may only read it."""
+    os.chown(folder, os.getuid(), os.getgid())
+    for path in folder.iterdir():
+        path.unlink()
+    assert main(["generate", "shop", "--rows", str(rows), "--seed", "1", "--into", str(folder)]) == 0
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    yield from a_site(load_recipe("quickstart"))
+
+
+@pytest.fixture(scope="module")
+def server(site: Site) -> Iterator[Server]:
+    """The Deployment of target serve, applied before anything was published: it waits for its first bundle."""
+    with deployed(site.cluster, "quickstart-serve") as server:
+        yield server
+
+
+def test_a_raw_log_becomes_a_served_bundle(site: Site, server: Server) -> None:
+    write_log(site.log, 10_000)
+    run = submit(site.cluster, PIPELINE, "first", {"server": server.url})
+    assert run.status == "Succeeded", run
+    one_by_one = ["tidy", "check", "prepare", "train", "evaluate", "export", "publish", "roll-out"]
+    assert run.steps == [*one_by_one, "keep-outcome"]
+    assert "skip   normalised_entropy <= live" in run.output("evaluate")
+    assert "pass   normalised_entropy <= constant" in run.output("evaluate")
+    version = current_of(site.bundles)
+    assert run.output("roll-out").endswith(f"served {version}\n")
+    assert (site.bundles / str(version) / "report.html").is_file()
+    assert site.outcome("first")[0] == "Succeeded"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        server.wait(probe)
+    assert server.ask("/v1/status")["version"] == version
+    user = (site.log / "users.csv").read_text().splitlines()[1].split(",")[0]
+    assert len(server.ask("/v1/recommend", {"user": user, "k": 5})["items"]) == 5
+
+
+def test_an_unreachable_target_is_tried_again_and_then_refused(site: Site, server: Server) -> None:
+    """A day later, with a longer log: features are fitted anew, and the live model is measured on the same rows."""
+    live = current_of(site.bundles)
+    assert live is not None
+    write_log(site.log, 11_000)
+    wanted = {"server": server.url, "gate": "auc>=0.999,ne<=live", "retry-limit": "1"}
+    run = submit(site.cluster, PIPELINE, "second", wanted)
+    assert run.status == "Failed", run
+    assert run.steps[:5] == ["tidy", "check", "prepare", "train", "evaluate"]
+    assert run.steps[5:] == ["train", "evaluate", "set-aside", "refuse", "keep-outcome"], run
+    first, second = (one.output for one in run.ran if one.step == "train")
+    assert "went on from step" not in first
+    assert "went on from step" in second
+    assert "FAIL   auc >= 0.999" in run.output("evaluate")
+    assert re.search(
+        r"(pass|FAIL)   normalised_entropy <= live   found [\d.]+, bound [\d.]+", run.output("evaluate")
+    )
+    # Nothing was published, and what was live still answers.
+    assert versions_of(site.bundles) == [live]
+    assert current_of(site.bundles) == live
+    assert server.ask("/v1/status")["version"] == live
+    (rejected,) = versions_of(site.runs / "rejected")
+    aside = Bundle.open(site.runs / "rejected" / rejected)
+    assert aside.manifest["gate"]["passed"] is False
+    assert "Not all conditions are met" in (aside.path / "report.html").read_text()
+    assert current_of(site.runs / "rejected") is None
+    assert [path.name for path in (site.runs / "work").iterdir()] == ["second"]  # the first was tidied up
+    status, failures = site.outcome("second")
+    assert status == "Failed"
+    assert json.loads(failures)[0]["displayName"] == "refuse"
+
+
+@pytest.fixture
+def site_of_chance() -> Iterator[Site]:
+    """A log whose few clicks have nothing to do with anything, and a recipe of one's own, of a ranker alone."""
+    for site in a_site(load_recipe("quickstart", ["retrieval=", "ranking.train.epochs=1"])):
+        write_log(site.log, 5_000)
+        events = site.log / "events.csv"
+        head, *rows = events.read_text().splitlines()
+        place, chance = head.split(",").index("clicked"), random.Random(1)
+        for number, row in enumerate(rows):
+            cells = row.split(",")
+            cells[place] = str(int(chance.random() < 0.08))
+            rows[number] = ",".join(cells)
+        events.write_text("\n".join([head, *rows, ""]))
+        yield site
+
+
+def test_a_model_that_knows_nothing_is_refused_though_it_is_nearly_always_right(site_of_chance: Site) -> None:
+    site = site_of_chance
+    wanted = {"gate": "accuracy>=0.85", "retry-limit": "0"}
+    run = submit(site.cluster, PIPELINE, "chance", wanted)
+    assert "pass   accuracy >= 0.85" in run.output("evaluate"), run
+    assert "FAIL   normalised_entropy <= constant" in run.output("evaluate"), run
+    assert run.status == "Failed"
+    assert run.steps[-3:] == ["set-aside", "refuse", "keep-outcome"]
+    assert not site.bundles.exists()
