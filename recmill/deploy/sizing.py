@@ -188,10 +188,12 @@ def _disk(shape: Shape, sheet: _Sheet) -> _Disk:
     _say_tables(shape, sheet)
     checkpoint = _checkpoint(shape, sheet)
     bundle = _bundle(shape, sheet)
-    runs = 2 * table + 2 * checkpoint + _VERSIONS * bundle
+    raw = log * _PACKED  # columns that the pipeline keeps, to measure the live model on the same rows
+    runs = 2 * (table + raw) + (2 + _VERSIONS) * checkpoint + 2 * _VERSIONS * bundle
     sheet.add(
         "disk of runs",
-        f"Table x 2 while it is made + checkpoints x 2 while they change + {_VERSIONS} bundles",
+        f"(Table + raw columns {_bytes(raw)}) x 2 while it is made + checkpoints x 2 while they change "
+        f"and {_VERSIONS} kept + {_VERSIONS} bundles and as many that were refused",
         _bytes(runs),
     )
     return _Disk(log, table, checkpoint, bundle, runs)
