@@ -223,3 +223,11 @@ def test_run_takes_a_recipe_through_every_stage(recmill, tmp_path):
     assert [model["resumed_from"] for model in found["trained"]] == [3, 6]
     code, _, _ = recmill("run", "quickstart", "--into", tmp_path / "run", *flags, "--gate", "auc>=0.999")
     assert code == 1
+
+
+def test_while_prepared_is_for_tables_that_training_reads_itself(recmill: Run, tmp_path: Path) -> None:
+    into = ("--into", tmp_path / "checkpoint", "--while-prepared")
+    for rows in (("--from-log", tmp_path), ("--table", tmp_path, "--engine", "ray", "--data-workers", 1)):
+        code, _, errors = recmill("train", "criteo-deeprec", *rows, *into)
+        assert code == 2
+        assert "--while-prepared reads the shards of a --table" in errors

@@ -60,6 +60,9 @@ recmill train quickstart --follow /data/shop --publish runs/quickstart/bundle --
         help="go on learning from a log that is still written; needs --publish, and checkpoints in --into",
     )
     parser.add_argument(
+        "--while-prepared", action="store_true", help="with --table: begin while it is still written"
+    )
+    parser.add_argument(
         "--publish", metavar="DIR", help="with --follow: what `recmill export` wrote; deltas of it land there"
     )
     parser.add_argument(
@@ -258,6 +261,10 @@ def _make_source(parsed: argparse.Namespace, recipe: Recipe) -> MakeSource:
 
     from recmill.logs.tally import DEFAULT_MAX_BAD
 
+    if parsed.table and parsed.while_prepared:
+        from recmill.train.growing import open_growing
+
+        return partial(open_growing, os.path.abspath(parsed.table), None)
     if parsed.table:
         return partial(_table_source, os.path.abspath(parsed.table))
     plan = os.path.abspath(parsed.plan) if parsed.plan else None
@@ -404,6 +411,10 @@ def _check_scale_flags(parsed: argparse.Namespace) -> None:
         raise UsageError(
             f"--address must be auto or HOST:PORT, got {parsed.address}. From outside the cluster, use "
             "`ray job submit --address http://HOST:8265 -- recmill train ... --address auto`."
+        )
+    if parsed.while_prepared and (not parsed.table or parsed.data_workers):
+        raise UsageError(
+            "--while-prepared reads the shards of a --table as they appear, without --data-workers. Remove one of them."
         )
     if parsed.data_resource and not parsed.data_workers:
         raise UsageError("--data-resource says where --data-workers run. Add --data-workers D.")

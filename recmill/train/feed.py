@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import GetTimeoutError, RayTaskError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recmill.ahead import read_ahead
@@ -54,14 +55,19 @@ class Units(Protocol):
 
 @dataclass(frozen=True)
 class DataWorkers:
-    """How many tasks read at once, and the custom resource of the nodes that they run on (any node without one)."""
+    """How many tasks read at once, and the custom resource of the nodes that they run on (any node without one).
+
+    A task has a CPU of its own. When none has come free for `patience_seconds`, since the workers that train have them
+    all, tasks run beside whatever else runs there: slowly, but nobody waits for them for ever.
+    """
 
     number: int
     resource: str | None = None
+    patience_seconds: float = 30.0
 
-    def options(self) -> dict[str, Any]:
+    def options(self, num_cpus: int = 1) -> dict[str, Any]:
         return {
-            "num_cpus": 1,
+            "num_cpus": num_cpus,
             "resources": a_trifle_of(self.resource),
             "scheduling_strategy": "SPREAD",
             "max_retries": _RETRIES,
@@ -125,7 +131,19 @@ def _call(function: Shipped, part: Any) -> Any:
     return function.open()(part)
 
 
+_slices_task = ray.remote(_read_slices)
+_call_task = ray.remote(_call)
+
+
 # the dealer
+
+
+@dataclass
+class _Dealt:
+    """A unit that was given to a task: rows of each rank, batch by batch, and where they will be."""
+
+    spans: list[list[tuple[int, int]]]
+    slices: list[ray.ObjectRef[Slice]]
 
 
 @dataclass
@@ -137,7 +155,7 @@ class _Reading:
     order: list[int]
     reached: list[int]  # the unit that each rank asked for last
     next: int  # the unit to be dealt next
-    slices: dict[int, list[ray.ObjectRef[Slice]]] = field(default_factory=dict)
+    dealt: dict[int, _Dealt] = field(default_factory=dict)
     cuts: dict[int, list[int]] = field(default_factory=dict)  # of batches that were dealt in part
 
 
@@ -153,9 +171,10 @@ class Dealer:
         self.left: dict[tuple[str, int], int] = {}  # the last pass that each rank has left
         self.shares: Sequence[float] = [1.0] * world
         self.running: dict[ray.ObjectRef[Any], None] = {}
+        self.last_end = time.monotonic()  # of a task
+        self.waits_for_cpus = True
         self.changed = threading.Condition()
         self.failure: BaseException | None = None
-        self.task: Any = ray.remote(_read_slices).options(num_returns=world, **workers.options())
         threading.Thread(target=self._deal_on, daemon=True, name="dealer").start()
 
     def slice_of(
@@ -171,17 +190,17 @@ class Dealer:
             self.shares = shares or self.shares
             pass_ = self._reading(split, reading, cursor)
             pass_.reached[rank] = unit
-            for done in [place for place in pass_.slices if place < min(pass_.reached)]:
-                del pass_.slices[done]
+            for done in [place for place in pass_.dealt if place < min(pass_.reached)]:
+                del pass_.dealt[done]
             self.changed.notify_all()
             self.changed.wait_for(
                 lambda: (
-                    self.failure is not None or unit in pass_.slices or self._has_left(split, reading, rank)
+                    self.failure is not None or unit in pass_.dealt or self._has_left(split, reading, rank)
                 )
             )
             if self.failure is not None:
                 raise self.failure
-            return [pass_.slices[unit][rank]] if unit in pass_.slices else []
+            return [pass_.dealt[unit].slices[rank]] if unit in pass_.dealt else []
 
     def course(self, split: str, reading: int, cursor: Cursor) -> Course:
         """Where the batches of a pass lie."""
@@ -205,7 +224,7 @@ class Dealer:
     def under_way(self) -> int:
         """Units that are dealt and not yet used by all ranks."""
         with self.changed:
-            return sum(len(reading.slices) for reading in self.readings.values())
+            return sum(len(reading.dealt) for reading in self.readings.values())
 
     def _reading(self, split: str, reading: int, cursor: Cursor) -> _Reading:
         if (split, reading) not in self.readings:
@@ -233,24 +252,44 @@ class Dealer:
             running = list(self.running)
             if not running:
                 self.changed.wait()
+                self.last_end = time.monotonic()
                 return
         done, _ = ray.wait(running, timeout=_POLL_SECONDS, fetch_local=False)
         with self.changed:
             for ref in done:
                 del self.running[ref]
+                self.last_end = time.monotonic()
+            if time.monotonic() - self.last_end > self.workers.patience_seconds:
+                self._deal_again()
 
     def _deal(self) -> None:
         for pass_ in self.readings.values():
             while len(self.running) < self.workers.number and self._has_room(pass_):
                 spans = [self._spans(pass_, rank) for rank in range(self.world)]
-                task = self.task.remote(
-                    self.source, pass_.split, pass_.order[pass_.next], pass_.course.epoch, spans
-                )
-                slices = task if self.world > 1 else [task]
-                self.running[slices[0]] = None
-                pass_.slices[pass_.next] = slices
+                pass_.dealt[pass_.next] = _Dealt(spans, self._start(pass_, pass_.next, spans))
                 pass_.next += 1
                 self.changed.notify_all()
+
+    def _start(
+        self, pass_: _Reading, unit: int, spans: list[list[tuple[int, int]]]
+    ) -> list[ray.ObjectRef[Slice]]:
+        options = self.workers.options(num_cpus=1 if self.waits_for_cpus else 0)
+        task: Any = _slices_task.options(num_returns=self.world, **options)
+        found = task.remote(self.source, pass_.split, pass_.order[unit], pass_.course.epoch, spans)
+        slices: list[ray.ObjectRef[Slice]] = found if self.world > 1 else [found]
+        self.running[slices[0]] = None
+        return slices
+
+    def _deal_again(self) -> None:
+        """No task has ended for long: those under way, and all after them, do without a CPU of their own."""
+        self.waits_for_cpus = False
+        self.last_end = time.monotonic()
+        for pass_ in self.readings.values():
+            for unit, dealt in pass_.dealt.items():
+                if (waiting := dealt.slices[0]) in self.running:
+                    del self.running[waiting]
+                    dealt.slices = self._start(pass_, unit, dealt.spans)
+                    ray.cancel(waiting)
 
     def _has_room(self, pass_: _Reading) -> bool:
         waiting = pass_.next - min(pass_.reached)
@@ -302,18 +341,25 @@ class Feed:
                         whole = course.size(part.batch)
                         yield replace(_own(held), whole=whole), course.cursor_after(part.batch)
                         held = []
-        finally:
-            self.dealer.leave.remote(
-                self.split, reading, self.rank
-            )  # the thread that reads ahead may wait for it
+        finally:  # before `slices` ends, whose thread may wait for the dealer
+            self.dealer.leave.remote(self.split, reading, self.rank)
 
     def _slices(self, course: Course, cursor: Cursor, reading: int) -> Iterator[tuple[int, Slice]]:
         for unit in range(course.first_unit, course.num_units):
             shares = self.shares(course.batch_size) if self.shares is not None and self.rank == 0 else None
-            place = get(self.dealer.slice_of.remote(self.split, reading, cursor, unit, self.rank, shares))
-            if not place:
+            found = self._slice(reading, cursor, unit, shares)
+            if found is None:
                 return
-            yield unit, get(place[0])
+            yield unit, found
+
+    def _slice(self, reading: int, cursor: Cursor, unit: int, shares: Sequence[float] | None) -> Slice | None:
+        """This rank's rows of a unit; None when the rank has left."""
+        while True:
+            place = get(self.dealer.slice_of.remote(self.split, reading, cursor, unit, self.rank, shares))
+            try:
+                return get(place[0]) if place else None
+            except TaskCancelledError:  # it was dealt again
+                continue
 
 
 def _own(parts: Sequence[Batch]) -> Batch:
@@ -332,10 +378,10 @@ def _own_keys(keys: Keys) -> Keys:
     return Keys(np.array(keys.values), None if keys.offsets is None else np.array(keys.offsets))
 
 
-def get(ref: Any) -> Any:
+def get(ref: Any, timeout: float | None = None) -> Any:
     """`ray.get`, but errors of our own come as they were raised, not wrapped into the task that raised them."""
     try:
-        return ray.get(ref)
+        return ray.get(ref, timeout=timeout)
     except RayTaskError as error:
         if isinstance(error.cause, RecmillError):
             raise error.cause from None
@@ -438,12 +484,20 @@ class OnTasks:
         self.workers = workers
 
     def __call__(self, function: Callable[[P], T], parts: Sequence[P]) -> Iterator[T]:
-        task = ray.remote(_call).options(**self.workers.options())
+        task: Any = _call_task.options(**self.workers.options())
         shipped = Shipped.of(function)
         window = self.workers.number + _AHEAD
         waiting = [task.remote(shipped, part) for part in parts[:window]]
         for place in range(len(parts)):
-            result = get(waiting.pop(0))
+            try:
+                result = get(waiting[0], self.workers.patience_seconds)
+            except GetTimeoutError:
+                for ref in waiting:
+                    ray.cancel(ref)
+                task = _call_task.options(**self.workers.options(num_cpus=0))
+                waiting = [task.remote(shipped, part) for part in parts[place : place + window]]
+                result = get(waiting[0])
+            del waiting[0]
             if place + window < len(parts):
                 waiting.append(task.remote(shipped, parts[place + window]))
             yield result

@@ -42,7 +42,7 @@ MakeSource = Callable[[Callable[[str], None]], Source]  # given where notes go; 
 _train: Any = ray.train  # Ray's types describe the version of Ray Train before this one
 _SNAPSHOT = "checkpoint_manager_snapshot.json"  # what Ray Train knows of a run's checkpoints
 _STARTS_WITHOUT_ROOM = 5  # how often Ray Train waits a minute for CPUs before a run gives up
-_SECONDS_FOR_THE_REASON = 5.0  # until a worker that failed has told why
+_SECONDS_FOR_THE_REASON = 2.0  # until a worker that failed has told why
 _COLLECTIVE_SECONDS = 600
 
 
@@ -143,6 +143,16 @@ def _check_room(scale: Scale, note: Callable[[str], None]) -> None:
             note(f"no node has the resource {resource} yet: the run waits for one")
 
 
+def _not_where_data_is_read(scale: Scale) -> dict[str, str] | None:
+    """Nodes that are kept for data workers do not train, as long as there are others."""
+    resource = scale.data.resource if scale.data else None
+    if resource is None or scale.resource is not None:
+        return None
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    kept = [node["NodeID"] for node in nodes if resource in node["Resources"]]
+    return {"ray.io/node-id": f"!in({', '.join(kept)})"} if kept and len(kept) < len(nodes) else None
+
+
 def _on_this_node(actor: Any) -> Any:
     """An actor that lives as long as the driver's node."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -177,6 +187,7 @@ def _fit(job: _Job) -> list[Trained]:
         scaling_config=_train.ScalingConfig(
             num_workers=size if size[0] < size[1] else size[0],
             resources_per_worker={"CPU": scale.cpus_per_worker, **a_trifle_of(scale.resource)},
+            label_selector=_not_where_data_is_read(scale),
         ),
         run_config=_train.RunConfig(
             name=into.name,

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+import pyspark
+
 import recmill
 from recmill.engines.spark import SparkCluster
 
@@ -35,11 +37,17 @@ class SparkConf:
     }
 
     def __init__(self, folder: Path) -> None:
-        os.environ["SPARK_WORKER_DIR"] = str(folder / "executors")  # Spark's default is inside its package
+        from pyspark.sql import SparkSession
+
         self.cluster = SparkCluster(folder, self.address, self.conf)
+        # Executors of a local cluster have their folders inside of Spark's package, whatever one sets.
+        self.executors = (
+            Path(pyspark.__file__).parent / "work" / SparkSession.active().sparkContext.applicationId
+        )
 
     def stop(self) -> None:
         self.cluster.close()
+        shutil.rmtree(self.executors, ignore_errors=True)
 
 
 @cache
@@ -55,8 +63,6 @@ def shared_spark() -> SparkConf:
 @contextmanager
 def connect_server(folder: Path) -> Iterator[str]:
     """A Spark Connect server with two cores of its own: its address."""
-    import pyspark
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -40,14 +40,16 @@ def readers(log: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     }
 
 
-def fed(reader: Any, world: int, data_workers: int = 2, resource: str | None = None) -> list[Any]:
+def fed(
+    reader: Any, world: int, data_workers: int = 2, resource: str | None = None, patience: float = 30.0
+) -> list[Any]:
     """A feed for each rank, and the dealer."""
     import ray
 
     from recmill.train.feed import DataWorkers, Dealer, Feed
 
     dealer = ray.remote(Dealer).options(num_cpus=0, max_concurrency=8)
-    handle = dealer.remote({"train": reader}, world, DataWorkers(data_workers, resource))
+    handle = dealer.remote({"train": reader}, world, DataWorkers(data_workers, resource, patience))
     sizes = len(reader.units), reader.batches_per_epoch
     return [Feed(handle, "train", rank, *sizes) for rank in range(world)]
 
@@ -175,6 +177,17 @@ def test_data_workers_run_on_the_nodes_with_their_resource(tmp_path: Path) -> No
     assert keys_of(fed(Scripted(note), world=1, resource="data")) == list(range(40))
     data_nodes = [node["NodeID"] for node in ray.nodes() if "data" in node["Resources"]]
     assert [path.name for path in tmp_path.iterdir()] == data_nodes
+
+
+def test_tasks_do_without_cpus_when_none_comes_free() -> None:
+    import ray
+
+    taken = ray.util.placement_group([{"CPU": 1}] * 5)
+    try:
+        ray.get(taken.ready())
+        assert keys_of(fed(Scripted(), world=2, patience=1.0)) == list(range(40))
+    finally:
+        ray.util.remove_placement_group(taken)
 
 
 def test_a_source_is_unpacked_once_for_each_process(tmp_path: Path) -> None:
