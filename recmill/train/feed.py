@@ -259,7 +259,8 @@ class Dealer:
             for ref in done:
                 del self.running[ref]
                 self.last_end = time.monotonic()
-            if time.monotonic() - self.last_end > self.workers.patience_seconds:
+            is_starved = time.monotonic() - self.last_end > self.workers.patience_seconds
+            if is_starved and self.waits_for_cpus:
                 self._deal_again()
 
     def _deal(self) -> None:
@@ -283,7 +284,6 @@ class Dealer:
     def _deal_again(self) -> None:
         """No task has ended for long: those under way, and all after them, do without a CPU of their own."""
         self.waits_for_cpus = False
-        self.last_end = time.monotonic()
         for pass_ in self.readings.values():
             for unit, dealt in pass_.dealt.items():
                 if (waiting := dealt.slices[0]) in self.running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from cluster import ROOT, Paths, free_port
 
 Object = dict[str, Any]
 STORE_BYTES = 150 << 20
-SECONDS = 90.0
+SECONDS = 240.0
 
 
 class RayNodes:
@@ -105,7 +106,7 @@ class RayNodes:
         """What a job said; it must have succeeded."""
         address = f"http://127.0.0.1:{self.dashboard}"
         done = subprocess.run(
-            ["ray", "job", "submit", "--address", address, "--", self.paths.here(entrypoint)],
+            ["ray", "job", "submit", "--address", address, "--", *shlex.split(self.paths.here(entrypoint))],
             env=self.environment,
             cwd=self.folder,
             capture_output=True,

@@ -39,14 +39,17 @@ def validate(objects: Sequence[Object]) -> None:
         raise Invalid("\n".join(problems))
 
 
-def problems_of(one: Object) -> Iterator[str]:
-    """What a cluster would not take, in one object."""
+def problems_of(one: Object) -> tuple[str, ...]:
+    """What a cluster would not take, in one object. Overlays share objects, so that what was found is kept."""
+    return _problems_of_text(json.dumps(one, sort_keys=True))
+
+
+@cache
+def _problems_of_text(text: str) -> tuple[str, ...]:
+    one = json.loads(text)
     kind = (one.get("apiVersion"), one.get("kind"))
-    if kind in SCHEMAS:
-        yield from _problems_by(_validator(kind), one)
-    else:
-        yield from _problems_of_kubernetes(one)
-    yield from _problems_of_metadata(one)
+    by_schema = _problems_by(_validator(kind), one) if kind in SCHEMAS else _problems_of_kubernetes(one)
+    return tuple(by_schema) or tuple(_problems_of_metadata(one))
 
 
 def _called(one: Object) -> str:
