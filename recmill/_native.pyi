@@ -116,7 +116,11 @@ class EmbeddingRequest:
     sizes: Array
 
 def request_keys(
-    tables: Sequence[EmbeddingTable], segments: Sequence[EmbeddingSegment], num_owners: int, num_threads: int, /
+    tables: Sequence[EmbeddingTable],
+    segments: Sequence[EmbeddingSegment],
+    num_owners: int,
+    num_threads: int,
+    /,
 ) -> EmbeddingRequest: ...
 def pool_rows(
     request: EmbeddingRequest, segments: Sequence[EmbeddingSegment], rows: Array, num_threads: int, /

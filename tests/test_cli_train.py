@@ -225,7 +225,7 @@ def test_run_takes_a_recipe_through_every_stage(recmill, tmp_path):
     assert code == 1
 
 
-def test_while_prepared_is_for_tables_that_training_reads_itself(recmill: Run, tmp_path: Path) -> None:
+def test_while_prepared_is_for_tables_that_training_reads_itself(recmill, tmp_path):
     into = ("--into", tmp_path / "checkpoint", "--while-prepared")
     for rows in (("--from-log", tmp_path), ("--table", tmp_path, "--engine", "ray", "--data-workers", 1)):
         code, _, errors = recmill("train", "criteo-deeprec", *rows, *into)
