@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,9 @@ class Stage:
 
     def complete(self) -> None:
         """Nodes that died are replaced."""
-        self.mortal = [node for node in self.mortal if _is_alive(_raylet_of(node))]
+        for node in [node for node in self.mortal if not _is_alive(_raylet_of(node))]:
+            self.cluster.remove_node(node, allow_graceful=False)
+            self.mortal.remove(node)
         while len(self.mortal) < 2:
             self.mortal.append(self.cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES))
         self.cluster.wait_for_nodes()
@@ -137,14 +139,14 @@ def disturb(stage: Stage, kill: Kill, into: Path, over: threading.Event, draw: r
         return
     titles = {"training worker": "ray::RayTrainWorker", "data task": "ray::_read_slices"}
     while not over.is_set():
-        victims = (
-            [_raylet_of(node) for node in stage.mortal]
-            if kill.kind == "raylet"
-            else stage.processes(titles[kill.kind])
-        )
+        raylets = {_raylet_of(node): node for node in stage.mortal}
+        victims = list(raylets) if kill.kind == "raylet" else stage.processes(titles[kill.kind])
         if victims:
             kill.step, kill.found = _last_step(into), True
-            os.kill(draw.choice(victims), signal.SIGKILL)
+            victim = draw.choice(victims)
+            os.kill(victim, signal.SIGKILL)
+            if victim in raylets:  # its children end when it is really gone
+                raylets[victim].all_processes["raylet"][0].process.wait()
             return
         time.sleep(0.01)
 
@@ -223,7 +225,8 @@ def main() -> int:
         log = write_log(folder / "log", given.rows, given.seed)
         stage = Stage()
         try:
-            return _all_runs(stage, recipe, log, folder, given.runs, draw)
+            with redirect_stdout(sys.stderr):  # Ray prints there what died
+                return _all_runs(stage, recipe, log, folder, given.runs, draw)
         finally:
             stage.close()
 
@@ -232,12 +235,12 @@ def _all_runs(
     stage: Stage, recipe: Recipe, log: Path, folder: Path, num_runs: int, draw: random.Random
 ) -> int:
     calm = train(stage, recipe, log, folder / "calm", None, draw)
-    print(
+    _say(
         f"undisturbed   {calm.samples:,} samples   AUC {calm.auc:.4f}   "
         f"{calm.seconds:.0f} s, {calm.trained.state.seconds:.0f} s of them training   "
         f"{sum(map(len, calm.counts.values())):,} keys seen {_sum(calm.counts):,} times"
     )
-    print("run  killed           after  checkpoint  starts  counts   samples  AUC     difference  seconds")
+    _say("run  killed           after  checkpoint  starts  counts   samples  AUC     difference  seconds")
     wrong = 0
     kinds = [KINDS[number % len(KINDS)] for number in range(num_runs)]
     draw.shuffle(kinds)
@@ -247,16 +250,19 @@ def _all_runs(
         run = train(stage, recipe, log, folder / f"run-{number}", kill, draw)
         same_counts, same_samples = run.counts == calm.counts, run.samples == calm.samples
         wrong += not (same_counts and same_samples)
-        print(
+        _say(
             f"{number:3}  {kill.kind if kill.found else 'nothing in time':15}  {kill.after_seconds:4.1f} s  "
             f"step {kill.step:5}  {run.starts:6}  {'equal' if same_counts else 'DIFFER':7}  "
             f"{'equal' if same_samples else 'DIFFER':7}  {run.auc:.4f}  {run.auc - calm.auc:+.4f}     "
-            f"{run.seconds:7.0f}",
-            flush=True,
+            f"{run.seconds:7.0f}"
         )
         shutil.rmtree(folder / f"run-{number}")
-    print(f"{num_runs - wrong} of {num_runs} runs learned every row exactly once")
+    _say(f"{num_runs - wrong} of {num_runs} runs learned every row exactly once")
     return 1 if wrong else 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.__stdout__, flush=True)
 
 
 def _sum(counts: dict[str, dict[int, int]]) -> int:

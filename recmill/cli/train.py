@@ -337,6 +337,7 @@ def _train_with_others(
 
 
 def _train_on_ray(parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSource) -> list[Trained]:
+    from contextlib import redirect_stdout
     from pathlib import Path
 
     from recmill.errors import MissingPackage
@@ -363,16 +364,19 @@ def _train_on_ray(parsed: argparse.Namespace, recipe: Recipe, make_source: MakeS
     say = silent if parsed.json else print
     if parsed.explain_placement:
         _explain_placement(parsed, recipe, make_source(_note), most, say)
-    return launch(
-        recipe,
-        make_source,
-        Path(parsed.into),
-        train_options(parsed, parsed.resume),
-        scale,
-        Progress(parsed.quiet),
-        lambda model: say_trained(model, say),
-        _note,
-    )
+    with redirect_stdout(sys.stderr):  # Ray prints there what died, and what is ours must stay readable
+        trained = launch(
+            recipe,
+            make_source,
+            Path(parsed.into),
+            train_options(parsed, parsed.resume),
+            scale,
+            Progress(parsed.quiet),
+            note=_note,
+        )
+    for model in trained:
+        say_trained(model, say)
+    return trained
 
 
 def _explain_placement(

@@ -71,7 +71,6 @@ def launch(
     options: Options,
     scale: Scale,
     bars: Bars | None = None,
-    report: Callable[[Trained], None] = lambda trained: None,
     note: Callable[[str], None] = lambda line: None,
 ) -> list[Trained]:
     """Train on Ray what `train` would train here. Log, Table and `into` must have the same path on all nodes.
@@ -87,10 +86,7 @@ def launch(
         _check_room(scale, note)
         desk = _on_this_node(Desk)
         job = _Job(recipe, make_source, into, _portable(options), scale, desk)
-        found = _Run(lambda: _fit(job)).follow(desk, bars or Bars(quiet=True), note, options.warn)
-    for trained in found:
-        report(trained)
-    return found
+        return _Run(lambda: _fit(job)).follow(desk, bars or Bars(quiet=True), note, options.warn)
 
 
 def _portable(options: Options) -> Options:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from coming_from_pages import Part, Row, flags_of
 from row_checks import CHECKS, check
-from small_runs import BATCH, SHORT, SmallRuns
+from small_runs import BATCH, SHORT, SMALL, SmallRuns
 
 from recmill import open_bundle
 from recmill.bundle import Bundle
@@ -104,6 +106,16 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     assert found[0] == found[1]
 
 
+@check("train --explain-placement")
+def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
+    assert row.command is not None
+    capsys.readouterr()
+    assert main([*small.arguments(row.base, row.command, small.new_folder()), "--quiet"]) == 0
+    placed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("place  ranking")]
+    assert all(any(f"c{number} " in line for line in placed) for number in range(1, 27))
+    assert any("dense weights" in line for line in placed)
+
+
 @check("train --from-log", "train --plan")
 def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     assert row.command is not None
@@ -132,6 +144,18 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     assert small.run_command(row.base, impossible, capsys)[0] == 1
 
 
+@check("score --checkpoint", "score --table")
+def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
+    _, measured, _ = small.run_command(row.base, ["evaluate", "--split", "test"], capsys)
+    into, table = small.new_folder(), small.table(load_recipe(row.base, SMALL[row.base]))
+    places = {"--checkpoint": small.checkpoint(row.base), "--table": table.path, "--into": into}
+    assert main(["score", *(str(word) for place in places.items() for word in place), "--quiet"]) == 0
+    scores = pl.read_parquet(into / "scores")
+    assert len(scores) == table.num_rows("test")
+    auc = exact_auc(scores["label"].to_numpy(), scores["score"].to_numpy())
+    assert auc == pytest.approx(measured["models"]["ranking"]["metrics"]["auc"], abs=1e-6)
+
+
 @check("run --data")
 def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     assert row.command is not None
@@ -151,6 +175,34 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     shown = json.loads(capsys.readouterr().out)["ranking"]
     assert all(entry["keys"] > 0 and "auc" in entry["metrics"] for entry in shown)
     assert [entry["best"] for entry in shown].count(True) == 1
+
+
+# deploy
+
+
+@check("deploy --target", "deploy --set")
+def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
+    """Every value that is set stands in a line that was not there without it, or in what is said to come next."""
+    assert row.command is not None
+    target, pairs = row.command[2], row.command[4::2]
+    usual, _ = rendered(small, row.base, target, [], capsys)
+    changed, said = rendered(small, row.base, target, pairs, capsys)
+    for value in (pair.partition("=")[2] for pair in pairs):
+        assert any(value in line for line in changed - usual) or value in said
+
+
+def rendered(
+    small: SmallRuns, base: str, target: str, pairs: Sequence[str], capsys: Any
+) -> tuple[set[str], str]:
+    """The lines of all files, and what the command said last."""
+    into = small.new_folder()
+    capsys.readouterr()
+    settings = [word for pair in pairs for word in ("--set", pair)]
+    assert main(["deploy", base, "--target", target, "--into", str(into), *settings]) == 0
+    files = list((into / target).rglob("*.yaml"))
+    assert files
+    last = capsys.readouterr().out.splitlines()[-1]
+    return {line for path in files for line in path.read_text().splitlines()}, last
 
 
 # export and serving

@@ -135,10 +135,11 @@ def test_every_part_of_a_row_is_exercised_somewhere(row: Row) -> None:
 
 def different_parts() -> dict[str, tuple[Row, Part]]:
     """Every part that has a check, once for each recipe and value; places in commands do not count."""
+    with_values = ("evaluate", "deploy")
     found: dict[Any, tuple[Row, Part]] = {}
     for row in ALL_ROWS:
         for part in row.parts():
-            value = part.value if row.command is None or part.name.startswith("evaluate") else ""
+            value = part.value if row.command is None or part.name.startswith(with_values) else ""
             beside = tuple(row.values) if row.command is None else tuple(flags_of(row.command))
             found.setdefault((row.base, part.name, str(value), beside), (row, part))
     return {f"{row}: {part.name}": (row, part) for row, part in found.values() if part.name in CHECKS}

@@ -104,6 +104,14 @@ _METRICS = "serve/test_telemetry.py::test_the_metrics_page_lists_exactly_what_is
 _MEASURED = "bench/test_serve_bundle.py::test_our_own_server_is_measured_through_both_doors"
 _DAMAGED = f"{_CHECKPOINT}::test_a_flipped_byte_in_any_file_is_noticed_and_the_checkpoint_before_is_used"
 
+_ON_RAY = "deploy/test_ray_target.py::test_the_jobs_prepare_and_train_on_nodes_started_as_they_say"
+_WORKERS = (
+    "launch/test_launch.py::test_a_run_goes_on_with_another_number_of_workers_and_ray_knows_its_checkpoints"
+)
+_KILLED = "launch/test_launch.py::test_a_killed_worker_costs_the_steps_since_the_last_checkpoint_and_no_more"
+_TOO_OFTEN = "launch/test_launch.py::test_losing_workers_too_often_ends_the_run_and_says_how_to_go_on"
+_SAME_DIGEST = "engines/test_engine_contract.py::test_digest_of_a_fixture_is_the_golden_one"
+
 # A part of a row, or their name of a row, -> the test that shows what the page says about it.
 SHOWN_BY = {
     "ranking.train.seed": f"{_TRAINING}::test_one_thread_gives_the_same_bits_twice",
@@ -123,6 +131,22 @@ SHOWN_BY = {
     "prepare --binary": "prepare/test_prepare_rows.py::test_binary_rows_are_160_bytes_of_label_counts_and_ids",
     "prepare --memory": "prepare/test_prepare_digest.py::test_counting_on_disk_equals_counting_in_memory",
     "prepare --workers": "prepare/test_prepare_digest.py::test_partitions_do_not_change_the_digest",
+    "prepare --engine": _SAME_DIGEST,
+    "prepare --address": "engines/test_ray.py::test_prepare_connects_to_an_address",
+    "prepare --spark-conf": "engines/test_spark_cluster.py::test_settings_of_the_user_win",
+    "train --engine": _ON_RAY,
+    "train --address": _ON_RAY,
+    "train --cpus-per-worker": _ON_RAY,
+    "train --workers": _WORKERS,
+    "train --data-workers": _KILLED,
+    "train --max-failures": _TOO_OFTEN,
+    "score --bundle": "score/test_scores.py::test_a_bundle_gives_the_scores_of_its_checkpoint",
+    "score --embeddings": "score/test_sides.py::test_users_of_a_bundle_are_as_of_the_end_of_the_log",
+    "--workqueue": "launch/test_course.py::test_every_row_that_is_left_goes_to_one_rank_of_one_batch",
+    "TF_CONFIG": "launch/test_train_flags.py::test_torchrun_s_processes_train_together",
+    "sync_dense_params": "parallel/test_runs.py::test_losses_and_metrics_are_those_of_one_process",
+    "RETRY_LIMIT": "deploy/test_pipeline.py::test_each_attempt_trains_for_as_long_again",
+    "friesian-server-helm": "deploy/test_helm.py::test_the_chart_makes_what_kustomize_makes",
     "--emb_fusion": "embeddings/test_collection.py::test_a_collection_equals_its_tables_one_by_one",
     "--group_embedding": "embeddings/test_collection.py::test_a_collection_equals_its_tables_one_by_one",
     "--adaptive_emb": f"{_TABLE}::test_a_waiting_key_trains_a_shared_row_and_starts_from_it",

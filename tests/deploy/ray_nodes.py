@@ -33,13 +33,22 @@ class RayNodes:
         self.environment = self._environment(spec)
         self.probes: dict[str, str] = {}
         self.processes: list[subprocess.Popen[bytes]] = []
+        try:
+            self._start_all(spec)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start_all(self, spec: Object) -> None:
+        """One after the other: nodes of one machine choose the names of their sockets by what is there."""
         head = {
             "port": str(self.port),
             "dashboard-port": str(self.dashboard),
+            "dashboard-host": "127.0.0.1",
+            "ray-client-server-port": str(free_port()),
             "temp-dir": str(self.folder / "ray"),
         }
-        self._start("head", ["--head"], spec["headGroupSpec"], {**head, "dashboard-host": "127.0.0.1"})
-        self.wait("head")
+        self._start("head", ["--head"], spec["headGroupSpec"], head)
         for group in spec["workerGroupSpecs"]:
             self._start(group["groupName"], [f"--address=127.0.0.1:{self.port}"], group, {})
 
@@ -62,7 +71,7 @@ class RayNodes:
         }
 
     def _start(self, name: str, flags: list[str], group: Object, here: Mapping[str, str]) -> None:
-        """`here` and ports are this machine's; the rest is the group's."""
+        """A node, until it is ready. `here` and ports are this machine's; the rest is the group's."""
         agent = free_port()
         container = group["template"]["spec"]["containers"][0]
         self.probes[name] = f"http://127.0.0.1:{agent}{container['readinessProbe']['httpGet']['path']}"
@@ -86,12 +95,9 @@ class RayNodes:
                     start_new_session=True,
                 )
             )
-
-    def wait(self, name: str) -> None:
-        """Until a node's own probe says that it is ready."""
         until = time.monotonic() + SECONDS
         while not self._is_ready(name):
-            if time.monotonic() > until:
+            if time.monotonic() > until or self.processes[-1].poll() is not None:
                 raise AssertionError(f"{name} is not ready:\n{(self.folder / f'{name}.log').read_text()}")
             time.sleep(0.5)
 
