@@ -123,3 +123,10 @@ print(json.dumps([name for name in {HEAVY} if name in sys.modules]))
 """
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(answer.stdout) == []
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """Tests are found by their folders, all of which are on the path at once: of two with one name, one is lost."""
+    names = [file.name for file in Path(__file__).parent.rglob("*.py")]
+    names = [name for name in names if name not in ("conftest.py", "__init__.py")]
+    assert sorted(names) == sorted(set(names))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,13 +81,21 @@ class Ran:
     memory: dict[str, int]
 
 
+# A process begins with the peak of the one that started it, so a small one must start what is measured.
+MEASURED = """
+import os, sys
+_, status, used = os.wait4(os.posix_spawn(sys.executable, [sys.executable, *sys.argv[1:]], os.environ), 0)
+print(used.ru_maxrss * 1024)
+sys.exit(status != 0)
+"""
+
+
 def run(*arguments: object) -> int:
     """Bytes of memory that a command had at most."""
-    command = [sys.executable, "-m", "recmill", *map(str, arguments)]
-    pid = os.posix_spawn(sys.executable, command, os.environ)
-    _, status, used = os.wait4(pid, 0)
-    assert status == 0, command
-    return used.ru_maxrss * 1024
+    command = [sys.executable, "-c", MEASURED, "-m", "recmill", *map(str, arguments)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return int(ran.stdout.splitlines()[-1])
 
 
 def folder_bytes(folder: Path) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_runs import recipe_of, signature, write_log
+from small_trainings import recipe_of, signature, write_log
 
 from recmill.batches import Batch, Batches, Cursor, Keys
 from recmill.errors import LogError

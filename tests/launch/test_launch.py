@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
-from small_runs import last_state, recipe_of, sightings, write_log
+import small_trainings
+from small_trainings import last_state, recipe_of, sightings, write_log
 
 from recmill.checkpoint import CheckpointFolder
 from recmill.errors import LogError, TrainingError
@@ -40,10 +40,10 @@ def _tests_travel_by_value() -> Iterator[None]:
     """Workers of Ray cannot import tests."""
     from ray import cloudpickle
 
-    for module in (sys.modules[__name__], small_runs):
+    for module in (sys.modules[__name__], small_trainings):
         cloudpickle.register_pickle_by_value(module)
     yield
-    for module in (sys.modules[__name__], small_runs):
+    for module in (sys.modules[__name__], small_trainings):
         cloudpickle.unregister_pickle_by_value(module)
 
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import small_runs
-from small_runs import sightings, write_log
+import small_trainings
+from small_trainings import sightings, write_log
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_flags_that_do_not_go_together_say_what_would(recmill, tmp_path, flags, 
 @pytest.mark.processes
 def test_torchrun_s_processes_train_together(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log")
-    recipe = f"{Path(small_runs.__file__)}:recipe_of"
+    recipe = f"{Path(small_trainings.__file__)}:recipe_of"
     arguments = ["train", recipe, "--from-log", str(log), "--threads", "1", "--quiet", "--json"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     found = {}
