@@ -23,6 +23,7 @@ from recmill.kernels import CountOptions, Counts, Lookup, Moments, RowDigest, St
 from recmill.spec.steps import Step
 
 S = TypeVar("S", bound=Step)
+Numbers = TypeVar("Numbers", pl.Expr, pl.Series)
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,11 @@ def elements_of(series: pl.Series) -> pl.Series:
 def each(columns: Sequence[pl.Expr], is_list: bool, function: Callable[[pl.Expr], pl.Expr]) -> pl.Expr:
     """`function` of a column, or of each element of a list column."""
     return columns[0].list.eval(function(pl.element())) if is_list else function(columns[0])
+
+
+def divided(numbers: Numbers, by: float) -> Numbers:
+    """By way of the reciprocal, as Polars divides a column by a number; one row, though, it would divide exactly."""
+    return numbers * (1.0 / by)
 
 
 def over_elements(series: pl.Series, apply: Callable[[pl.Series], pl.Series]) -> pl.Series:

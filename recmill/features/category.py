@@ -17,6 +17,7 @@ from recmill.features.base import (
     NeedsGroups,
     Transform,
     as_category,
+    divided,
     each,
     elements_of,
     over_elements,
@@ -209,7 +210,7 @@ class Count(Transform[steps.Count]):
 
 class Frequency(Count):
     def apply_one(self, series: pl.Series) -> pl.Series:
-        return super().apply_one(series) / max(1, int(self.state["rows"]))
+        return divided(super().apply_one(series), max(1, int(self.state["rows"])))
 
 
 def sum_by_fold(folds: int, frame: pl.DataFrame) -> pl.DataFrame:
@@ -255,10 +256,10 @@ class Target(Transform[steps.Target]):
 
     def _codes(self, sums: pl.DataFrame, folds: Sequence[int], prior: float) -> pl.Series:
         """Smoothed means over some folds; a value that none of them has gets what an unknown one gets."""
-        total = pl.sum_horizontal(f"sum_{fold}" for fold in folds)
-        count = pl.sum_horizontal(f"count_{fold}" for fold in folds)
-        code = (total + prior * self.step.smooth) / (count + self.step.smooth)
-        return sums.select(pl.when(count > 0).then(code).otherwise(prior)).to_series()
+        total = sums.select(pl.sum_horizontal(f"sum_{fold}" for fold in folds)).to_series().to_numpy()
+        count = sums.select(pl.sum_horizontal(f"count_{fold}" for fold in folds)).to_series().to_numpy()
+        code = (total + prior * self.step.smooth) / np.maximum(1, count + self.step.smooth)
+        return pl.Series(np.where(count > 0, code, prior))
 
     def apply(self, columns: Sequence[pl.Series], frame: pl.DataFrame) -> pl.Series:
         assert self.keyed is not None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from recmill.features.base import Need, NeedsCounts, NeedsMoments, Transform, each, over_elements
+from recmill.features.base import Need, NeedsCounts, NeedsMoments, Transform, divided, each, over_elements
 from recmill.kernels import CountOptions, Counts, Moments, StoredCounts
 from recmill.spec import steps
 
@@ -140,7 +140,7 @@ class Standardise(Transform[steps.Standardise]):
 
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         mean, std = float(self.state["mean"]), float(self.state["std"])
-        return (columns[0].cast(pl.Float64) - mean) / (std or 1.0)
+        return divided(columns[0].cast(pl.Float64) - mean, std or 1.0)
 
 
 class MinMax(Transform[steps.MinMax]):
@@ -153,7 +153,7 @@ class MinMax(Transform[steps.MinMax]):
 
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         low, high = float(self.state["min"]), float(self.state["max"])
-        share = (columns[0].cast(pl.Float64).clip(low, high) - low) / ((high - low) or 1.0)
+        share = divided(columns[0].cast(pl.Float64).clip(low, high) - low, (high - low) or 1.0)
         return share * (self.step.max - self.step.min) + self.step.min
 
 

@@ -7,6 +7,7 @@ import pytest
 from feature_fitting import fitted, outputs, transformed
 
 from recmill.errors import FeatureError
+from recmill.features.base import divided
 from recmill.features.numeric import histogram_keys
 
 
@@ -96,6 +97,12 @@ def test_add_adds_a_constant() -> None:
 def test_standardise_uses_mean_and_deviation_of_the_training_rows() -> None:
     plan = fitted({"x": "int"}, ["standardise"], {"x": [1, 3, None]})
     assert outputs(plan, {"x": [1, 3, 7, None]}) == [-1.0, 1.0, 5.0, 0.0]
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_row_alone_is_divided_as_among_others(length: int) -> None:
+    frame = pl.DataFrame({"x": [11.0] * length})
+    assert frame.select(divided(pl.col("x"), 21.0))["x"].to_list() == [11.0 * (1.0 / 21.0)] * length
 
 
 def test_standardise_makes_a_constant_column_0() -> None:
