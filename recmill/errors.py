@@ -118,3 +118,9 @@ class TooLate(ServingError):
     """The request's deadline has passed."""
 
     http_status, grpc_code = 504, "DEADLINE_EXCEEDED"
+
+
+def first_line(error: BaseException) -> str:
+    """What other programs' errors come to: the first line that says anything."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:500] if lines else type(error).__name__

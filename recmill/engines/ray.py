@@ -6,14 +6,12 @@ What tasks run lies in Ray's object store, once for a call, and is unpickled onc
 from __future__ import annotations
 
 import logging
-import os
 import pickle
-import socket
 import uuid
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +23,8 @@ import pyarrow as pa
 
 from recmill.engines.calls import Call, new_call
 from recmill.engines.cluster import Gather, Report, decode, encode
-from recmill.errors import MissingPackage, RecmillError
-from recmill.machine import available_cores
+from recmill.engines.ray_connection import connected
+from recmill.errors import RecmillError, first_line
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -35,6 +33,7 @@ _MIN_OBJECT_STORE_BYTES = 128 << 20
 _NUM_KEPT = 2  # calls whose functions a process keeps: tasks of one may end while the next has begun
 _RESULT = pa.schema([("number", pa.int64()), ("result", pa.large_binary())])
 _SHUFFLED = pa.schema([("bucket", pa.int64()), ("payload", pa.large_binary())])
+_ENVIRONMENT = {"POLARS_MAX_THREADS": "1"}  # tasks share the cores already
 _BLOCK: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True}
 
 
@@ -50,7 +49,16 @@ class RayCluster:
     def __init__(
         self, work: Path, address: str | None = None, workers: int | None = None, memory: int = 2 << 30
     ) -> None:
-        self._is_ours = _connect(address, workers, memory)
+        self._connection = ExitStack()
+        self._connection.enter_context(
+            connected(
+                address,
+                workers,
+                _ENVIRONMENT,
+                object_store_memory=max(_MIN_OBJECT_STORE_BYTES, memory // 4),
+                include_dashboard=False,
+            )
+        )
         self._work = work.absolute()
         self._workers = workers
         self._context = _data_context(workers, memory)
@@ -86,11 +94,7 @@ class RayCluster:
             return _collected(buckets.map_batches(partial(_gather_buckets, tasks), **_BLOCK), num_buckets)
 
     def close(self) -> None:
-        import ray
-
-        if self._is_ours:
-            ray.shutdown()
-            self._is_ours = False
+        self._connection.close()
 
     @contextmanager
     def _calling(self, shipped: Any, num_parts: int, report: Report) -> Iterator[_Tasks]:
@@ -198,112 +202,6 @@ def _collected(results: Any, count: int) -> list[Any]:
     return [found[number] for number in range(count)]
 
 
-def _connect(address: str | None, workers: int | None, memory: int) -> bool:
-    """Be connected to a cluster; whether we are the ones who connected."""
-    try:
-        import ray
-        import ray.data
-    except ImportError:
-        raise MissingPackage('Engine "ray"', "ray", "ray") from None
-    if ray.is_initialized():
-        if address is not None:
-            raise RecmillError(
-                f"This program is connected to a Ray cluster already; leave out the address ({address}) to use it."
-            )
-        return False
-    _check_answers(address)
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    num_cpus = workers or available_cores()
-    if address is None:
-        options |= {
-            "address": "local",
-            "num_cpus": num_cpus,
-            "object_store_memory": max(_MIN_OBJECT_STORE_BYTES, memory // 4),
-            "include_dashboard": False,
-        }
-    else:
-        options |= {"address": address, "runtime_env": {"env_vars": _ENVIRONMENT}}
-    try:
-        with _environment(num_cpus):
-            ray.init(**options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise _nobody_answers(address or "this machine", error) from None
-    if address is not None:
-        _check_machines()
-    return True
-
-
-def _check_answers(address: str | None) -> None:
-    """Ray itself would try for minutes."""
-    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
-    if host and port.isdecimal():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        except OSError as error:
-            raise _nobody_answers(str(address), error) from None
-
-
-def _nobody_answers(address: str, error: Exception) -> RecmillError:
-    return RecmillError(
-        f"No Ray cluster answers at {address}: {_first_line(error)}. "
-        "Start one with `ray start --head`, give its address as --address HOST:PORT, or leave --address out."
-    )
-
-
-def _check_machines() -> None:
-    """Ray would try for ever to run what a machine cannot import: better to know it at once."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    ask = ray.remote(num_cpus=0, max_retries=0)(_version)
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    alive = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU")]
-    asked = {
-        node["NodeManagerAddress"]: ask.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote()
-        for node in alive
-    }
-    for address, answer in asked.items():
-        try:
-            found = ray.get(answer)
-        except ray.exceptions.RayError as error:
-            found = f"an error: {_first_line(error)}"
-        if found != _version():
-            raise RecmillError(
-                f"Machine {address} of the Ray cluster answers {found}; expected {_version()}. "
-                "Install the same recmill on all machines."
-            )
-
-
-def _version() -> str:
-    import recmill
-
-    return f"recmill {recmill.__version__}"
-
-
-_ENVIRONMENT = {"POLARS_MAX_THREADS": "1"}  # tasks share the cores already
-
-
-@contextmanager
-def _environment(num_cpus: int) -> Iterator[None]:
-    """What the processes of a cluster that is started here inherit, unless it is set already."""
-    wanted = {
-        **_ENVIRONMENT,
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # A shuffle has processes of its own; without these, idle ones end after a second and are started again.
-        "RAY_num_workers_soft_limit": str(3 * num_cpus),
-        "RAY_idle_worker_killing_time_threshold_ms": "60000",
-    }
-    added = {name: value for name, value in wanted.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-
-
 def _data_context(workers: int | None, memory: int) -> Any:
     """Settings of Ray Data for our calls alone."""
     from ray.data import DataContext, ExecutionResources
@@ -335,9 +233,4 @@ def _silent() -> Iterator[None]:
 
 
 def _ray_failed(error: Exception) -> RecmillError:
-    return RecmillError(f"Ray gave up: {_first_line(error)} Run the same command again; it resumes.")
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:500] if lines else type(error).__name__
+    return RecmillError(f"Ray gave up: {first_line(error)} Run the same command again; it resumes.")

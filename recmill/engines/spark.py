@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from recmill.engines.calls import Call, new_call
 from recmill.engines.cluster import Gather, Report, decode, encode
-from recmill.errors import MissingPackage, RecmillError, ResourceError
+from recmill.errors import MissingPackage, RecmillError, ResourceError, first_line
 from recmill.machine import available_cores
 
 P = TypeVar("P")
@@ -387,7 +387,7 @@ def _with_settings(session: Any, conf: Mapping[str, str]) -> Any:
         except PySparkException as error:
             raise RecmillError(
                 f"--spark-conf {key}={value} cannot be set in a Spark application that is running already: "
-                f"{_first_line(error)} Set it where that application is started."
+                f"{first_line(error)} Set it where that application is started."
             ) from None
     return session
 
@@ -421,9 +421,4 @@ def _spark_failed(error: Exception, log: Path) -> RecmillError:
             "Spark lost the process of a task again and again. Mostly that is memory: lower --memory, or give "
             f"executors more: --spark-conf spark.executor.memoryOverhead=4g.{where}"
         )
-    return RecmillError(f"Spark gave up: {_first_line(error)}{where}")
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:500] if lines else type(error).__name__
+    return RecmillError(f"Spark gave up: {first_line(error)}{where}")

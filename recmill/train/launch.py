@@ -7,14 +7,12 @@ before, go on from the last checkpoint in it. Ray is told of every checkpoint wh
 from __future__ import annotations
 
 import json
-import logging
 import os
 import pickle
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from ray.util.metrics import Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recmill.artifact import write_whole
+from recmill.engines.ray_connection import connected
 from recmill.errors import RecmillError, ResourceError, TrainingError
 from recmill.machine import available_cores
 from recmill.progress import Progress as Bars
@@ -82,7 +81,7 @@ def launch(
     open_folder(
         recipe, make_source(note), into, options
     )  # what is wrong should be said before anything starts
-    with _connected(scale):
+    with connected(scale.address, max(available_cores(), scale.num_cpus)):
         _check_room(scale, note)
         desk = _on_this_node(Desk)
         job = _Job(recipe, make_source, into, _portable(options), scale, desk)
@@ -99,27 +98,6 @@ def _silent(message: str) -> None:
 
 
 # the cluster
-
-
-@contextmanager
-def _connected(scale: Scale) -> Iterator[None]:
-    """Join a cluster, or start one on this machine; a connection that was there is used and stays."""
-    if ray.is_initialized():
-        yield
-        return
-    address = scale.address or os.environ.get("RAY_ADDRESS")
-    own: dict[str, Any] = {} if address else {"num_cpus": max(available_cores(), scale.num_cpus)}
-    try:
-        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
-    except (ConnectionError, ValueError) as error:
-        raise ResourceError(
-            f"No Ray cluster answers at {address}: {str(error).splitlines()[0]} Start one with `ray start --head`, "
-            "or leave --address out to run on this machine."
-        ) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def _resources() -> dict[str, float]:

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from recmill.errors import MissingPackage, ResourceError
+from recmill.engines.ray_connection import connected
+from recmill.errors import MissingPackage
 from recmill.machine import available_cores
 from recmill.spec.load import recipe_to_dict
 from recmill.tune.study import Study
 
 try:
-    import ray
     from ray import tune
     from ray.tune.schedulers import FIFOScheduler, TrialScheduler
     from ray.tune.search import Searcher
@@ -42,7 +42,7 @@ def run_trials(
     request = {"model": study.model, "table": str(table.resolve()), "threads": num_threads}
     search = _Search(study, request)
     work = into.resolve() / _WORK
-    with _connected(address, num_threads), _settings():
+    with connected(address, max(available_cores(), num_threads)), _settings():
         try:
             tune.run(
                 _train,
@@ -59,27 +59,6 @@ def run_trials(
             )
         finally:
             shutil.rmtree(work, ignore_errors=True)
-
-
-@contextmanager
-def _connected(address: str | None, num_threads: int) -> Iterator[None]:
-    """Join a cluster, or start one on this machine; a connection that was there is used and stays."""
-    if ray.is_initialized():
-        yield
-        return
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    own: dict[str, Any] = {"num_cpus": max(available_cores(), num_threads)} if address == "local" else {}
-    try:
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except (ConnectionError, ValueError) as error:
-        raise ResourceError(
-            f"No Ray cluster answers at {address}: {str(error).splitlines()[0]} Start one with `ray start --head`, "
-            "or leave --address out to run on this machine."
-        ) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 @contextmanager

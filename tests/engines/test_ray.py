@@ -43,6 +43,7 @@ def prepare_shop(into: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # of what Ray Data sets by itself
 def test_a_cluster_that_the_program_uses_already_is_left_alone(tmp_path: Path) -> None:
     before = ray.data.DataContext.get_current()
     cluster = RayCluster(tmp_path)
