@@ -29,12 +29,12 @@ import ray
 from ray.cluster_utils import Cluster
 
 from recmill.checkpoint import CheckpointFolder
+from recmill.dealing.tasks import DataWorkers
 from recmill.logs.generate import generate
 from recmill.spec.load import load_recipe
 from recmill.spec.recipe import Recipe
 from recmill.tracking import JSONL_FILE
 from recmill.train import Options, Trained
-from recmill.train.feed import DataWorkers
 from recmill.train.launch import Scale, launch
 from recmill.train.source import LogSource
 

@@ -18,7 +18,7 @@ LAYERS = (
     ("cli", "__main__"),
     ("run", "hand_off", "tune", "bench"),
     ("prepare", "train", "evaluate", "score", "export", "serve", "deploy"),
-    ("learner",),
+    ("learner", "dealing"),
     ("models", "engines", "logs", "log_batches", "report"),
     ("checkpoint", "bundle", "store", "protocols"),
     ("embeddings", "index", "metrics"),
@@ -123,6 +123,13 @@ print(json.dumps([name for name in {HEAVY} if name in sys.modules]))
 """
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(answer.stdout) == []
+
+
+def test_what_data_nodes_run_does_without_torch() -> None:
+    pytest.importorskip("ray")
+    code = "import sys, recmill.dealing.dealer, recmill.batches, recmill.log_batches; print('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
 
 
 def test_modules_of_tests_have_names_of_their_own() -> None:

@@ -24,6 +24,7 @@ from ray.util.metrics import Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recmill.artifact import write_whole
+from recmill.dealing.tasks import DataWorkers, a_trifle_of
 from recmill.engines.ray_connection import connected
 from recmill.errors import RecmillError, ResourceError, TrainingError
 from recmill.machine import available_cores
@@ -31,7 +32,7 @@ from recmill.progress import Progress as Bars
 from recmill.spec import recipe as r
 from recmill.train import OnStep, Options, Trained, open_folder, train
 from recmill.train.desk import SECONDS_BETWEEN_NEWS, Desk, DeskBars, Shown
-from recmill.train.feed import DataWorkers, FedSource, a_trifle_of
+from recmill.train.feed import FedSource
 from recmill.train.parallel import WorkerLost, from_environment
 from recmill.train.source import Source
 from recmill.train.trainer import Metrics, Progress

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recmill.batches import Cursor
+from recmill.dealing.course import Course, Part, cuts_of
 from recmill.errors import ArtifactError
-from recmill.train.course import Course, Part, cuts_of
 
 
 def test_a_batch_runs_across_units_and_the_cursor_never_stands_at_the_end_of_one() -> None:

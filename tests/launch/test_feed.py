@@ -46,7 +46,9 @@ def fed(
     """A feed for each rank, and the dealer."""
     import ray
 
-    from recmill.train.feed import DataWorkers, Dealer, Feed
+    from recmill.dealing.dealer import Dealer
+    from recmill.dealing.tasks import DataWorkers
+    from recmill.train.feed import Feed
 
     dealer = ray.remote(Dealer).options(num_cpus=0, max_concurrency=8)
     handle = dealer.remote({"train": reader}, world, DataWorkers(data_workers, resource, patience))
@@ -202,7 +204,7 @@ def test_a_source_is_unpacked_once_for_each_process(tmp_path: Path) -> None:
 
 
 def test_a_log_counted_by_tasks_is_counted_as_on_threads(log: Path) -> None:
-    from recmill.train.feed import DataWorkers, OnTasks
+    from recmill.dealing.tasks import DataWorkers, OnTasks
 
     for split in (
         {"by": "time", "column": "item", "held_out": 0.3},

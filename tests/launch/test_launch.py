@@ -127,7 +127,7 @@ def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint_and_no_more(
     log: Path, alone: tuple[Path, Trained], tmp_path: Path
 ) -> None:
     """Two workers, fed from the log by tasks on another node, learn what one process learns from a Table."""
-    from recmill.train.feed import DataWorkers
+    from recmill.dealing.tasks import DataWorkers
 
     recipe, into, marker, notes = recipe_of(), tmp_path / "checkpoint", tmp_path / "died", []
     trained = launched(
