@@ -62,14 +62,7 @@ def add_engine_options(parser: Any) -> None:
         help="of a cluster: Ray's auto or HOST:PORT; Spark's spark://HOST:PORT, yarn, k8s://URL, local[2] or "
         "sc://HOST:PORT for Spark Connect (default: a cluster that is started on this machine)",
     )
-    parser.add_argument(
-        "--spark-conf",
-        type=spark_setting,
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="a setting of Spark's own, such as spark.executor.memory=4g; may be given again",
-    )
+    add_spark_conf(parser)
     parser.add_argument(
         "--memory",
         type=size,
@@ -85,8 +78,18 @@ def add_engine_options(parser: Any) -> None:
     )
 
 
-def add_prepare_options(parser: Any) -> None:
-    add_engine_options(parser)
+def add_spark_conf(parser: Any) -> None:
+    parser.add_argument(
+        "--spark-conf",
+        type=spark_setting,
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a setting of Spark's own, such as spark.executor.memory=4g; may be given again",
+    )
+
+
+def add_max_bad(parser: Any) -> None:
     parser.add_argument(
         "--max-bad",
         type=share,
@@ -94,8 +97,17 @@ def add_prepare_options(parser: Any) -> None:
         metavar="SHARE",
         help="share of bad rows that is an error (default: 0.1%%)",
     )
+
+
+def add_output_options(parser: Any) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def add_prepare_options(parser: Any) -> None:
+    add_engine_options(parser)
+    add_max_bad(parser)
+    add_output_options(parser)
 
 
 def load(parsed: argparse.Namespace) -> Recipe:

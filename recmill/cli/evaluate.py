@@ -7,7 +7,16 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import UsageError, add_command, add_recipe, load, positive, seconds, silent
+from recmill.cli.arguments import (
+    UsageError,
+    add_command,
+    add_output_options,
+    add_recipe,
+    load,
+    positive,
+    seconds,
+    silent,
+)
 
 if TYPE_CHECKING:
     from recmill.checkpoint import CheckpointFolder
@@ -58,6 +67,17 @@ recmill evaluate quickstart --checkpoint c --requests requests --data /data/shop
         metavar="COLUMN",
         help="also measure each value of a column; may be repeated",
     )
+    _add_gate_options(parser)
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        help="where the HTML report lands (default: report.html in the checkpoint)",
+    )
+    parser.add_argument("--threads", type=positive, metavar="N", help="threads (default: all cores)")
+    add_output_options(parser)
+
+
+def _add_gate_options(parser: Any) -> None:
     parser.add_argument(
         "--gate",
         metavar="CONDITIONS",
@@ -79,14 +99,6 @@ recmill evaluate quickstart --checkpoint c --requests requests --data /data/shop
         metavar="FILE",
         help="with --gate: write passed, improving (than before) or failed there, and exit with 0",
     )
-    parser.add_argument(
-        "--report",
-        metavar="FILE",
-        help="where the HTML report lands (default: report.html in the checkpoint)",
-    )
-    parser.add_argument("--threads", type=positive, metavar="N", help="threads (default: all cores)")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def _evaluate(parsed: argparse.Namespace) -> int:

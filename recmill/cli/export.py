@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import add_command, positive, show_bytes, silent
+from recmill.cli.arguments import add_command, add_output_options, positive, show_bytes, silent
 
 if TYPE_CHECKING:
     from recmill.export import Exported
@@ -56,8 +56,7 @@ recmill export --checkpoint c --into rejected --despite-gate --no-publish     ke
         "--no-publish", action="store_true", help="write the version, but let what is current there be"
     )
     parser.add_argument("--keep", type=positive, metavar="N", help="remove all but the newest N versions")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_output_options(parser)
 
 
 def _export(parsed: argparse.Namespace) -> None:

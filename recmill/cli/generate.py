@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from recmill.cli.arguments import UsageError, add_command, positive, seed, show_bytes
+from recmill.cli.arguments import UsageError, add_command, add_output_options, positive, seed, show_bytes
 
 SHAPES = ("criteo", "recsys2021", "movielens", "shop")
 _FLAGS_OF_SHAPES = {"days": ("criteo",), "format": ("recsys2021",), "compress": ("criteo", "recsys2021")}
@@ -37,8 +37,7 @@ recmill generate recsys2021 --rows 100000 --format parquet --into data/twitter
     parser.add_argument("--days", metavar="LIST", help="criteo: write these day files, such as 0-3,23")
     parser.add_argument("--format", choices=["csv", "parquet"], help="recsys2021: file format")
     parser.add_argument("--compress", action="store_true", help="criteo, recsys2021: gzip the files")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_output_options(parser)
 
 
 def _generate(parsed: argparse.Namespace) -> None:

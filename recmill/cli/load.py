@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import UsageError, add_command, positive, silent
+from recmill.cli.arguments import UsageError, add_command, add_output_options, positive, silent
 
 if TYPE_CHECKING:
     from recmill.store.base import Side
@@ -54,8 +54,7 @@ recmill load --bundle b --features redis://localhost --side item --parquet new-i
         action="store_true",
         help="leave out what an interrupted load of the same rows has written",
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_output_options(parser)
 
 
 def _load(parsed: argparse.Namespace) -> None:

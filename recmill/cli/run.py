@@ -10,27 +10,28 @@ from typing import TYPE_CHECKING, Any
 from recmill.cli.arguments import (
     UsageError,
     add_command,
+    add_max_bad,
+    add_output_options,
     add_recipe,
+    add_spark_conf,
     load,
     positive,
     prepare_options,
-    share,
     silent,
     size,
-    spark_setting,
 )
 from recmill.cli.evaluate import say_evaluated
 from recmill.cli.export import exported_json, say_exported
 from recmill.cli.generate import say_generated
 from recmill.cli.prepare import say_prepared
-from recmill.cli.train import (
+from recmill.cli.train_options import (
     add_train_options,
     say_trained,
     set_wait_policy,
     train_options,
     trained_json,
-    worker_range,
 )
+from recmill.cli.workers import worker_range
 
 if TYPE_CHECKING:
     from recmill.train.launch import Scale
@@ -59,15 +60,8 @@ recmill run criteo-dlrm --data /data/criteo --into /shared/run --prepare-engine 
     )
     add_train_options(parser)
     _add_engine_options(parser)
-    parser.add_argument(
-        "--max-bad",
-        type=share,
-        default="0.1%",
-        metavar="SHARE",
-        help="share of bad rows that is an error (default: 0.1%%)",
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_max_bad(parser)
+    add_output_options(parser)
 
 
 def _add_engine_options(parser: Any) -> None:
@@ -99,14 +93,7 @@ def _add_engine_options(parser: Any) -> None:
         metavar="SIZE",
         help="memory bound of prepare, such as 1GB (default: 2GB)",
     )
-    parser.add_argument(
-        "--spark-conf",
-        type=spark_setting,
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="a setting of Spark's own, such as spark.executor.memory=4g; may be given again",
-    )
+    add_spark_conf(parser)
     parser.add_argument(
         "--train-engine",
         choices=["local", "ray"],

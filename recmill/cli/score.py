@@ -11,6 +11,7 @@ from recmill.cli.arguments import (
     UsageError,
     add_command,
     add_engine_options,
+    add_output_options,
     counted,
     positive,
     share,
@@ -90,8 +91,7 @@ recmill score --bundle b --into recall --recall 100 --without-seen --engine spar
         "--partitions", type=positive, metavar="N", help="cut the log into about N pieces (default: by size)"
     )
     add_engine_options(parser)
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_output_options(parser)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from recmill.cli.arguments import (
     UsageError,
     add_command,
+    add_output_options,
     add_recipe,
     counted,
     load,
@@ -91,8 +92,7 @@ recmill tune mine.toml --table t --into runs/tune --engine ray --address auto --
     parser.add_argument(
         "--address", metavar="URL", help="with --engine ray: a cluster (default: started on this machine)"
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_output_options(parser)
 
 
 def _difference(text: str) -> float:
