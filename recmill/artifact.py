@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import secrets
@@ -104,6 +105,21 @@ def open_work(into: Path, job: str, kind: str) -> Path:
     work.mkdir(parents=True, exist_ok=True)
     write_whole(work / "job", job)
     return work
+
+
+@contextmanager
+def alone_in(into: Path, already: str) -> Iterator[None]:
+    """Keep other processes out of a folder; the lock ends with its process, however that ends.
+
+    `already` says what is being done there when the folder is taken.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    with open(into / ".lock", "w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ArtifactError(f"{already} {into}. Wait for it, or choose another --into.") from None
+        yield
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from recmill.errors import ArtifactError
 from recmill.export.as_of_end import DEFAULT_MEMORY, AsOfEnd, read_as_of_end
 from recmill.export.check import check_bundle
 from recmill.export.sides import write_items, write_users, write_vectors
-from recmill.export.versions import alone_in, keep_newest, written_aside
+from recmill.export.versions import exporting, keep_newest, written_aside
 from recmill.learner.graphs import write_graphs
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
@@ -78,7 +78,7 @@ def export(
     source = open_source(folder.recipe.log, data)
     version = _version(folder, chosen, source, options)
     num_rows = num_bad = 0
-    with alone_in(into):
+    with exporting(into):
         was_there = _is_whole(into / version)
         if not was_there:
             with written_aside(into, version) as aside:

@@ -11,7 +11,7 @@ from recmill.artifact import is_published
 from recmill.bundle import Bundle, current_of, kept_checkpoint, set_current, versions_of
 from recmill.checkpoint import CheckpointFolder
 from recmill.errors import ArtifactError
-from recmill.export.versions import alone_in, keep_newest, written_aside
+from recmill.export.versions import exporting, keep_newest, written_aside
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def publish(
     if checkpoint is not None:
         _check_checkpoint(bundle, checkpoint)
     bundle.verify()
-    with alone_in(into):
+    with exporting(into):
         previous = current_of(into)
         if bundle.version not in versions_of(into):
             _copy(bundle.path, into, bundle.version)
@@ -73,7 +73,7 @@ def _check_checkpoint(bundle: Bundle, path: Path) -> None:
 
 def _keep_checkpoint(checkpoint: Path, kept: Path) -> None:
     kept.parent.mkdir(exist_ok=True)
-    with alone_in(kept.parent):
+    with exporting(kept.parent):
         if not is_published(kept):
             _copy(checkpoint, kept.parent, kept.name)
 

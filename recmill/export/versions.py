@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recmill.artifact import is_published, read_manifest
+from recmill.artifact import alone_in, is_published, read_manifest
 from recmill.bundle import current_of, kept_checkpoint, previous_of, versions_of
 from recmill.errors import ArtifactError
 
@@ -17,22 +16,15 @@ _PARTIAL = ".partial"
 
 
 @contextmanager
-def alone_in(into: Path) -> Iterator[None]:
-    """Keep other exports out, and clear what dead ones left: a lock ends with its process, however that ends."""
+def exporting(into: Path) -> Iterator[None]:
+    """Keep other exports out, and clear what dead ones left."""
     if into.exists() and not into.is_dir():
         raise ArtifactError(f"{into} is a file; --into needs a directory.")
     if is_published(into):
         raise ArtifactError(
             f"{into} is an artifact itself. Bundles go into a folder of their own: choose another --into."
         )
-    into.mkdir(parents=True, exist_ok=True)
-    with open(into / ".lock", "w", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ArtifactError(
-                f"Another export is writing into {into}. Wait for it, or choose another --into."
-            ) from None
+    with alone_in(into, "Another export is writing into"):
         for path in into.glob(f"*{_PARTIAL}"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         yield

@@ -10,10 +10,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import polars as pl
 
-from recmill.errors import FeatureError
 from recmill.kernels import Counter, CountOptions
 from recmill.logs.base import Source, Unit, first_position, open_source
-from recmill.logs.rows import RowFunction, check_conditions, row_function
+from recmill.logs.rows import RowFunction, check_conditions, row_functions
 from recmill.logs.splits import (
     SplitFunction,
     all_train,
@@ -66,7 +65,9 @@ class CountedLog:
     ) -> None:
         check_conditions(recipe)
         self.source = open_source(recipe.log, data)
-        self.functions = _row_functions(recipe, data, memory)
+        self.functions = row_functions(
+            recipe, data, memory, "Run `recmill prepare` and train from its Table instead."
+        )
         self.num_threads = num_workers or available_cores()
         each = each or partial(on_threads, self.num_threads)
         units = self.source.units(target_bytes=PIECE_BYTES)
@@ -167,20 +168,6 @@ def on_threads(num_threads: int, function: Callable[[P], T], parts: Sequence[P])
 
 def _select(columns: list[str], frame: pl.DataFrame) -> pl.DataFrame:
     return frame.select(columns)
-
-
-def _row_functions(recipe: Recipe, data: str, memory: int) -> list[RowFunction]:
-    functions = []
-    for operation in recipe.rows:
-        function = row_function(recipe, operation, data, memory)
-        if function is None:
-            raise FeatureError(
-                f'[[rows]] of recipe "{recipe.name}" has {operation.operation_name()}, which looks at other rows; '
-                "straight from the log, each row is seen alone. "
-                "Run `recmill prepare` and train from its Table instead."
-            )
-        functions.append(function)
-    return functions
 
 
 def _in_order(source: Source, pieces: list[Piece], order: str) -> tuple[list[Piece], tuple[str, ...]]:

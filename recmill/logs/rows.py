@@ -31,6 +31,20 @@ def row_function(recipe: r.Recipe, operation: r.RowOperation, data: str, memory:
     return None
 
 
+def row_functions(recipe: r.Recipe, data: str, memory: int, instead: str) -> list[RowFunction]:
+    """All operations as functions, for rows that are seen alone; `instead` is what to do when one needs others."""
+    functions = []
+    for operation in recipe.rows:
+        function = row_function(recipe, operation, data, memory)
+        if function is None:
+            raise FeatureError(
+                f'[[rows]] of recipe "{recipe.name}" has {operation.operation_name()}, which looks at other rows; '
+                f"straight from the log, each row is seen alone. {instead}"
+            )
+        functions.append(function)
+    return functions
+
+
 def keep_where(sql: str, frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(pl.sql_expr(sql))
 

@@ -17,7 +17,7 @@ from recmill.errors import ArtifactError, FeatureError
 from recmill.features.chain import run_chains
 from recmill.features.plan import Plan
 from recmill.logs.base import open_source
-from recmill.logs.rows import RowFunction, check_conditions, row_function
+from recmill.logs.rows import check_conditions, row_functions
 from recmill.logs.tally import Tally
 from recmill.logs.watched import WatchedSource, cut_log
 from recmill.score.models import ModelRef, Models, Ranking, open_models
@@ -64,7 +64,9 @@ class LogInput:
         data = data if "://" in data else os.path.abspath(data)  # tasks run in other directories
         self.data = data
         self.source = open_source(self.recipe.log, data)
-        self.functions = _row_functions(self.recipe, data, memory)
+        self.functions = row_functions(
+            self.recipe, data, memory, "Run `recmill prepare` and score its Table instead: --table DIR."
+        )
         self.keep = _kept(self.recipe, keep)
         self.with_labels = with_labels
         self.max_bad = max_bad
@@ -101,20 +103,6 @@ def _scoring_recipe(recipe: Recipe, with_labels: bool) -> Recipe:
         if with_labels or column.name not in of_labels
     ]
     return replace(recipe, log=replace(recipe.log, columns=tuple(columns)))
-
-
-def _row_functions(recipe: Recipe, data: str, memory: int) -> list[RowFunction]:
-    functions = []
-    for operation in recipe.rows:
-        function = row_function(recipe, operation, data, memory)
-        if function is None:
-            raise FeatureError(
-                f'[[rows]] of recipe "{recipe.name}" has {operation.operation_name()}, which looks at other rows; '
-                "straight from the log, each row is seen alone. "
-                "Run `recmill prepare` and score its Table instead: --table DIR."
-            )
-        functions.append(function)
-    return functions
 
 
 def _kept(recipe: Recipe, names: Sequence[str] | None) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recmill.artifact import alone_in
 from recmill.errors import ArtifactError, MissingPackage, RecipeError
 from recmill.spec import recipe as r
 from recmill.spec.convert import to_plain
@@ -63,14 +63,7 @@ def open_study(
     except ImportError:
         raise MissingPackage("recmill tune", "optuna", "tune") from None
     tune = searched(recipe)
-    into.mkdir(parents=True, exist_ok=True)
-    with open(into / ".lock", "w", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ArtifactError(
-                f"Another search is at work in {into}. Wait for it, or choose another --into."
-            ) from None
+    with alone_in(into, "Another search is at work in"):
         yield Study(into, recipe, tune, table, budget, seed, on_end)
 
 

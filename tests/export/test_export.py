@@ -22,7 +22,7 @@ from recmill.errors import ArtifactError, LogError
 from recmill.export import Options, choose, export
 from recmill.export.check import check_bundle
 from recmill.export.find_log import find_log
-from recmill.export.versions import alone_in
+from recmill.export.versions import exporting
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
 
@@ -226,7 +226,7 @@ def test_a_damaged_version_is_written_again(clicks, clicks_bundles: Path) -> Non
 
 
 def test_two_exports_into_one_folder_do_not_mix(clicks, tmp_path: Path) -> None:
-    with alone_in(tmp_path), pytest.raises(ArtifactError, match="Another export is writing into"):
+    with exporting(tmp_path), pytest.raises(ArtifactError, match="Another export is writing into"):
         export(clicks, find_log(clicks), tmp_path)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recmill.bundle import current_of, previous_of, publish_bundle, set_current, versions_of
-from recmill.export.versions import alone_in, keep_newest, written_aside
+from recmill.export.versions import exporting, keep_newest, written_aside
 
 
 def published(into: Path, *versions: str) -> None:
@@ -38,7 +38,7 @@ def test_what_dead_exports_left_is_cleared(tmp_path: Path) -> None:
     published(tmp_path, "1-a")
     (tmp_path / "2-b.partial" / "items").mkdir(parents=True)
     (tmp_path / "current.partial").write_text("{")
-    with alone_in(tmp_path):
+    with exporting(tmp_path):
         assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "1-a", "current"]
 
 
