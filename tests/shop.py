@@ -15,7 +15,7 @@ FEW_STEPS = ["--set", "ranking.train.max_steps=20", "--set", "retrieval.train.ma
 
 
 @dataclass(frozen=True)
-class Shop:
+class Stages:
     """What the commands left behind. Tests must not change it."""
 
     path: Path
@@ -33,24 +33,26 @@ class Shop:
         return self.path / "checkpoint"
 
     @property
-    def folder(self) -> CheckpointFolder:
-        return CheckpointFolder.open(self.checkpoint)
-
-    @property
     def bundles(self) -> Path:
         return self.path / "bundles"
+
+
+class Shop(Stages):
+    @property
+    def folder(self) -> CheckpointFolder:
+        return CheckpointFolder.open(self.checkpoint)
 
 
 def make_shop(path: Path) -> Shop:
     """Take the quickstart recipe through its stages; they are kept from one call to the next."""
     shop = Shop(path)
-    _once(shop.log, lambda: _run("generate", "shop", "--rows", ROWS, "--into", shop.log))
-    _run("prepare", "quickstart", "--data", shop.log, "--into", shop.table)
+    _once(shop.log, lambda: run_quietly("generate", "shop", "--rows", ROWS, "--into", shop.log))
+    run_quietly("prepare", "quickstart", "--data", shop.log, "--into", shop.table)
     trained = ["--table", shop.table, "--into", shop.checkpoint, *FEW_STEPS, "--threads", 1]
-    _once(shop.checkpoint, lambda: _run("train", "quickstart", *trained))
+    _once(shop.checkpoint, lambda: run_quietly("train", "quickstart", *trained))
     measured = ["--checkpoint", shop.checkpoint, "--table", shop.table, "--threads", 1]
-    _once(shop.bundles, lambda: _run("evaluate", "quickstart", *measured))
-    _run("export", "--checkpoint", shop.checkpoint, "--into", shop.bundles)
+    _once(shop.bundles, lambda: run_quietly("evaluate", "quickstart", *measured))
+    run_quietly("export", "--checkpoint", shop.checkpoint, "--into", shop.bundles)
     return shop
 
 
@@ -71,5 +73,5 @@ def _once(path: Path, work: Callable[[], None]) -> None:
         work()
 
 
-def _run(*arguments: object) -> None:
+def run_quietly(*arguments: object) -> None:
     assert main([*map(str, arguments), "--quiet"]) == 0

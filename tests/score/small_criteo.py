@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
+from shop import Stages, run_quietly
 
-from recmill.cli import main
 from recmill.score import Scored
 
 SMALL = [
@@ -16,28 +15,7 @@ SMALL = [
 ]
 
 
-@dataclass(frozen=True)
-class Criteo:
-    """What the commands left behind. Tests must not change it."""
-
-    path: Path
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log"
-
-    @property
-    def table(self) -> Path:
-        return self.path / "table"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoint"
-
-    @property
-    def bundles(self) -> Path:
-        return self.path / "bundles"
-
+class Criteo(Stages):
     @property
     def lines(self) -> list[str]:
         return (self.log / "train.txt").read_text().splitlines(keepends=True)
@@ -45,10 +23,12 @@ class Criteo:
 
 def make_criteo(path: Path) -> Criteo:
     made = Criteo(path)
-    _run("generate", "criteo", "--rows", 3000, "--into", made.log)
-    _run("prepare", "criteo-deeprec", "--data", made.log, "--into", made.table)
-    _run("train", "criteo-deeprec", "--table", made.table, "--into", made.checkpoint, *SMALL, "--threads", 1)
-    _run("export", "--checkpoint", made.checkpoint, "--data", made.log, "--into", made.bundles)
+    run_quietly("generate", "criteo", "--rows", 3000, "--into", made.log)
+    run_quietly("prepare", "criteo-deeprec", "--data", made.log, "--into", made.table)
+    run_quietly(
+        "train", "criteo-deeprec", "--table", made.table, "--into", made.checkpoint, *SMALL, "--threads", 1
+    )
+    run_quietly("export", "--checkpoint", made.checkpoint, "--data", made.log, "--into", made.bundles)
     return made
 
 
@@ -61,7 +41,3 @@ def write_log(folder: Path, lines: list[str]) -> Path:
 def read(into: Path, output: str = "scores") -> pl.DataFrame:
     """All rows of an output, in order."""
     return pl.concat([pl.read_parquet(file) for file in Scored.open(into).files(output)])
-
-
-def _run(*arguments: object) -> None:
-    assert main([*map(str, arguments), "--quiet"]) == 0
