@@ -25,12 +25,14 @@ from recmill.checkpoint import CheckpointFolder
 from recmill.errors import RecmillError
 from recmill.logs.generate import generate, read_truth
 from recmill.machine import available_cores
+from recmill.progress import Progress
 from recmill.spec.load import load_recipe
 
 Result = dict[str, Any]
 
 RECIPE = "criteo-deeprec"
 PREPARED_WITH = "criteo-dlrm"  # the recipe with vocabularies to count, for engines
+MORE_TO_PREPARE = 10
 FORECAST_WORKERS = (8, 64, 512)
 
 
@@ -82,23 +84,32 @@ def bench_scale(
     engines: Sequence[str] = ("local", "ray", "spark"),
     data: Path | None = None,
     network: Network = Network(),  # noqa: B008, frozen
+    progress: Progress | None = None,
 ) -> Result:
-    """Run every contestant `repeat` times, taking turns; medians, and what they mean for many workers."""
+    """Run every contestant `repeat` times, taking turns; medians, and what they mean for many workers.
+
+    Engines prepare `MORE_TO_PREPARE` times as many rows: clusters need seconds to start, and training is slower.
+    """
     with tempfile.TemporaryDirectory(prefix="recmill-bench-") as temporary:
         folder = (data or Path(temporary)).resolve()
-        log = folder / f"criteo-{rows}"
-        if read_truth(log) is None:
-            generate("criteo", rows, 0, log)
+        log, long_log = (folder / f"criteo-{number}" for number in (rows, MORE_TO_PREPARE * rows))
+        for path, number in ((log, rows), (long_log, MORE_TO_PREPARE * rows)):
+            if read_truth(path) is None:
+                generate("criteo", number, 0, path)
         table, out = folder / f"{RECIPE}-{rows}", Path(temporary) / "out"
         _run(["prepare", RECIPE, "--data", str(log), "--into", str(table), "--quiet", "--json"])
         contestants = trainings(available_cores(), "ray" in engines)
         trained: dict[Training, list[Result]] = {contestant: [] for contestant in contestants}
         prepared: dict[str, list[Result]] = {engine: [] for engine in engines}
-        for _ in range(repeat):
-            for contestant, runs in trained.items():
-                runs.append(_train(contestant, table, log, out))
-            for engine, done in prepared.items():
-                done.append(_prepare(engine, log, out))
+        num_runs = repeat * (len(trained) + len(prepared))
+        with (progress or Progress(quiet=True)).stage("bench", num_runs) as stage:
+            for _ in range(repeat):
+                for contestant, runs in trained.items():
+                    runs.append(_train(contestant, table, log, out))
+                    stage.advance(1, 0)
+                for engine, done in prepared.items():
+                    done.append(_prepare(engine, long_log, out))
+                    stage.advance(1, 0)
         dense = _dense_parameters(table, log, out)
     return _summary(trained, prepared, rows, repeat, dense, network)
 
@@ -178,8 +189,9 @@ def _summary(
         "train": entries,
         "prepare": {
             engine: {
+                "rows": runs[0]["rows_read"],
                 "rows_per_second": round(
-                    statistics.median(rows / sum(run["seconds"].values()) for run in runs)
+                    statistics.median(run["rows_read"] / sum(run["seconds"].values()) for run in runs)
                 ),
                 "digest": runs[0]["digest"],
             }
@@ -236,9 +248,9 @@ def describe(result: Result) -> str:
         f"{one['auc']:>8.4f}"
         for one in result["train"]
     ]
-    lines += ["", f"{'prepare':<24}{'rows/s':>12}  digest"]
+    lines += ["", f"{'prepare':<24}{'rows':>12}{'rows/s':>12}  digest"]
     lines += [
-        f"{engine:<24}{one['rows_per_second']:>12,}  {one['digest']}"
+        f"{engine:<24}{one['rows']:>12,}{one['rows_per_second']:>12,}  {one['digest']}"
         for engine, one in result["prepare"].items()
     ]
     network = result["network"]

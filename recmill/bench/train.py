@@ -26,6 +26,7 @@ from recmill.errors import RecmillError
 from recmill.logs.generate import generate, read_truth
 from recmill.machine import available_cores
 from recmill.prepare import prepare
+from recmill.progress import Progress
 from recmill.spec.load import load_recipe
 from recmill.spec.recipe import Optimizer, Recipe, Training
 
@@ -74,6 +75,7 @@ def bench_train(
     data: Path | None = None,
     seconds_each: float = 5.0,
     least_steps: int = 60,
+    progress: Progress | None = None,
 ) -> Result:
     """Run all contestants `repeat` times, taking turns, bound to as many cores as they have threads.
 
@@ -88,13 +90,13 @@ def bench_train(
     }
     with tempfile.TemporaryDirectory(prefix="recmill-bench-") as temporary:
         task = make_task(shape, rows, (data or Path(temporary)).resolve(), seconds_each, least_steps)
-        for _ in range(repeat):
-            for name, by_threads in runs.items():
-                for count, found in by_threads.items():
-                    if not (found and "absent" in found[0]):
-                        found.append(
-                            run_contestant(name, replace(task, threads=count), peer_python.get(name))
-                        )
+        turns = [(name, count) for _ in range(repeat) for name in runs for count in threads]
+        with (progress or Progress(quiet=True)).stage("bench", len(turns)) as stage:
+            for name, count in turns:
+                found = runs[name][count]
+                if not (found and "absent" in found[0]):
+                    found.append(run_contestant(name, replace(task, threads=count), peer_python.get(name)))
+                stage.advance(1, 0)
     return summarise(runs, task, rows, repeat)
 
 

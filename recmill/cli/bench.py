@@ -205,6 +205,7 @@ def _train(parsed: argparse.Namespace) -> None:
 
     from recmill.bench.train import PEERS, bench_train, describe
     from recmill.machine import available_cores
+    from recmill.progress import Progress
 
     for given in parsed.peer_python:
         if "=" not in given:
@@ -219,6 +220,7 @@ def _train(parsed: argparse.Namespace) -> None:
             dict(given.split("=", 1) for given in parsed.peer_python),
             Path(parsed.data) if parsed.data else None,
             parsed.seconds,
+            progress=Progress(),
         )
         print(json.dumps(result) if parsed.json else describe(result))
 
@@ -228,6 +230,7 @@ def _scale(parsed: argparse.Namespace) -> None:
 
     from recmill.bench.forecast import Network
     from recmill.bench.scale import bench_scale, describe
+    from recmill.progress import Progress
 
     result = bench_scale(
         parsed.rows,
@@ -235,6 +238,7 @@ def _scale(parsed: argparse.Namespace) -> None:
         parsed.engine or ("local", "ray", "spark"),
         Path(parsed.data) if parsed.data else None,
         Network(parsed.gigabits),
+        Progress(),
     )
     print(json.dumps(result) if parsed.json else describe(result))
 
