@@ -204,6 +204,16 @@ def each(columns: Sequence[pl.Expr], is_list: bool, function: Callable[[pl.Expr]
     return columns[0].list.eval(function(pl.element())) if is_list else function(columns[0])
 
 
+def selected(frame: pl.DataFrame, expressions: Sequence[pl.Expr]) -> pl.DataFrame:
+    """What a user's expressions give, to the last bit, whether the rows are many or one.
+
+    Polars divides by one number, a constant column or a single row by way of other operations than by many numbers, so
+    every column is laid out in full and a row alone gets company.
+    """
+    rows = frame if frame.height > 1 else pl.concat([frame, frame])
+    return pl.DataFrame([rows[name] for name in rows.columns]).select(expressions).head(frame.height)
+
+
 def divided(numbers: Numbers, by: float) -> Numbers:
     """By way of the reciprocal, as Polars divides a column by a number; one row, though, it would divide exactly."""
     return numbers * (1.0 / by)

@@ -15,7 +15,7 @@ import polars as pl
 
 from recmill.errors import FeatureError
 from recmill.features import category, lists, numeric
-from recmill.features.base import Keyed, Need, Transform
+from recmill.features.base import Keyed, Need, Transform, selected
 from recmill.features.stored import StoredKeyed, SubsetKeyed
 from recmill.spec import steps
 from recmill.spec.kinds import kinds_along
@@ -108,9 +108,10 @@ class Chain:
         self.all_steps = [*self.transforms, self.finish]
         self.num_ready = 0
         self._expressions: dict[tuple[int, int, bool], tuple[int, pl.Expr | None]] = {}
-        for transform in self.transforms:
-            if isinstance(transform, lists.Expression):
-                transform.check({name: kinds[name] for name in feature.columns})
+        written = [transform for transform in self.transforms if isinstance(transform, lists.Expression)]
+        self.has_users_expression = bool(written)
+        for transform in written:
+            transform.check({name: kinds[name] for name in feature.columns})
 
     def advance(self, tables: Mapping[str, Keyed]) -> tuple[Transform[Any], Need] | None:
         """Pass over all steps that can apply by now; the first that must learn something, and what."""
@@ -244,7 +245,8 @@ def _evaluate(
     names = [chain.feature.name for chain, _ in waiting]
     rows = frame.with_columns([results[name].alias(f"__{name}") for name in names if name in results])
     try:
-        found = rows.select([expression for _, expression in waiting])
+        select = selected if any(chain.has_users_expression for chain, _ in waiting) else pl.DataFrame.select
+        found = select(rows, [expression for _, expression in waiting])
     except pl.exceptions.PolarsError:
         for chain, expression in waiting:
             _evaluate_alone(rows, chain, expression)

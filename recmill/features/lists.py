@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from recmill.errors import FeatureError
-from recmill.features.base import Transform, to_lists
+from recmill.features.base import Transform, selected, to_lists
 from recmill.features.numeric import dtype_of
 from recmill.spec import steps
 
@@ -82,8 +82,8 @@ class Expression(Transform[steps.Expression]):
         )
         try:
             expression = self.express([])
-            together = probe.select(expression).to_series()
-            alone = pl.concat([probe[row].select(expression).to_series() for row in range(probe.height)])
+            together = selected(probe, [expression]).to_series()
+            alone = pl.concat([selected(probe[row], [expression]).to_series() for row in range(probe.height)])
         except pl.exceptions.PolarsError as error:
             raise FeatureError(
                 f'Feature "{self.name}": expression "{self.step.sql}" fails: {error}. '

@@ -88,6 +88,14 @@ def test_an_expression_that_aggregates_is_refused(sql: str) -> None:
         expression(sql, {"x": [1.0, 2.0]})
 
 
+@pytest.mark.parametrize("divisor", [3, 5, 7, 49])
+def test_an_expression_that_divides_gives_one_row_what_it_gives_many(divisor: int) -> None:
+    steps = [{"expression": f"x / {divisor}"}, {"buckets": [number / 7 for number in range(1, 400)]}]
+    numbers = list(range(1, 200))
+    plan = fitted({"x": "int"}, steps, {"x": numbers})
+    assert [outputs(plan, {"x": [number]})[0] for number in numbers] == outputs(plan, {"x": numbers})
+
+
 def test_an_expression_that_gives_nan_for_some_number_is_no_aggregate() -> None:
     assert expression("sqrt(x)", {"x": [4.0]}) == [2.0]
 
