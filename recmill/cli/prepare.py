@@ -34,6 +34,7 @@ def add(commands: Any) -> None:
 recmill prepare criteo-dlrm --data /data/criteo --into runs/criteo/table
 recmill prepare criteo-dlrm --data /data/criteo --into runs/criteo/table --memory 1GB --explain
 recmill prepare mine.toml --data logs --sample 5     show the first rows, write nothing
+recmill prepare quickstart --data logs/today --into runs/today --plan runs/quickstart/checkpoint   for score --table
 recmill prepare criteo-dlrm --data /shared/criteo --into /shared/table --engine ray --address auto
 recmill prepare criteo-dlrm --data /shared/criteo --into /shared/table --engine spark --address yarn
 """,
@@ -41,6 +42,11 @@ recmill prepare criteo-dlrm --data /shared/criteo --into /shared/table --engine 
     add_recipe(parser)
     parser.add_argument("--data", required=True, metavar="DIR", help="the log's directory or URL")
     parser.add_argument("--into", metavar="DIR", help="where the Table lands; needed unless --sample")
+    parser.add_argument(
+        "--plan",
+        metavar="DIR",
+        help="the Table, checkpoint or bundle whose fitted features to use; nothing is fitted",
+    )
     parser.add_argument("--explain", action="store_true", help="show what was fitted for each feature")
     parser.add_argument(
         "--sample",
@@ -60,6 +66,7 @@ recmill prepare criteo-dlrm --data /shared/criteo --into /shared/table --engine 
 def _prepare(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
+    from recmill.features.planned import plan_at
     from recmill.prepare import prepare
     from recmill.progress import Progress
 
@@ -71,7 +78,12 @@ def _prepare(parsed: argparse.Namespace) -> None:
         )
     recipe = load(parsed)
     prepared = prepare(
-        recipe, parsed.data, Path(parsed.into), prepare_options(parsed), Progress(parsed.quiet)
+        recipe,
+        parsed.data,
+        Path(parsed.into),
+        prepare_options(parsed),
+        Progress(parsed.quiet),
+        plan_at(Path(parsed.plan)) if parsed.plan else None,
     )
     if parsed.json:
         explained = {"features": _explained_json(prepared.table.plan)} if parsed.explain else {}
@@ -88,7 +100,7 @@ def _sample(parsed: argparse.Namespace) -> None:
 
     from recmill.prepare import preview
 
-    for flag in ("into", "binary", "partitions"):
+    for flag in ("into", "plan", "binary", "partitions"):
         if getattr(parsed, flag):
             raise UsageError(
                 f"--{flag} has no meaning with --sample, which writes nothing. Remove one of them."

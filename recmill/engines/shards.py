@@ -65,10 +65,8 @@ class ShardWriter:
         rows = batch.drop([name for name in (POSITION, SPLIT, COPY) if name in batch.columns])
         for index, split in enumerate(self.folders):
             chosen = splits == index
-            if chosen.all():
-                self._shard(split).add(rows)
-            elif chosen.any():
-                self._shard(split).add(rows.filter(chosen))
+            if chosen.any():
+                self._shard(split).add(rows if chosen.all() else rows.filter(chosen))
 
     def _shard(self, split: str) -> _OpenShard:
         if split in self.open and self.open[split].digest.rows >= ROWS_PER_SHARD:

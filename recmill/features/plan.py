@@ -196,6 +196,12 @@ class Plan:
         plan.tables = {**self.tables, **subsets}
         return plan
 
+    def for_recipe(self, recipe: Recipe) -> Plan:
+        """The same plan for the rows, the split and the kept columns of another recipe."""
+        plan = copy.copy(self)
+        plan.recipe = recipe
+        return plan
+
     def joined(self, function: Callable[[Plan], MapFunction]) -> Callable[[Answers], MapFunction]:
         """What `function` makes of the plan, once a part's answers are there."""
         return partial(_of_answers, self, function)

@@ -22,6 +22,7 @@ from recmill.engines.frames import FrameEngine
 from recmill.engines.local import LocalEngine
 from recmill.errors import ArtifactError, LogError
 from recmill.features.plan import Plan
+from recmill.features.planned import check_plan
 from recmill.kernels import Measured
 from recmill.logs.base import Source, open_source
 from recmill.logs.rows import check_conditions
@@ -68,16 +69,26 @@ class Prepared:
 
 
 def prepare(
-    recipe: Recipe, data: str, into: Path, options: Options | None = None, progress: Progress | None = None
+    recipe: Recipe,
+    data: str,
+    into: Path,
+    options: Options | None = None,
+    progress: Progress | None = None,
+    plan: Plan | None = None,
 ) -> Prepared:
-    """Publish the Table of a log at `into`. Killed and run again, it keeps what was finished."""
+    """Publish the Table of a log at `into`. Killed and run again, it keeps what was finished.
+
+    With a `plan`, nothing is fitted: rows get the features that it was fitted for, on another log or on this one.
+    """
     options = options or Options()
+    if plan is not None:
+        check_plan(plan, recipe)
     check_engine(options.engine, options.workers, options.address, options.conf)
     if options.engine != "local":  # tasks have working directories of their own
         into, data = into.absolute(), data if "://" in data else os.path.abspath(data)
     _check_against_reality(recipe)
     source = open_source(recipe.log, data)
-    job = _fingerprint(recipe, source, options)
+    job = _fingerprint(recipe, source, options, plan)
     if is_published(into):
         return _already_there(into, job)
     work = open_work(into, job, "table")
@@ -88,17 +99,18 @@ def prepare(
         chunk_bytes = max(1 << 20, min(8 << 20, options.memory // 128))
         watched = WatchedSource(source, units, into / "rejected", options.max_bad, chunk_bytes)
         frame = _rows(engine, watched, recipe, data, options.memory)
-        plan = _fitted_plan(engine, frame, watched, recipe, work)
+        fitted = _fitted_plan(engine, frame, watched, recipe, work, plan)
         seconds_fit = time.monotonic() - started
-        features = _applied(engine, frame, plan, attrgetter("apply"))
+        features = _applied(engine, frame, fitted, attrgetter("apply"))
         shards = engine.write(features, into, recipe.table.order, recipe.table.seed)
         tally = watched.check()
         if options.binary:
-            ints = _applied(engine, frame, plan, as_int32_rows)
+            ints = _applied(engine, frame, fitted, as_int32_rows)
             pieces = engine.write(ints, work / "binary", recipe.table.order, recipe.table.seed, "int32")
             concatenate(pieces, work / "binary", into / "binary")
         seconds = {"fit": round(seconds_fit, 3), "write": round(time.monotonic() - started - seconds_fit, 3)}
-        _publish(into, plan, [asdict(shard) for shard in shards], tally, job, _where(data), seconds)
+        found = [asdict(shard) for shard in shards]
+        _publish(into, fitted, found, tally, job, _where(data), seconds, was_fitted=plan is None)
     return Prepared(Table.open(into), tally, seconds["fit"], seconds["write"], went_on=went_on)
 
 
@@ -231,13 +243,15 @@ def _rows(engine: Engine, watched: WatchedSource, recipe: Recipe, data: str, mem
     return row_operations.after_split(engine, frame, recipe)
 
 
-def _fitted_plan(engine: Engine, frame: Any, watched: WatchedSource, recipe: Recipe, work: Path) -> Plan:
-    """The plan that an earlier, interrupted run fitted, or a new one."""
+def _fitted_plan(
+    engine: Engine, frame: Any, watched: WatchedSource, recipe: Recipe, work: Path, given: Plan | None
+) -> Plan:
+    """The plan that an earlier, interrupted run fitted, the one that was given, or a new one."""
     saved, on_disk = work / "plan", work / "stored.json"
     if (saved / "plan.json").exists():
         folders = {} if isinstance(engine, LocalEngine) else json.loads(on_disk.read_text())
         return Plan.read(saved, {name: Path(folder) for name, folder in folders.items()})
-    plan = fit(engine, frame, recipe, watched.check)
+    plan = given.for_recipe(recipe) if given is not None else fit(engine, frame, recipe, watched.check)
     write_whole(on_disk, json.dumps({name: str(keyed.folder) for name, keyed in plan.stored.items()}))
     aside = work / "plan.partial"
     shutil.rmtree(aside, ignore_errors=True)
@@ -254,8 +268,11 @@ def _publish(
     job: str,
     data: str | None,
     seconds: dict[str, float],
+    was_fitted: bool,
 ) -> None:
-    if not any(shard["split"] == "train" for shard in shards):
+    if not shards:
+        raise LogError("No rows are left: row operations take them all. See [[rows]].")
+    if was_fitted and not any(shard["split"] == "train" for shard in shards):
         raise LogError(_NOTHING_TO_TRAIN_ON)
     shutil.rmtree(into / "plan", ignore_errors=True)
     os.replace(into / WORK / "plan", into / "plan")
@@ -284,10 +301,10 @@ def _publish(
     shutil.rmtree(into / WORK, ignore_errors=True)
 
 
-def _fingerprint(recipe: Recipe, source: Source, options: Options) -> str:
+def _fingerprint(recipe: Recipe, source: Source, options: Options, plan: Plan | None) -> str:
     """What the rows depend on: recipe, files, and what else was asked for. A rerun with another one starts over."""
     files = [(file.name, file.size, _modified(file.path)) for file in source.files]
-    content = [recipe_to_dict(recipe), files, options.binary]
+    content = [recipe_to_dict(recipe), files, options.binary, *([plan.digest()] if plan is not None else [])]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -27,6 +27,9 @@ from recmill.spec.kinds import kinds_of_columns
 from recmill.spec.recipe import POSITION, SPLIT, Recipe
 from recmill.table import Table
 
+_INSTEAD = (
+    "Run `recmill prepare --plan` with the model's directory, and score its Table instead: --table DIR."
+)
 _OURS = ("file", "offset", "score", "label")
 
 
@@ -64,9 +67,7 @@ class LogInput:
         data = data if "://" in data else os.path.abspath(data)  # tasks run in other directories
         self.data = data
         self.source = open_source(self.recipe.log, data)
-        self.functions = row_functions(
-            self.recipe, data, memory, "Run `recmill prepare` and score its Table instead: --table DIR."
-        )
+        self.functions = row_functions(self.recipe, data, memory, _INSTEAD)
         self.keep = _kept(self.recipe, keep)
         self.with_labels = with_labels
         self.max_bad = max_bad
@@ -192,7 +193,7 @@ def check_features(models: Models, table: Table) -> None:
     if list(models.columns) != table.columns or models.plan.digest() != table.plan.digest():
         raise ArtifactError(
             f"Table {table.path} was prepared with another Plan than the model was trained with. "
-            "Score the log itself with --data, or the Table that the model is of."
+            "Prepare the log with the model's: `recmill prepare --plan`, with the checkpoint or bundle."
         )
 
 

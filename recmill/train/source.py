@@ -11,6 +11,7 @@ from recmill.batches import Batches
 from recmill.errors import ArtifactError, RecmillError
 from recmill.features.chain import ColumnInfo
 from recmill.features.plan import Plan
+from recmill.features.planned import check_plan, plan_at
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.log_batches import LogBatches
@@ -114,12 +115,7 @@ class LogSource:
         self._opened: LogBatches | None = None
 
     def check(self, recipe: r.Recipe) -> None:
-        for part in ("log", "features", "labels"):
-            if getattr(recipe, part) != getattr(self.plan.recipe, part):
-                raise ArtifactError(
-                    f'The Plan was fitted with another [{part}] than recipe "{recipe.name}" has. '
-                    "Run `recmill prepare` again."
-                )
+        check_plan(self.plan, recipe)
 
     def batches(self, learner: Learners) -> BatchSource:
         return self._open(_ranker(learner))
@@ -174,8 +170,7 @@ def _ranker(learner: Learners) -> Ranker:
 def _plan(recipe: r.Recipe, path: Path | None) -> Plan:
     """The Plan of a Table or of a checkpoint; none is needed when there is nothing to fit."""
     if path is not None:
-        inside = path / "plan"
-        return Plan.read(inside if inside.is_dir() else path)
+        return plan_at(path)
     plan = Plan(recipe)
     if plan.pending():
         raise RecmillError(

@@ -22,6 +22,12 @@ def split_of(tmp_path, num_rows, files=1, **split):
     return [times(table, name) for name in ("train", "eval", "test")]
 
 
+def test_pieces_of_a_log_of_which_no_row_is_left(tmp_path):
+    recipe = events_recipe(rows=[{"filter": "time >= 80"}])
+    table = prepared(recipe, write_events(tmp_path / "log", 100), tmp_path / "table", partitions=5).table
+    assert times(table, "train") == list(range(80, 100))
+
+
 def test_tail_holds_out_the_last_rows_and_halves_them(tmp_path):
     train, evaluation, test = split_of(tmp_path, 100, by="tail", held_out=0.1, halve=True)
     assert (train, evaluation, test) == (list(range(90)), list(range(90, 95)), list(range(95, 100)))
