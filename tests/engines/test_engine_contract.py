@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from test_prepare_digest import FIXTURES, GOLDEN, RICH
 from recmill.engines import counting, open_engine
 from recmill.engines.cluster import ClusterEngine
 from recmill.errors import FeatureError, ResourceError, TooManyBadRows
+from recmill.features.planned import plan_at
 from recmill.prepare import Prepared, prepare
 from recmill.spec.load import load_recipe
-from recmill.spec.recipe import SPLITS, Recipe
+from recmill.spec.recipe import SPLITS, Filter, Recipe
 from recmill.table import Table
 
 
@@ -47,6 +49,17 @@ def test_every_kind_of_pass_gives_the_same_rows_in_the_same_order(tmp_path: Path
     assert found.manifest["plan_digest"] == expected.manifest["plan_digest"]
     for split in SPLITS:
         assert rows_of(found, split).equals(rows_of(expected, split))
+
+
+def test_a_plan_that_is_there_gives_the_same_rows(tmp_path: Path, engine: EngineConf) -> None:
+    recipe = replace(
+        RICH, rows=(*RICH.rows[:-1], Filter("time >= 150"))
+    )  # nothing is left of the first pieces
+    data = write_events(tmp_path / "log", 300)
+    expected = locally(recipe, data, tmp_path / "expected", partitions=1)
+    into, options = tmp_path / "table", engine.options(partitions=4)
+    found = prepare(recipe, str(data), into, options, plan=plan_at(expected.path)).table
+    assert (found.digest, found.num_rows("train") > 0) == (expected.digest, True)
 
 
 @pytest.mark.parametrize("order", ["log", "interleave"])
