@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -137,3 +138,10 @@ def test_modules_of_tests_have_names_of_their_own() -> None:
     names = [file.name for file in Path(__file__).parent.rglob("*.py")]
     names = [name for name in names if name not in ("conftest.py", "__init__.py")]
     assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.xdist_group("together")
+def test_groups_of_tests_stay_together(request: pytest.FixtureRequest) -> None:
+    """Otherwise each process starts a Ray and a Spark of its own. How pytest-xdist marks tests of a group:"""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        assert request.node.nodeid.endswith("@together")

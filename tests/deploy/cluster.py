@@ -14,6 +14,7 @@ belongs to root; steps that Argo would run at once run one after another.
 from __future__ import annotations
 
 import ast
+import atexit
 import json
 import operator
 import os
@@ -29,6 +30,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -187,10 +189,9 @@ class Process:
 
     def start(self) -> subprocess.Popen[str]:
         cluster = self.cluster
-        packages = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
         given = {
             "PATH": f"{cluster.programs}:/usr/bin:/bin",
-            "PYTHONPATH": ":".join(packages),
+            "PYTHONPATH": python_path(),
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
         }
@@ -239,12 +240,27 @@ def _unprivileged_user() -> int | None:
     return 10001 if os.getuid() == 0 else None
 
 
+@cache
+def python_path() -> str:
+    """Where packages are, for a Python that knows nothing of our environment. What we compiled may lie elsewhere."""
+    import recmill._native
+
+    folder = Path(tempfile.mkdtemp(prefix="recmill-package-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder.chmod(0o755)
+    (folder / "recmill").mkdir()
+    parts = {path.name: path for path in (ROOT / "recmill").iterdir() if path.name != "__pycache__"}
+    native = Path(recmill._native.__file__)
+    for name, path in {**parts, native.name: native}.items():
+        (folder / "recmill" / name).symlink_to(path)
+    return ":".join([str(folder), *(path for path in sys.path if path.endswith("site-packages"))])
+
+
 def _python_of(user: int | None) -> str:
     """A Python that this user can run, with our packages."""
     if user is None:
         return sys.executable
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    packages = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
     tried = {}
     for python in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
         try:
@@ -254,7 +270,7 @@ def _python_of(user: int | None) -> str:
                 group=user,
                 extra_groups=[],
                 cwd="/",
-                env={"PYTHONPATH": ":".join(packages), "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},
+                env={"PYTHONPATH": python_path(), "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},
                 capture_output=True,
                 text=True,
             )

@@ -20,13 +20,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster import Cluster, Paths
+from cluster import Cluster, Paths, python_path
 
 from recmill.deploy.settings import number_of
 
 Object = dict[str, Any]
-ROOT = Path(__file__).parent.parent.parent
-PACKAGES = ":".join([str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))])
 WORKLOADS = ("Deployment", "StatefulSet", "Job")
 
 
@@ -141,7 +139,7 @@ class Pod:
         """Of the image, and of the container."""
         image = {
             "PATH": f"{self.pods.programs}:/usr/local/bin:/usr/bin:/bin",
-            "PYTHONPATH": PACKAGES,
+            "PYTHONPATH": python_path(),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         own = {one["name"]: self._value(one) for one in self.container.get("env", [])}
@@ -251,7 +249,7 @@ class Node:
             group=user,
             extra_groups=[],
             cwd="/",
-            env={"PYTHONPATH": PACKAGES, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={"PYTHONPATH": python_path(), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
         )
         if done.returncode == 0:
