@@ -92,10 +92,7 @@ def bench_scale(
     """
     with tempfile.TemporaryDirectory(prefix="recmill-bench-") as temporary:
         folder = (data or Path(temporary)).resolve()
-        log, long_log = (folder / f"criteo-{number}" for number in (rows, MORE_TO_PREPARE * rows))
-        for path, number in ((log, rows), (long_log, MORE_TO_PREPARE * rows)):
-            if read_truth(path) is None:
-                generate("criteo", number, 0, path)
+        log, long_log = (_generated(folder, number) for number in (rows, MORE_TO_PREPARE * rows))
         table, out = folder / f"{RECIPE}-{rows}", Path(temporary) / "out"
         _run(["prepare", RECIPE, "--data", str(log), "--into", str(table), "--quiet", "--json"])
         contestants = trainings(available_cores(), "ray" in engines)
@@ -112,6 +109,13 @@ def bench_scale(
                     stage.advance(1, 0)
         dense = _dense_parameters(table, log, out)
     return _summary(trained, prepared, rows, repeat, dense, network)
+
+
+def _generated(folder: Path, rows: int) -> Path:
+    log = folder / f"criteo-{rows}"
+    if read_truth(log) is None:
+        generate("criteo", rows, 0, log)
+    return log
 
 
 def _train(contestant: Training, table: Path, log: Path, out: Path) -> Result:
