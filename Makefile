@@ -34,12 +34,15 @@ bench: .venv/installed-dev
 clean:
 	rm -rf .venv build runs
 
-# The package is built again only when its build files or native sources change.
+# The package is built again only when its build files or native sources change. What is never imported need not be compiled.
+PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --no-compile --disable-pip-version-check
+
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable ".[export,serve]"
+	$(PIP) --editable ".[export,serve]"
 	touch $@
 
-.venv/installed-dev: .venv/installed
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	touch $@
+.venv/installed-dev: pyproject.toml constraints.txt $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) --editable ".[dev]"
+	touch .venv/installed $@

@@ -104,10 +104,10 @@ def bench_scale(
                 for contestant, runs in trained.items():
                     runs.append(_train(contestant, table, log, out))
                     stage.advance(1, 0)
+                dense = _dense_parameters(out)
                 for engine, done in prepared.items():
                     done.append(_prepare(engine, long_log, out))
                     stage.advance(1, 0)
-        dense = _dense_parameters(table, log, out)
     return _summary(trained, prepared, rows, repeat, dense, network)
 
 
@@ -156,11 +156,9 @@ def _run_command(command: Sequence[str]) -> Result:
     return found
 
 
-def _dense_parameters(table: Path, log: Path, out: Path) -> int:
-    """Weights that every worker holds, from the checkpoint of the run before."""
-    shutil.rmtree(out, ignore_errors=True)
-    _run_command(Training("", 1, 1, flags=("--set", "ranking.train.max_steps=1")).command(table, log, out))
-    arrays = CheckpointFolder.open(out).of("ranking").find("last").arrays()
+def _dense_parameters(checkpoint: Path) -> int:
+    """Weights that every worker holds."""
+    arrays = CheckpointFolder.open(checkpoint).of("ranking").find("last").arrays()
     return sum(value.size for name, value in arrays.items() if name.startswith("model."))
 
 

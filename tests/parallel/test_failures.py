@@ -187,7 +187,8 @@ from runs import in_turn, run
 from recmill.train.parallel import from_environment
 workers = from_environment()
 ran = run(workers, recipe_named("fixed"), Path(sys.argv[2]), Path(sys.argv[3]))
-print(workers.rank, workers.size, workers.num_here, ran.steps, ran.state.stopped_by)
+line = f"{workers.rank} {workers.size} {workers.num_here} {ran.steps} {ran.state.stopped_by}\\n"
+sys.stdout.write(line)  # at once: the other worker writes to the same pipe
 workers.close()
 """
 
