@@ -34,8 +34,8 @@ bench: .venv/installed-dev
 clean:
 	rm -rf .venv build runs
 
-# The package is built again only when its build files or native sources change. What is never imported need not be compiled.
-PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --no-compile --disable-pip-version-check
+# The package is built again only when its build files or native sources change.
+PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
 
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
