@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from even_odd import MODELS, prepare_table, recipe_named, with_training
 from processes import together
-from runs import Ran, in_turn, run
+from worker_runs import Ran, in_turn, run
 
 from recmill.table import Table
 from recmill.train.parallel import ALONE

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from even_odd import recipe_named, with_training
 from processes import free_port, together
-from runs import in_turn, run
+from worker_runs import in_turn, run
 
 from recmill.checkpoint import CheckpointFolder
 from recmill.errors import RecmillError
@@ -183,7 +183,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = sys.argv[1:2]
 from even_odd import recipe_named
-from runs import in_turn, run
+from worker_runs import in_turn, run
 from recmill.train.parallel import from_environment
 workers = from_environment()
 ran = run(workers, recipe_named("fixed"), Path(sys.argv[2]), Path(sys.argv[3]))

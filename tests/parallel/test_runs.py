@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from even_odd import MODELS
-from runs import assert_same_tables, contents
+from worker_runs import assert_same_tables, contents
 
 from recmill.checkpoint import CheckpointFolder
 from recmill.checkpoint.compare import diff
