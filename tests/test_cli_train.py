@@ -208,6 +208,7 @@ def test_checkpoints_can_be_shown_compared_and_pruned(recmill, folder, tmp_path)
     assert (code, "name two steps" in err) == (2, True)
 
 
+@pytest.mark.stages
 def test_run_takes_a_recipe_through_every_stage(recmill, tmp_path):
     flags = ["--rows", 3000, "--quiet", "--threads", 1, *SHORT, "--set", "retrieval.train.max_steps=3"]
     code, out, err = recmill("run", "quickstart", "--into", tmp_path / "run", *flags)

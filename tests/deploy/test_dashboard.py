@@ -126,6 +126,7 @@ def is_told(metric: str, text: str) -> bool:
     )
 
 
+@pytest.mark.processes
 def test_every_query_names_metrics_that_a_running_server_tells(scraped: str) -> None:
     asked = {name for query in queries() for name, _ in selectors(query)}
     assert len(asked) >= 18
@@ -186,6 +187,7 @@ def test_panels_do_not_lie_on_each_other() -> None:
         taken |= cells
 
 
+@pytest.mark.processes
 def test_the_autoscaler_and_prometheus_ask_for_what_the_server_has(
     site: Site, server: Running, scraped: str
 ) -> None:

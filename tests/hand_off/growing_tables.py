@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recmill.artifact import MANIFEST, WORK
+from recmill.artifact import MANIFEST, WORK, write_whole
 from recmill.batches import Batch
 from recmill.checkpoint import CheckpointFolder
 from recmill.learner.saved import open_learner
@@ -90,11 +90,11 @@ class Replay:
         for shard in self.parts[number]:
             (self.into / shard["split"]).mkdir(exist_ok=True)
             shutil.copy(self.finished.path / shard["file"], self.into / shard["file"])
-        (self.work / "done" / f"parquet-{number:06d}.json").write_text(json.dumps(self.parts[number]))
+        write_whole(self.work / "done" / f"parquet-{number:06d}.json", json.dumps(self.parts[number]))
 
     def finish(self) -> None:
         (self.work / "plan").rename(self.into / "plan")
-        shutil.copy(self.finished.path / MANIFEST, self.into / MANIFEST)
+        write_whole(self.into / MANIFEST, (self.finished.path / MANIFEST).read_text())
         shutil.rmtree(self.work)
 
 

@@ -73,6 +73,7 @@ def test_a_log_without_any_row_is_an_error(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.stages
 def test_a_model_with_histories_scores_a_new_log_by_its_plan(recmill, shop: Shop, tmp_path: Path) -> None:
     """What the error of `score --data` advises works."""
     log, table = tmp_path / "log", tmp_path / "table"
