@@ -6,14 +6,14 @@ import atexit
 import gc
 import logging
 import os
-import shutil
-import tempfile
 import warnings
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
 import ray
 from ray.cluster_utils import Cluster
+from ray_folder import own_ray_folder
 
 import recmill
 
@@ -34,20 +34,21 @@ def shared_ray() -> Cluster:
     """The one Ray of this test process; it ends with the process."""
     os.environ.pop("RAY_ADDRESS", None)
     os.environ.update(ENVIRONMENT)
-    folder = tempfile.mkdtemp(prefix="ray-")  # short: paths of sockets have a limit
+    until_exit = ExitStack()
+    atexit.register(until_exit.close)
+    until_exit.enter_context(own_ray_folder())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves a socket to the garbage collector
-        cluster = _two_raylets(folder)
+        cluster = _two_raylets()
         gc.collect()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    atexit.register(cluster.shutdown)
-    atexit.register(ray.shutdown)
+    until_exit.callback(cluster.shutdown)
+    until_exit.callback(ray.shutdown)
     return cluster
 
 
-def _two_raylets(folder: str) -> Cluster:
+def _two_raylets() -> Cluster:
     node = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, connect=False, head_node_args={**node, "temp_dir": folder})
+    cluster = Cluster(initialize_head=True, connect=False, head_node_args=node)
     cluster.add_node(**node)
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     return cluster

@@ -43,6 +43,12 @@ def prepare_shop(into: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def test_the_cluster_of_tests_needs_no_folder_of_another_cluster(shared: Any) -> None:
+    default = Path(ray._common.utils.get_default_ray_temp_dir())
+    assert default == Path(shared.head_node.get_temp_dir_path())
+    assert (default / "ray_current_cluster").read_text() == shared.address
+
+
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # of what Ray Data sets by itself
 def test_a_cluster_that_the_program_uses_already_is_left_alone(tmp_path: Path) -> None:
     before = ray.data.DataContext.get_current()

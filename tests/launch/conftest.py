@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 
 import pytest
 import torch
+from ray_folder import own_ray_folder
 
 # One thread for each share of a batch; torch itself stays single-threaded.
 torch.set_num_threads(1)
@@ -23,24 +22,19 @@ def cluster() -> Iterator[object]:
     from ray.cluster_utils import Cluster
 
     ray.shutdown()  # a connection that other tests left
-    folder = tempfile.mkdtemp(prefix="rm", dir="/tmp")  # short: paths of sockets have a bound
-    os.makedirs(f"{folder}/ray")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("RAY_TMPDIR", folder)  # nobody else finds this cluster by accident
-    patch.delenv("RAY_ADDRESS", raising=False)
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": 3,
-            "object_store_memory": STORE_BYTES,
-            "_system_config": {"metrics_report_interval_ms": 1000},
-        },
-    )
-    cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES, resources={"data": 1})
-    ray.init(cluster.address, log_to_driver=False, logging_level="error")
-    cluster.wait_for_nodes()
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
-    patch.undo()
-    shutil.rmtree(folder, ignore_errors=True)
+    with own_ray_folder(), pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 3,
+                "object_store_memory": STORE_BYTES,
+                "_system_config": {"metrics_report_interval_ms": 1000},
+            },
+        )
+        cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES, resources={"data": 1})
+        ray.init(cluster.address, log_to_driver=False, logging_level="error")
+        cluster.wait_for_nodes()
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
