@@ -4,6 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 NATIVE := $(wildcard native/*)
+# However it ends, no process of a test run is left.
+PYTEST := $(BIN)/python tests/supervise.py $(BIN)/pytest -n auto --dist loadgroup
 
 .PHONY: run test test-quick lint format bench clean
 
@@ -12,10 +14,10 @@ run: .venv/installed
 
 test: .venv/installed-dev
 	tests/install-services
-	$(BIN)/pytest -n auto --dist loadgroup
+	$(PYTEST)
 
 test-quick: .venv/installed-dev
-	$(BIN)/pytest -n auto --dist loadgroup -m "not services and not processes and not stages"
+	$(PYTEST) -m "not services and not processes and not stages"
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -49,7 +49,13 @@ def connected(
 
 def _start(num_cpus: int, variables: Mapping[str, str], starting: Mapping[str, Any]) -> None:
     with _environment(num_cpus, variables):
-        _init("local", num_cpus=num_cpus, **starting)
+        try:
+            _init("local", num_cpus=num_cpus, **starting)
+        except OSError as error:
+            raise ResourceError(
+                f"Ray cannot start on this machine: {first_line(error)}. "
+                "Set RAY_TMPDIR to a folder that you may write to and whose path is short."
+            ) from None
 
 
 def _join(address: str, variables: Mapping[str, str]) -> None:

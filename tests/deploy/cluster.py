@@ -22,6 +22,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -240,14 +241,23 @@ def _unprivileged_user() -> int | None:
     return 10001 if os.getuid() == 0 else None
 
 
+def folder_for_all(prefix: str) -> Path:
+    """A new folder that any user can enter. TMPDIR may be in one that is its owner's alone."""
+    for base in map(Path, dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"])):
+        if all(part.stat().st_mode & stat.S_IXOTH for part in [base, *base.parents]):
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+            folder.chmod(0o755)
+            return folder
+    raise NoUser("there is no folder for temporary files that another user can enter")
+
+
 @cache
 def python_path() -> str:
     """Where packages are, for a Python that knows nothing of our environment. What we compiled may lie elsewhere."""
     import recmill._native
 
-    folder = Path(tempfile.mkdtemp(prefix="recmill-package-"))
+    folder = folder_for_all("recmill-package-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    folder.chmod(0o755)
     (folder / "recmill").mkdir()
     parts = {path.name: path for path in (ROOT / "recmill").iterdir() if path.name != "__pycache__"}
     native = Path(recmill._native.__file__)
@@ -256,6 +266,7 @@ def python_path() -> str:
     return ":".join([str(folder), *(path for path in sys.path if path.endswith("site-packages"))])
 
 
+@cache
 def _python_of(user: int | None) -> str:
     """A Python that this user can run, with our packages."""
     if user is None:

@@ -17,10 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster import Cluster, Paths, python_path
+from cluster import Cluster, Paths, folder_for_all, python_path
 
 from recmill.deploy.settings import number_of
 
@@ -263,16 +262,15 @@ class Node:
 
 @contextmanager
 def a_node(bundles: Path) -> Iterator[Node]:
-    with TemporaryDirectory(prefix="recmill-pods-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        runs = folder / "runs"
+    folder = folder_for_all("recmill-pods-")
+    runs = folder / "runs"
+    try:
         shutil.copytree(bundles, runs / "bundle")
         for path in [runs, *runs.rglob("*")]:
             path.chmod(0o555 if path.is_dir() else 0o444)
-        try:
-            yield Node(folder, Cluster(folder), runs)
-        finally:
-            for path in [runs, *runs.rglob("*")]:
-                if path.is_dir():
-                    path.chmod(0o755)
+        yield Node(folder, Cluster(folder), runs)
+    finally:
+        for path in [runs, *runs.rglob("*")]:
+            if path.is_dir():
+                path.chmod(0o755)
+        shutil.rmtree(folder)

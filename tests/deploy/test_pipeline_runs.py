@@ -7,13 +7,13 @@ import os
 import random
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, NoUser, Server, deployed, submit
+from cluster import Cluster, NoUser, Server, deployed, folder_for_all, submit
+from shop import Shop
 
 from recmill.bundle import Bundle, current_of, versions_of
 from recmill.cli import main
@@ -60,9 +60,7 @@ def applied(cluster: Cluster, recipe: Recipe, settings: Settings) -> None:
 
 
 def a_site(recipe: Recipe) -> Iterator[Site]:
-    # Folders of pytest are for its own user alone.
-    folder = Path(tempfile.mkdtemp(prefix="recmill-cluster-"))
-    folder.chmod(0o755)
+    folder = folder_for_all("recmill-cluster-")
     try:
         site = Site(Cluster(folder))
         applied(site.cluster, recipe, Settings())
@@ -81,16 +79,29 @@ def write_log(folder: Path, rows: int) -> None:
     assert main(["generate", "shop", "--rows", str(rows), "--seed", "1", "--into", str(folder)]) == 0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def site() -> Iterator[Site]:
     yield from a_site(load_recipe("quickstart"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server(site: Site) -> Iterator[Server]:
-    """The Deployment of target serve, applied before anything was published: it waits for its first bundle."""
+    """The Deployment of target serve. Where nothing is published yet, it waits for its first bundle."""
     with deployed(site.cluster, "quickstart-serve") as server:
         yield server
+
+
+@pytest.fixture
+def live(site: Site, shop: Shop) -> str:
+    """The version that a run before has published, with what else it left."""
+    more = ["--checkpoint", str(shop.checkpoint), "--despite-gate"]
+    assert main(["bundle", "publish", str(shop.bundles), "--into", str(site.bundles), *more]) == 0
+    (site.runs / "work" / "first").mkdir(parents=True)
+    for path in site.runs.rglob("*"):
+        site.cluster.own(path)
+    version = current_of(site.bundles)
+    assert version is not None
+    return version
 
 
 def test_a_raw_log_becomes_a_served_bundle(site: Site, server: Server) -> None:
@@ -112,10 +123,9 @@ def test_a_raw_log_becomes_a_served_bundle(site: Site, server: Server) -> None:
     assert len(server.ask("/v1/recommend", {"user": user, "k": 5})["items"]) == 5
 
 
-def test_an_unreachable_target_is_tried_again_and_then_refused(site: Site, server: Server) -> None:
-    """A day later, with a longer log: features are fitted anew, and the live model is measured on the same rows."""
-    live = current_of(site.bundles)
-    assert live is not None
+def test_an_unreachable_target_is_tried_again_and_then_refused(site: Site, live: str, server: Server) -> None:
+    """With a longer log, features are fitted anew, and the live model is measured on the same rows."""
+    server.wait("readinessProbe")
     write_log(site.log, 11_000)
     wanted = {"server": server.url, "gate": "auc>=0.999,ne<=live", "retry-limit": "1"}
     run = submit(site.cluster, PIPELINE, "second", wanted)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ def shared() -> Any:
     return shared_ray()
 
 
-def prepare_shop(into: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def prepare_shop(into: Path, *more: str, **changes: str) -> subprocess.CompletedProcess[str]:
     arguments = [
         "prepare",
         "quickstart",
@@ -40,7 +42,8 @@ def prepare_shop(into: Path, *more: str) -> subprocess.CompletedProcess[str]:
         "ray",
     ]
     command = [sys.executable, "-m", "recmill", *arguments, *more]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **changes}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def test_the_cluster_of_tests_needs_no_folder_of_another_cluster(shared: Any) -> None:
@@ -87,11 +90,21 @@ def test_prepare_connects_to_an_address(tmp_path: Path, shared: Any) -> None:
     assert f"digest {DIGEST}" in answer.stdout
 
 
-def test_prepare_starts_a_cluster_and_ends_it(tmp_path: Path) -> None:
-    answer = prepare_shop(tmp_path / "table", "--workers", "2", "--memory", "512MB", "--quiet")
+def test_prepare_starts_a_cluster_where_ray_has_never_run_and_ends_it(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as new:
+        few = ["--workers", "2", "--memory", "512MB", "--quiet"]
+        answer = prepare_shop(tmp_path / "table", *few, RAY_TMPDIR=f"{new}/t", HOME=f"{new}/h")
     assert answer.returncode == 0, answer.stderr
     assert f"digest {DIGEST}" in answer.stdout
     assert answer.stderr == ""
+
+
+def test_a_folder_that_ray_cannot_use_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    answer = prepare_shop(tmp_path / "table", RAY_TMPDIR=str(tmp_path / ("long" * 20)))
+    assert answer.returncode == 1
+    assert "Ray cannot start on this machine: " in answer.stderr
+    assert "Set RAY_TMPDIR to a folder" in answer.stderr
+    assert "Traceback" not in answer.stderr
 
 
 def test_an_address_where_nobody_answers_is_an_error(tmp_path: Path) -> None:
