@@ -76,6 +76,11 @@ def hash64(series: pl.Series, seed: int) -> Array:
     return _native.hash_ints(ints_of(series)[0], seed)
 
 
+def hash_bytes(data: bytes, offsets: Array) -> Array:
+    """XXH64 of each part of some bytes, from one offset to the next."""
+    return _native.hash_texts(offsets, np.frombuffer(data, np.uint8), 0)
+
+
 def hash_positions(positions: pl.Series, seed: int) -> Array:
     """Random-looking 64-bit numbers that depend on a row's place in the log and nothing else."""
     return _native.hash_ints(positions.to_numpy(), seed)

@@ -18,11 +18,11 @@ from recmill.serve.messages import Id, Query, Values
 from recmill.serve.raw import RawColumns
 from recmill.spec.kinds import parts_of_features
 from recmill.spec.recipe import History
-from recmill.store import MappedStore, Side, Store
+from recmill.store import MappedStore, Rows, Side, Store
 from recmill.store.mapped import entities_of
 
 _REMEMBERED = 20_000  # values of one feature
-_PATIENCE = 1.0  # seconds for a store when the request sets no deadline
+_PATIENCE = 0.25  # seconds for a store at most; of a request with a deadline, half of what is left
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Person:
 
 
 class Lookup:
-    """The features stage. A store that fails is made up for by the bundle's own rows."""
+    """The features stage. What a store fails to give is made up for by the bundle's own rows, and said."""
 
     def __init__(self, bundle: Bundle, store: Store | None = None) -> None:
         self.bundle = bundle
@@ -47,7 +47,8 @@ class Lookup:
         self.parts = parts_of_features(bundle.recipe)
         self.own_store: Store = MappedStore(bundle)
         self.store = store or self.own_store
-        self.store_failed: Callable[[], None] = lambda: None  # is told of each time
+        self.store_failed: Callable[[], None] = lambda: None  # is called each time
+        self.rows_lacking: Callable[[Side, str, int], None] = lambda side, reason, number: None  # the same
         self.histories = [operation for operation in bundle.recipe.rows if isinstance(operation, History)]
         self._columns_of = {feature.name: feature.columns for feature in bundle.recipe.features}
         self._given_columns = set(self.raw_columns.of("user", "context"))
@@ -110,12 +111,35 @@ class Lookup:
                 else (None, False)
             )
         try:
-            batch, found = self.store.get("user", [user], remaining(deadline))
+            rows = self.store.get("user", [user], remaining(deadline))
         except StoreError:
             self.store_failed()
             degraded.append("features of the user: the store does not answer, the bundle's own are used")
-            batch, found = self.own_store.get("user", [user], _PATIENCE)
-        return (FeatureRows.of(batch, users.layout), True) if found[0] else (None, False)
+            rows = self.own_store.get("user", [user], _PATIENCE)
+        else:
+            if not rows.found[0]:
+                rows = self._lacking_user(user, place, bool(rows.unreadable[0]), deadline, degraded)
+        return (FeatureRows.of(rows.batch, users.layout), True) if rows.found[0] else (None, False)
+
+    def _lacking_user(
+        self, user: Id, place: int, is_unreadable: bool, deadline: float | None, degraded: list[str]
+    ) -> Rows:
+        """What the bundle has of a user that the store lacks. Of an unknown one nothing is missing."""
+        if is_unreadable or place >= 0:
+            reason = "unreadable" if is_unreadable else "missing"
+            self.rows_lacking("user", reason, 1)
+            instead = "the bundle's own are used" if place >= 0 else "defaults are used"
+            degraded.append(f"features of the user: the row in the store is {reason}, {instead}")
+        elif not self._store_is_loaded(deadline):
+            degraded.append("features of the user: the store holds no rows; run `recmill load`")
+        return self.own_store.get("user", [user], _PATIENCE)
+
+    def _store_is_loaded(self, deadline: float | None) -> bool:
+        try:
+            return self.store.is_loaded(remaining(deadline))
+        except StoreError:
+            self.store_failed()
+            return False
 
     def _changed(self, given: Values, recent: Sequence[Id]) -> set[str]:
         """Features that read a column which the request brings."""
@@ -137,11 +161,17 @@ class Lookup:
         if not found:
             return own
         try:
-            return self.store.raw("user", user, remaining(deadline)) or own
+            stored = self.store.raw("user", user, remaining(deadline))
+            if stored is not None:
+                return stored
+            problem = "the row in the store is missing or unreadable"
         except StoreError:
             self.store_failed()
-            degraded.append("columns of the user: the store does not answer, the bundle's own are used")
-            return self.own_store.raw("user", user, _PATIENCE) or own
+            problem = "the store does not answer"
+        if self.store is self.own_store:
+            return own
+        degraded.append(f"columns of the user: {problem}, the bundle's own are used")
+        return self.own_store.raw("user", user, _PATIENCE) or own
 
     def _histories(self, raw: Values, recent: Sequence[Id], given: Values) -> Values:
         """History columns with the items that were just clicked behind them; those that the request gives stay."""
@@ -220,19 +250,48 @@ class Lookup:
         entities = self.bundle.items
         assert entities is not None
         degraded: list[str] = []
-        if self.store is self.own_store:
-            batch = entities.features(places)
-        else:
-            try:
-                batch, _ = self.store.get("item", entities.ids(places), remaining(deadline))
-            except StoreError:
-                self.store_failed()
-                degraded.append("features of items: the store does not answer, the bundle's own are used")
-                batch = entities.features(places)
-        rows = FeatureRows.of(batch, entities.layout)
+        rows = (
+            self._own_items(places)
+            if self.store is self.own_store
+            else self._stored_items(places, deadline, degraded)
+        )
         if self.crossed_features:
             rows |= self.crossed(person, entities.raw(places))
         return rows, degraded
+
+    def _own_items(self, places: Array) -> FeatureRows:
+        entities = entities_of(self.bundle, "item")
+        return FeatureRows.of(entities.features(places), entities.layout)
+
+    def _stored_items(self, places: Array, deadline: float | None, degraded: list[str]) -> FeatureRows:
+        """Features by the store; of items that it lacks, the bundle's own."""
+        entities = entities_of(self.bundle, "item")
+        known = np.flatnonzero(places >= 0)
+        try:
+            stored = self.store.get("item", entities.ids(places[known]), remaining(deadline))
+        except StoreError:
+            self.store_failed()
+            degraded.append("features of items: the store does not answer, the bundle's own are used")
+            return self._own_items(places)
+        rows = FeatureRows.of(stored.batch, entities.layout)
+        if len(known) < len(places):
+            rows = self._own_items(places).replaced(known, rows)
+        lacking = known[~stored.found]
+        if len(lacking):
+            self._note_lacking_items(len(lacking), int(stored.unreadable.sum()), len(known), degraded)
+            rows = rows.replaced(lacking, self._own_items(places[lacking]))
+        return rows
+
+    def _note_lacking_items(
+        self, num_lacking: int, num_unreadable: int, num_items: int, degraded: list[str]
+    ) -> None:
+        self.rows_lacking("item", "unreadable", num_unreadable)
+        self.rows_lacking("item", "missing", num_lacking - num_unreadable)
+        problem = {0: "missing", num_lacking: "unreadable"}.get(num_unreadable, "missing or unreadable")
+        degraded.append(
+            f"features of items: {num_lacking} of {num_items} are {problem} in the store, "
+            "the bundle's own are used"
+        )
 
     def crossed(self, person: Person, items: pl.DataFrame) -> FeatureRows:
         """Features that look at columns of the user or the context beside the item's."""
@@ -308,8 +367,8 @@ def _hashable(value: Any) -> Any:
 
 
 def remaining(deadline: float | None) -> float:
-    """Seconds until a deadline on the monotonic clock; a little is always left, for an answer that is on its way."""
-    return _PATIENCE if deadline is None else max(0.001, deadline - time.monotonic())
+    """Seconds to wait for a store: of those until a deadline on the monotonic clock half, so that there is an answer."""
+    return _PATIENCE if deadline is None else min(_PATIENCE, max(0.001, (deadline - time.monotonic()) / 2))
 
 
 def used_features(bundle: Bundle) -> list[str]:

@@ -213,21 +213,24 @@ class Recommender:
         return user, packed, [*person.degraded, *degraded]
 
     def rank_rows(self, user: bytes, items: Sequence[bytes], context: m.Values) -> m.Ranked:
-        """Chances from packed rows; a row of another bundle counts as a stranger's."""
+        """Chances from packed rows; a row that is damaged or of another bundle counts as unknown."""
         ranker, (users, items_of_bundle) = self._ranker(), self._sides()
         check_sizes(1, len(items))
         degraded = []
         with self.gate.reading():
             of_context = self.lookup.context(context)
-            row, found = self._codecs["user"].decode([user])
-            if user and not found[0]:
-                degraded.append("features of the user are of another bundle")
-            rows, known = self._codecs["item"].decode(items)
-            if any(items) and not known.all():
-                degraded.append(f"features of {int((~known).sum())} items are of another bundle or not known")
+            row = self._codecs["user"].decode([user])
+            if row.unreadable[0]:
+                degraded.append("features of the user: damaged or of another bundle, defaults are used")
+            rows = self._codecs["item"].decode(items)
+            if any(items) and not rows.found.all():
+                degraded.append(
+                    f"features of items: {int((~rows.found).sum())} of {len(items)} are missing, damaged or of "
+                    "another bundle, defaults are used"
+                )
             scores = ranker.rank(
-                FeatureRows.of(row, users.layout) | of_context,
-                FeatureRows.of(rows, items_of_bundle.layout),
+                FeatureRows.of(row.batch, users.layout) | of_context,
+                FeatureRows.of(rows.batch, items_of_bundle.layout),
             )
         return m.Ranked(scores=scores.tolist(), degraded=degraded, version=self.version)
 

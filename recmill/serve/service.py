@@ -88,6 +88,7 @@ class Service:
         recommender = Recommender(bundle, store)
         if self.telemetry is not None:
             recommender.lookup.store_failed = self.telemetry.store_failed
+            recommender.lookup.rows_lacking = self.telemetry.rows_lacking
         return recommender
 
     def warm_up(self) -> None:

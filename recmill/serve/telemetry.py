@@ -79,6 +79,9 @@ class Telemetry:
         )
         self._degraded = self._counter("degraded", "Answers that are less than they should be.", "reason")
         self._store_errors = self._counter("store_errors", "Lookups the feature store failed to answer.")
+        self._rows_lacking = self._counter(
+            "store_rows_lacking", "Rows that the feature store should have given.", "side", "reason"
+        )
         self._deltas = self._counter("deltas", "Deltas seen in the bundle directory.", "outcome")
         self._swaps = self._counter("swaps", "Whole versions seen in the bundle directory.", "outcome")
         self._shadowed = self._counter("shadow_requests", "Requests a shadow version answered too.")
@@ -143,6 +146,11 @@ class Telemetry:
 
     def store_failed(self) -> None:
         self._store_errors().inc()
+
+    def rows_lacking(self, side: str, reason: str, number: int) -> None:
+        """The store did not have rows of users or items that it should have, or not whole ones."""
+        if number:
+            self._rows_lacking(side, reason).inc(number)
 
     def delta(self, applied: bool) -> None:
         """A delta was applied, or refused because it is damaged, too old or from another recipe."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import polars as pl
 
-from recmill.batches import Batch
+from recmill.store.codec import Rows
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Side = Literal["user", "item"]
 Id = str | int
 
@@ -18,11 +16,14 @@ Id = str | int
 class Store(Protocol):
     """Features and raw columns of users and items by id. Thread-safe; StoreError when it cannot answer in time."""
 
-    def get(self, side: Side, ids: Sequence[Id], deadline_seconds: float) -> tuple[Batch, Array]:
-        """Features in the order of the ids, and a bool for each: was it found? The others get a stranger's features."""
+    def get(self, side: Side, ids: Sequence[Id], deadline_seconds: float) -> Rows:
+        """Features in the order of the ids; those that are not found are an unknown user's or item's."""
 
     def raw(self, side: Side, id: Id, deadline_seconds: float) -> dict[str, Any] | None:
         """Raw columns by name, or None for an unknown id."""
+
+    def is_loaded(self, deadline_seconds: float) -> bool:
+        """Whether rows were ever loaded, so that an id which is not found is an unknown one."""
 
     def put(self, side: Side, raw: pl.DataFrame, features: pl.DataFrame) -> None:
         """Keep rows: raw columns, the id's among them, and what the Plan makes of them. Known ones are replaced."""

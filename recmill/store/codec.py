@@ -1,25 +1,37 @@
-"""Feature rows as bytes, for stores that keep one value for each key. See docs/stores.md for the bytes.
+"""Rows as bytes, for stores that keep one value for each key. See docs/stores.md for the bytes.
 
 Rows are coded and decoded all at once by NumPy: what is of one size for all rows first, then the elements of lists.
+Every row ends in a checksum.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from recmill.batches import Batch, Keys, Layout
+from recmill.store import checksums
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DIGEST_BYTES = 8
+_FORMAT = 2
 _WORD = 4  # every part is made of whole words
 _NARROW = 1 << 31  # ids below it take one word, other keys two
+
+
+class Rows(NamedTuple):
+    """Rows by position: which were found, and where there was a value that is damaged or of another bundle."""
+
+    batch: Batch  # default features where nothing was found
+    found: Array  # bool
+    unreadable: Array  # bool
 
 
 class RowCodec:
@@ -42,6 +54,7 @@ class RowCodec:
                 ("lengths", "<u4", (len(self.key_lists) + len(self.number_lists),)),
             ]
         )
+        self._narrow_bounds = np.array([layout.bounds[name] for name in self.narrow], "<u4")
         self.digest = self._digest(plan_digest)
         self.stranger = self.encode(stranger)[0]
 
@@ -52,8 +65,7 @@ class RowCodec:
         narrow_lists = [name for name in self.key_lists if self._is_narrow(name)]
         parts = [self.layout.numbers, self.narrow, self.wide, self.key_lists, narrow_lists, self.number_lists]
         bounds = sorted(self.layout.bounds.items())
-        text = json.dumps([1, plan_digest, parts, bounds])
-        return hashlib.sha256(text.encode()).digest()[:DIGEST_BYTES]
+        return _digest(plan_digest, parts, bounds)
 
     @property
     def _lists(self) -> list[tuple[str, Any]]:
@@ -63,6 +75,9 @@ class RowCodec:
 
     def encode(self, batch: Batch) -> list[bytes]:
         """One value for each row."""
+        return checksums.sealed(self._encode(batch))
+
+    def _encode(self, batch: Batch) -> list[bytes]:
         fixed = np.zeros(batch.size, self.fixed)
         fixed["digest"] = np.frombuffer(self.digest, "<u4")
         fixed["numbers"] = batch.numbers
@@ -86,24 +101,28 @@ class RowCodec:
         coded, ends = words.tobytes(), (starts * _WORD).tolist()
         return [coded[start:end] for start, end in pairwise(ends)]
 
-    def decode(self, rows: Sequence[bytes | None]) -> tuple[Batch, Array]:
-        """Rows as a batch, and which of them there were; the others are the stranger's."""
-        digest, least, stranger = self.digest, self.fixed.itemsize, self.stranger
-        kept = [
-            row if row is not None and row.startswith(digest) and len(row) >= least else stranger
-            for row in rows
-        ]
+    def decode(self, rows: Sequence[bytes | None]) -> Rows:
+        """Rows as a batch, and which of them there were. A row that is not whole or has ids out of range is not one."""
+        least, stranger = self.fixed.itemsize + checksums.NUM_BYTES, self.stranger
+        kept = [row if row is not None and len(row) >= least else stranger for row in rows]
         found = np.fromiter((row is not stranger for row in kept), bool, len(kept))
-        return self._decode(kept, found)
+        batch, found = self._decode(kept, found)
+        if found.all():
+            return Rows(batch, found, np.zeros(len(kept), bool))
+        there = np.fromiter(map(bool, rows), bool, len(kept))
+        return Rows(batch, found, there & ~found)
 
     def _decode(self, rows: list[bytes], found: Array) -> tuple[Batch, Array]:
         num_bytes = np.fromiter(map(len, rows), np.int64, len(rows))
         if (num_bytes % _WORD).any():
             return self._decode_others(rows, found, num_bytes % _WORD == 0)
-        words = np.frombuffer(b"".join(rows), "<u4")
-        starts = _starts(num_bytes // _WORD)
+        joined, ends = b"".join(rows), np.cumsum(num_bytes)
+        words, starts = np.frombuffer(joined, "<u4"), _starts(num_bytes // _WORD)
         fixed = self._fixed_parts(words, starts)
-        whole = self._sizes(fixed["lengths"]) * _WORD == num_bytes
+        whole = checksums.are_whole(joined, ends)
+        whole &= (fixed["digest"] == np.frombuffer(self.digest, "<u4")).all(axis=1)
+        whole &= self._sizes(fixed["lengths"]) * _WORD + checksums.NUM_BYTES == num_bytes
+        whole &= self._has_ids_in_range(fixed)
         if not whole.all():
             return self._decode_others(rows, found, whole)
         keys = {
@@ -116,6 +135,8 @@ class RowCodec:
             offsets = _starts(fixed["lengths"][:, place])
             width = dtype.itemsize // _WORD
             elements = _take(words, _places_of_elements(tails, offsets, width), width).view(dtype).reshape(-1)
+            if (outside := self._rows_outside(name, elements, offsets)) is not None:
+                return self._decode_others(rows, found, ~outside)
             to = lists if name in self.number_lists else keys
             to[name] = Keys(elements.astype(np.float32 if to is lists else np.int64), offsets)
             tails = tails + np.diff(offsets) * width
@@ -128,11 +149,25 @@ class RowCodec:
         kept = [row if is_whole else self.stranger for row, is_whole in zip(rows, whole, strict=True)]
         return self._decode(kept, found & whole)
 
+    def _has_ids_in_range(self, fixed: Array) -> Array:
+        """Which rows have all their single ids within the tables."""
+        inside: Array = (fixed["narrow"].view("<u4") < self._narrow_bounds).all(axis=1)
+        for place, name in enumerate(self.wide):
+            if name in self.layout.bounds:
+                inside &= _is_below(fixed["wide"][:, place], self.layout.bounds[name])
+        return inside
+
+    def _rows_outside(self, name: str, elements: Array, offsets: Array) -> Array | None:
+        """Which rows have a list with an id beyond its table; None when none has."""
+        bound = self.layout.bounds.get(name) if name in self.key_lists else None
+        if bound is None or (inside := _is_below(elements, bound)).all():
+            return None
+        outside = np.zeros(len(offsets) - 1, bool)
+        outside[np.searchsorted(offsets, np.flatnonzero(~inside), "right") - 1] = True
+        return outside
+
     def _fixed_parts(self, words: Array, starts: Array) -> Array:
-        size = self._num_fixed_words
-        if len(words) == size * (len(starts) - 1):
-            return words.view(self.fixed)
-        return _take(words, starts[:-1], size).view(self.fixed).reshape(-1)
+        return _take(words, starts[:-1], self._num_fixed_words).view(self.fixed).reshape(-1)
 
     @property
     def _num_fixed_words(self) -> int:
@@ -143,6 +178,37 @@ class RowCodec:
         widths = np.array([dtype.itemsize // _WORD for _, dtype in self._lists], np.int64)
         sizes: Array = self._num_fixed_words + lengths.astype(np.int64) @ widths
         return sizes
+
+
+class RawCodec:
+    """Codes raw columns of one side. What is damaged, or of a bundle with other columns, is None."""
+
+    def __init__(self, side: str, columns: Sequence[tuple[str, str]]) -> None:
+        """`columns` are names and types."""
+        self.digest = _digest(side, list(columns))
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(dict[str, Any])
+
+    def encode(self, rows: Iterable[dict[str, Any]]) -> list[bytes]:
+        """One value for each row."""
+        return checksums.sealed([self.digest + self._encoder.encode(row) for row in rows])
+
+    def decode(self, value: bytes | None) -> dict[str, Any] | None:
+        row = checksums.opened(value) if value is not None and value.startswith(self.digest) else None
+        try:
+            return self._decoder.decode(row[DIGEST_BYTES:]) if row is not None else None
+        except msgspec.MsgspecError:
+            return None
+
+
+def _digest(*facts: Any) -> bytes:
+    return hashlib.sha256(json.dumps([_FORMAT, *facts]).encode()).digest()[:DIGEST_BYTES]
+
+
+def _is_below(ids: Array, bound: int) -> Array:
+    """Which ids are from 0 up to a bound: as unsigned numbers, negative ones are above every bound."""
+    below: Array = ids.view(f"<u{ids.dtype.itemsize}") < bound
+    return below
 
 
 def _list_of(batch: Batch, name: str) -> tuple[Array, Array]:

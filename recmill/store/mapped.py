@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
-from recmill.batches import Batch
 from recmill.errors import StoreError
-from recmill.store.base import Array, Id, Side
+from recmill.store.base import Id, Side
+from recmill.store.codec import Rows
 
 if TYPE_CHECKING:
     from recmill.bundle import Bundle
@@ -22,15 +23,18 @@ class MappedStore:
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
 
-    def get(self, side: Side, ids: Sequence[Id], deadline_seconds: float) -> tuple[Batch, Array]:
+    def get(self, side: Side, ids: Sequence[Id], deadline_seconds: float) -> Rows:
         entities = entities_of(self._bundle, side)
         places = entities.places(ids)
-        return entities.features(places), places >= 0
+        return Rows(entities.features(places), places >= 0, np.zeros(len(places), bool))
 
     def raw(self, side: Side, id: Id, deadline_seconds: float) -> dict[str, Any] | None:
         entities = entities_of(self._bundle, side)
         places = entities.places([id])
         return entities.raw(places).row(0, named=True) if places[0] >= 0 else None
+
+    def is_loaded(self, deadline_seconds: float) -> bool:
+        return True
 
     def put(self, side: Side, raw: pl.DataFrame, features: pl.DataFrame) -> None:
         entities_of(self._bundle, side).put(raw, features)

@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import polars as pl
 
 from recmill.batches import Batch, collate
 from recmill.errors import StoreError
 from recmill.store.address import Address, Servers
-from recmill.store.base import Array, Id, Side
-from recmill.store.codec import RowCodec
+from recmill.store.base import Id, Side
+from recmill.store.codec import RawCodec, RowCodec, Rows
 from recmill.store.connections import Connections, Talk
 from recmill.store.mapped import entities_of
 
@@ -32,6 +31,7 @@ _NUM_BUCKETS = 64  # of a cluster: keys of one bucket lie together, so that one 
 _KEYS_PER_COMMAND = 1_000  # Redis serves nobody else while it works at one command
 _REST_SECONDS = 0.25  # how long a Redis that failed is left alone
 _TIMEOUTS_IN_A_ROW = 3
+_LOADED_SECONDS = 1.0  # how long it is remembered whether rows were loaded
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
@@ -54,19 +54,26 @@ class RedisStore:
         self.servers = Servers(Address.parse(url), timeout_seconds)
         self._bundle = bundle
         self._codecs: dict[Side, RowCodec] = {}
+        self._raw_codecs: dict[Side, RawCodec] = {}
+        self._is_loaded, self._ask_loaded_at = False, 0.0
         self._connections = Connections(self.servers)
         self._breaker = _Breaker()
 
-    def get(self, side: Side, ids: Sequence[Id], deadline_seconds: float) -> tuple[Batch, Array]:
+    def get(self, side: Side, ids: Sequence[Id], deadline_seconds: float) -> Rows:
         codec = self.codec(side)
         return codec.decode(self._fetch(self.keys(side, "f", ids), deadline_seconds))
 
     def raw(self, side: Side, id: Id, deadline_seconds: float) -> dict[str, Any] | None:
         (row,) = self._fetch(self.keys(side, "r", [id]), deadline_seconds)
-        try:
-            return msgspec.msgpack.decode(row, type=dict[str, Any]) if row is not None else None
-        except msgspec.MsgspecError:
-            return None  # not written by us
+        return self._raw_codec(side).decode(row)
+
+    def is_loaded(self, deadline_seconds: float) -> bool:
+        """Whether `recmill load` came to its end and what it wrote last is still there; asked once a second at most."""
+        now = time.monotonic()
+        if now >= self._ask_loaded_at:
+            (version,) = self._fetch([self.loaded_key], deadline_seconds)
+            self._is_loaded, self._ask_loaded_at = version is not None, now + _LOADED_SECONDS
+        return self._is_loaded
 
     def put(self, side: Side, raw: pl.DataFrame, features: pl.DataFrame) -> None:
         layout = self.codec(side).layout
@@ -77,13 +84,13 @@ class RedisStore:
     ) -> None:
         """Write rows, and then the values `also` without a time to live, in one pipeline."""
         ids = raw[entities_of(self._bundle, side).id_column].to_list()
-        encode = msgspec.msgpack.Encoder().encode
+        features = self.codec(side).encode(batch)
+        columns = self._raw_codec(side).encode(raw.iter_rows(named=True))
         with self._answering():
             pipeline = self.servers.client.pipeline(transaction=False)
-            for key, features in zip(self.keys(side, "f", ids), self.codec(side).encode(batch), strict=True):
-                pipeline.set(key, features, ex=self.ttl_seconds)
-            for key, row in zip(self.keys(side, "r", ids), raw.iter_rows(named=True), strict=True):
-                pipeline.set(key, encode(row), ex=self.ttl_seconds)
+            for kind, values in (("f", features), ("r", columns)):
+                for key, value in zip(self.keys(side, kind, ids), values, strict=True):
+                    pipeline.set(key, value, ex=self.ttl_seconds)
             pipeline.execute()
             for key, value in also:
                 self.servers.client.set(key, value)
@@ -125,6 +132,12 @@ class RedisStore:
             self._codecs[side] = RowCodec(entities.layout, entities.stranger, self._bundle.plan.digest())
         return self._codecs[side]
 
+    def _raw_codec(self, side: Side) -> RawCodec:
+        if side not in self._raw_codecs:
+            schema = entities_of(self._bundle, side).raw_schema
+            self._raw_codecs[side] = RawCodec(side, [(name, str(dtype)) for name, dtype in schema.items()])
+        return self._raw_codecs[side]
+
     def _fetch(self, keys: Sequence[bytes], seconds: float) -> list[bytes | None]:
         """Values in the order of the keys: all commands are sent before the first answer is awaited."""
         ends_at = time.monotonic() + seconds
@@ -150,7 +163,7 @@ class RedisStore:
             return
         buckets: dict[bytes, list[int]] = {}
         for place, key in enumerate(keys):
-            buckets.setdefault(key[key.index(b"{") : key.index(b"}")], []).append(place)
+            buckets.setdefault(key[key.find(b"{") : key.find(b"}")], []).append(place)
         for places in buckets.values():
             yield self.servers.pool_of(keys[places[0]]), places
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmill.batches import Batch, Keys, Layout
-from recmill.store.codec import RowCodec
+from recmill.store import checksums
+from recmill.store.codec import RawCodec, RowCodec
 
 KEYS = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.floats(width=32, allow_nan=False)
@@ -66,7 +67,7 @@ def assert_same(left: Batch, right: Batch) -> None:
 
 
 def test_what_goes_in_comes_out_lists_and_empty_lists_too(codec: RowCodec) -> None:
-    batch, found = codec.decode(codec.encode(shop_rows()))
+    batch, found, _ = codec.decode(codec.encode(shop_rows()))
     assert found.tolist() == [True, True]
     assert_same(batch, shop_rows())
 
@@ -74,15 +75,21 @@ def test_what_goes_in_comes_out_lists_and_empty_lists_too(codec: RowCodec) -> No
 def test_the_bytes_are_those_of_the_page(codec: RowCodec) -> None:
     first, second = codec.encode(shop_rows())
     digest = codec.digest
-    assert first == digest + struct.pack("<ffiqII", 1.5, 30, 99, -(2**63), 3, 0) + struct.pack(
-        "<iii", 1, 2, 3
-    )
-    assert second == digest + struct.pack("<ffiqII", 2.5, 40, 0, 7, 0, 1) + struct.pack("<f", 0.25)
+    assert first[:-8] == digest + struct.pack("<ffiqIIiii", 1.5, 30, 99, -(2**63), 3, 0, 1, 2, 3)
+    assert second[:-8] == digest + struct.pack("<ffiqIIf", 2.5, 40, 0, 7, 0, 1, 0.25)
+    assert checksums.sealed([first[:-8], second[:-8]]) == [first, second]
+
+
+def test_the_checksum_is_xxh64() -> None:
+    assert checksums.sealed([b"", b"abc"]) == [
+        (0xEF46DB3751D8E999).to_bytes(8, "little"),
+        b"abc" + (0x44BC2CF5AD770999).to_bytes(8, "little"),
+    ]
 
 
 def test_a_missing_row_is_a_stranger(codec: RowCodec) -> None:
     first, second = codec.encode(shop_rows())
-    batch, found = codec.decode([second, None, first])
+    batch, found, _ = codec.decode([second, None, first])
     assert found.tolist() == [True, False, True]
     assert batch.numbers.tolist() == [[2.5, 40], [-1, -2], [1.5, 30]]
     assert batch.keys["cart"].values.tolist() == [6, 1, 2, 3]
@@ -92,7 +99,7 @@ def test_a_missing_row_is_a_stranger(codec: RowCodec) -> None:
 
 
 def test_nothing_asked_is_nothing_found(codec: RowCodec) -> None:
-    batch, found = codec.decode([])
+    batch, found, _ = codec.decode([])
     assert batch.size == len(found) == len(batch.keys["cart"].values) == 0
     assert batch.numbers.shape == (0, 2)
 
@@ -105,7 +112,7 @@ def test_rows_of_another_layout_are_not_found(codec: RowCodec, change: str) -> N
     if change == "names":
         layout = Layout(("age", "price"), layout.keys, layout.lists, layout.labels, layout.bounds)
     other = RowCodec(layout, stranger(), "another plan" if change == "plan" else "plan")
-    batch, found = other.decode(codec.encode(shop_rows()))
+    batch, found, _ = other.decode(codec.encode(shop_rows()))
     assert found.tolist() == [False, False]
     assert batch.numbers.tolist() == [[-1, -2], [-1, -2]]
 
@@ -116,10 +123,54 @@ def test_damaged_rows_are_not_found_and_spoil_no_others(data: st.DataObject) -> 
     codec = RowCodec(shop_layout(), stranger(), "plan")
     first, second = codec.encode(shop_rows())
     damaged = codec.digest + data.draw(st.binary(max_size=60))
-    batch, found = codec.decode([first, damaged, second])
+    batch, found, _ = codec.decode([first, damaged, second])
     assert found[[0, 2]].all()
     assert batch.numbers[[0, 2]].tolist() == [[1.5, 30], [2.5, 40]]
     assert batch.keys["cart"].values[:3].tolist() == [1, 2, 3]
+
+
+def test_every_flipped_bit_is_noticed(codec: RowCodec) -> None:
+    first, second = codec.encode(shop_rows())
+    flipped = [
+        bytes(byte ^ 1 << bit if at == place else byte for at, byte in enumerate(first))
+        for place in range(len(first))
+        for bit in range(8)
+    ]
+    batch, found, unreadable = codec.decode([second, *flipped, None])
+    assert found.tolist() == [True] + [False] * (len(flipped) + 1)
+    assert unreadable.tolist() == [False] + [True] * len(flipped) + [False]
+    assert batch.numbers[0].tolist() == [2.5, 40]
+    assert (batch.numbers[1:] == [-1, -2]).all()
+
+
+@pytest.mark.parametrize(
+    ("city", "cart"), [(100, 0), (-1, 0), (2**31 - 1, 0), (0, 7), (0, -1), (0, 2**31 - 1)]
+)
+def test_ids_beyond_their_table_are_not_found_though_the_checksum_is_right(
+    codec: RowCodec, city: int, cart: int
+) -> None:
+    first, second = codec.encode(shop_rows())
+    forged = codec.digest + struct.pack("<ffiqIIii", 1.5, 30, city, 0, 2, 0, 1, cart)
+    batch, found, unreadable = codec.decode([first, *checksums.sealed([forged]), second])
+    assert found.tolist() == [True, False, True]
+    assert unreadable.tolist() == [False, True, False]
+    assert batch.keys["cart"].values.tolist() == [1, 2, 3, 6]
+
+
+def test_lengths_beyond_the_row_are_not_found_though_the_checksum_is_right(codec: RowCodec) -> None:
+    for lengths in ((2**32 - 1, 0), (0, 2**32 - 1), (3, 0)):
+        forged = codec.digest + struct.pack("<ffiqIIii", 1.5, 30, 0, 0, *lengths, 1, 1)
+        assert not codec.decode(checksums.sealed([forged])).found.any()
+
+
+def test_damaged_raw_columns_and_those_of_other_columns_are_none() -> None:
+    codec = RawCodec("user", [("id", "Int64"), ("city", "String")])
+    (row,) = codec.encode([{"id": 7, "city": "Bern"}])
+    assert codec.decode(row) == {"id": 7, "city": "Bern"}
+    for place in range(len(row)):
+        assert codec.decode(row[:place] + bytes([row[place] ^ 4]) + row[place + 1 :]) is None
+    assert RawCodec("user", [("id", "Int64")]).decode(row) is None
+    assert codec.decode(None) is codec.decode(b"") is codec.decode(codec.digest) is None
 
 
 @st.composite
@@ -160,12 +211,12 @@ def test_any_rows_of_any_layout_come_back(drawn: tuple[Layout, Batch, Batch], mi
     layout, rows, strange = drawn
     codec = RowCodec(layout, strange, "plan")
     coded: list[bytes | None] = list(codec.encode(rows))
-    back, found = codec.decode(coded)
+    back, found, _ = codec.decode(coded)
     assert found.all()
     assert_same(back, rows)
     some = [None if place in missing else row for place, row in enumerate(coded)]
-    _, found = codec.decode(some)
+    _, found, _ = codec.decode(some)
     assert found.tolist() == [row is not None for row in some]
     for place, row in enumerate(some):
-        alone, _ = codec.decode([row])
+        alone, _, _ = codec.decode([row])
         assert_same(alone, codec.decode([coded[place]])[0] if row is not None else strange)

@@ -69,8 +69,8 @@ def test_a_loaded_store_answers_as_the_bundle_does(bundle: Bundle, store: RedisS
     assert store.loaded() == bundle.version
     mapped = MappedStore(bundle)
     for side, ids in (("item", [*range(1, NUM_ITEMS + 1, 7), 99_999]), ("user", ["ann", "eve"])):
-        expected, expected_found = mapped.get(side, ids, 1.0)
-        batch, found = store.get(side, ids, 1.0)
+        expected, expected_found, _ = mapped.get(side, ids, 1.0)
+        batch, found, _ = store.get(side, ids, 1.0)
         np.testing.assert_array_equal(found, expected_found)
         np.testing.assert_array_equal(batch.numbers, expected.numbers)
         for name, keys in expected.keys.items():
@@ -167,7 +167,7 @@ def test_raw_rows_of_parquet_go_through_the_plan(bundle: Bundle, store: RedisSto
     rows = pl.DataFrame({"price": [7, None], "item": ["5", "9000"], "colour": ["red", "blue"]})
     rows.write_parquet(tmp_path / "items.parquet")
     assert load(store, bundle, ("item",), tmp_path / "items.parquet")[0].num_rows == 2
-    batch, found = store.get("item", [5, 9000], 1.0)
+    batch, found, _ = store.get("item", [5, 9000], 1.0)
     assert found.all()
     assert batch.numbers[:, 0].tolist() == [7.0, 2.5]
     assert store.raw("item", 5, 1.0) == {"item": 5, "words": None, "price": 7.0}

@@ -83,7 +83,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, bundle: Bundle, stores
 
 def test_a_store_gives_back_what_was_put(store: Store, bundle: Bundle) -> None:
     fill(store, bundle)
-    batch, found = store.get("item", [2, "1", 77], 2.0)
+    batch, found, _ = store.get("item", [2, "1", 77], 2.0)
     assert found.tolist() == [True, True, False]
     assert batch.numbers[:, 0].tolist() == [2.5, 10.0, 2.5]
     offsets = batch.keys["words"].offsets
@@ -100,13 +100,13 @@ def test_many_are_fetched_in_their_order(store: Store, bundle: Bundle) -> None:
     assert bundle.items is not None
     store.put("item", raw, bundle.plan.apply(raw, labels=False, only=bundle.items.layout.features))
     asked = [*ids[::-1], 5]
-    batch, found = store.get("item", asked, 5.0)
+    batch, found, _ = store.get("item", asked, 5.0)
     assert found.tolist() == [True] * len(ids) + [False]
     assert batch.numbers[:-1, 0].tolist() == asked[:-1]
 
 
 def test_nobody_asked_for_is_no_error(store: Store) -> None:
-    batch, found = store.get("user", [], 1.0)
+    batch, found, _ = store.get("user", [], 1.0)
     assert batch.size == len(found) == 0
 
 
@@ -195,7 +195,7 @@ def test_redis_killed_and_restarted_under_use_gives_no_wrong_answer(
         while not stop.is_set():
             began = time.monotonic()
             try:
-                batch, found = store.get("item", [1, 2], 0.2)
+                batch, found, _ = store.get("item", [1, 2], 0.2)
                 expected = [10.0, 2.5] if found.all() else [2.5, 2.5]
                 right[0] += bool(found.all())
                 if batch.numbers[:, 0].tolist() != expected:
