@@ -367,7 +367,7 @@ def _hashable(value: Any) -> Any:
 
 
 def remaining(deadline: float | None) -> float:
-    """Seconds to wait for a store: of those until a deadline on the monotonic clock half, so that there is an answer."""
+    """Seconds to wait for a store: at most half of those until a deadline, so that there is time to answer without."""
     return _PATIENCE if deadline is None else min(_PATIENCE, max(0.001, (deadline - time.monotonic()) / 2))
 
 

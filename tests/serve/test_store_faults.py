@@ -119,7 +119,9 @@ def test_odd_ids_are_unknown_users(stored: Recommender, id: str) -> None:
 def test_packed_rows_that_are_damaged_on_their_way_are_defaults(mapped: Recommender) -> None:
     user, items, _ = mapped.lookup_rows(Rank(user="u1", items=["i1", "i2"]))
     nothing = mapped.rank_rows(b"", [b"", b""], {}).scores
-    damaged = [bytes(byte ^ 1 if at == len(row) - 20 else byte for at, byte in enumerate(row)) for row in items]
+    damaged = [
+        bytes(byte ^ 1 if at == len(row) - 20 else byte for at, byte in enumerate(row)) for row in items
+    ]
     ranked = mapped.rank_rows(user[:-1], damaged, {})
     assert ranked.scores == nothing
     assert [reason.partition(":")[0] for reason in ranked.degraded] == [
