@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import secrets
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recmill.errors import ArtifactError, ResourceError
+from recmill.lock import LOCK
 
 MANIFEST = "manifest.json"
 WORK = "_work"
@@ -92,34 +92,32 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
 
 
 def open_work(into: Path, job: str, kind: str) -> Path:
-    """The folder of unfinished work inside of what it becomes: kept if it is of the same job, cleared if not."""
-    if into.exists() and not into.is_dir():
-        raise ArtifactError(f"{into} is a file; --into needs a directory.")
+    """The folder of unfinished work inside of what it becomes: kept if it is of the same job, cleared if not.
+
+    Whoever calls this holds the folder's lock.
+    """
     work = into / WORK
-    if into.exists() and not work.exists() and any(into.iterdir()):
+    if not work.exists() and _content(into):
         raise ArtifactError(
             f"{into} is not empty and holds no {kind}. Choose another --into, or empty it first."
         )
     if work.exists() and (not (work / "job").exists() or (work / "job").read_text() != job):
-        shutil.rmtree(into)
+        _clear(into, work)
     work.mkdir(parents=True, exist_ok=True)
     write_whole(work / "job", job)
     return work
 
 
-@contextmanager
-def alone_in(into: Path, already: str) -> Iterator[None]:
-    """Keep other processes out of a folder; the lock ends with its process, however that ends.
+def _clear(into: Path, work: Path) -> None:
+    """Remove another job's work. Killed in between, no job can go on with what is left: it has no name any more."""
+    (work / "job").unlink(missing_ok=True)
+    for path in (*(path for path in _content(into) if path != work), work):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
-    `already` says what is being done there when the folder is taken.
-    """
-    into.mkdir(parents=True, exist_ok=True)
-    with open(into / ".lock", "w", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ArtifactError(f"{already} {into}. Wait for it, or choose another --into.") from None
-        yield
+
+def _content(folder: Path) -> list[Path]:
+    """What is in a folder apart from its lock."""
+    return [path for path in folder.iterdir() if not path.name.startswith(LOCK)]
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from recmill.errors import RecmillError
 from recmill.evaluate.write import write_evaluation
 from recmill.hand_off import preparing
 from recmill.learner.saved import models_of
+from recmill.lock import lock_folder
 from recmill.logs.generate import generate, read_truth
 from recmill.machine import available_cores
 from recmill.progress import Progress
@@ -79,9 +80,21 @@ def run(
 ) -> Ran:
     """Generate a log unless there is one, prepare it, train, evaluate and export.
 
-    `report` hears of each stage as it ends. What did not pass its gate is not exported.
+    `report` hears of each stage as it ends. What did not pass its gate is not exported. Killed at any point and run
+    again, it goes on from there.
     """
-    options, progress = options or Options(), progress or Progress(quiet=True)
+    with lock_folder(into):
+        return _run(recipe, data, into, options or Options(), progress or Progress(quiet=True), report)
+
+
+def _run(
+    recipe: Recipe,
+    data: str | None,
+    into: Path,
+    options: Options,
+    progress: Progress,
+    report: Callable[[str, Any], None],
+) -> Ran:
     ran = Ran(data or str(into / "log"), into)
     started = time.perf_counter()
 

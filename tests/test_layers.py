@@ -26,7 +26,7 @@ LAYERS = (
     ("growing",),
     ("table", "batches", "features"),
     ("ahead", "artifact", "kernels", "machine", "progress", "tracking"),
-    ("spec",),
+    ("lock", "spec"),
     ("errors",),
 )
 PARTS = {file.stem for file in PACKAGE.iterdir()}  # other names of the package are its own

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from recmill.artifact import write_whole
 from recmill.deploy.settings import DeployError, Settings
+from recmill.lock import lock_folder
 from recmill.spec.names import nearest
 from recmill.spec.recipe import Recipe
 
@@ -45,7 +46,9 @@ def deploy(recipe: Recipe, target: str, into: Path, settings: Settings, force: b
 
     A file that was changed by hand since is not overwritten: nothing is written then, unless `force`.
     """
-    return write_rendered(into / target, render(recipe, target, settings), force)
+    files = render(recipe, target, settings)
+    with lock_folder(into / target):
+        return write_rendered(into / target, files, force)
 
 
 def render(recipe: Recipe, target: str, settings: Settings) -> Files:

@@ -50,7 +50,7 @@ def write_evaluation(
     )
     report.parent.mkdir(parents=True, exist_ok=True)
     write_report(report, _report(folder, evaluated))
-    write_whole(folder.path / EVALUATION, json.dumps(content, indent=1) + "\n")
+    write_whole(folder.path / EVALUATION, json.dumps(content, indent=1) + "\n", contended=True)
     return content
 
 

@@ -12,6 +12,7 @@ from recmill.bundle import Bundle, current_of, kept_checkpoint, set_current, ver
 from recmill.checkpoint import CheckpointFolder
 from recmill.errors import ArtifactError
 from recmill.export.versions import exporting, keep_newest, written_aside
+from recmill.lock import LOCK
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,13 @@ def _keep_checkpoint(checkpoint: Path, kept: Path) -> None:
 def _copy(path: Path, into: Path, name: str) -> None:
     """Links where the disk can: what is published is never changed."""
     with written_aside(into, name) as aside:
-        shutil.copytree(path, aside, copy_function=_link_or_copy, dirs_exist_ok=True)
+        shutil.copytree(
+            path,
+            aside,
+            ignore=shutil.ignore_patterns(f"{LOCK}*"),
+            copy_function=_link_or_copy,
+            dirs_exist_ok=True,
+        )
 
 
 def _link_or_copy(source: str, target: str) -> None:

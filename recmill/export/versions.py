@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recmill.artifact import alone_in, is_published, read_manifest
+from recmill.artifact import is_published, read_manifest
 from recmill.bundle import current_of, kept_checkpoint, previous_of, versions_of
 from recmill.errors import ArtifactError
+from recmill.lock import lock_folder
 
 _PARTIAL = ".partial"
 
@@ -18,13 +19,11 @@ _PARTIAL = ".partial"
 @contextmanager
 def exporting(into: Path) -> Iterator[None]:
     """Keep other exports out, and clear what dead ones left."""
-    if into.exists() and not into.is_dir():
-        raise ArtifactError(f"{into} is a file; --into needs a directory.")
     if is_published(into):
         raise ArtifactError(
             f"{into} is an artifact itself. Bundles go into a folder of their own: choose another --into."
         )
-    with alone_in(into, "Another export is writing into"):
+    with lock_folder(into):
         for path in into.glob(f"*{_PARTIAL}"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         yield

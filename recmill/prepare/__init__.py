@@ -24,6 +24,7 @@ from recmill.errors import ArtifactError, LogError
 from recmill.features.plan import Plan
 from recmill.features.planned import check_plan
 from recmill.kernels import Measured
+from recmill.lock import lock_folder
 from recmill.logs.base import Source, open_source
 from recmill.logs.rows import check_conditions
 from recmill.logs.tally import DEFAULT_MAX_BAD, Tally
@@ -91,6 +92,22 @@ def prepare(
     job = _fingerprint(recipe, source, options, plan)
     if is_published(into):
         return _already_there(into, job)
+    with lock_folder(into):
+        if is_published(into):  # by the one that had the lock before
+            return _already_there(into, job)
+        return _prepare(recipe, data, source, into, job, options, progress, plan)
+
+
+def _prepare(
+    recipe: Recipe,
+    data: str,
+    source: Source,
+    into: Path,
+    job: str,
+    options: Options,
+    progress: Progress | None,
+    plan: Plan | None,
+) -> Prepared:
     work = open_work(into, job, "table")
     went_on = (work / "plan").exists()
     started = time.monotonic()

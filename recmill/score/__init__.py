@@ -23,6 +23,7 @@ from recmill.engines import check_engine, open_engine
 from recmill.engines.base import Shard
 from recmill.engines.frames import FrameEngine
 from recmill.errors import ArtifactError
+from recmill.lock import lock_folder
 from recmill.logs.tally import Tally
 from recmill.logs.watched import forget_records
 from recmill.progress import Progress
@@ -98,6 +99,22 @@ def score(
         return _already_there(into, job)
     if table is not None:
         check_features(open_models(model), table)
+    with lock_folder(into):
+        if is_published(into):  # by the one that had the lock before
+            return _already_there(into, job)
+        return _score(model, rows, table, into, options, progress, asked, job)
+
+
+def _score(
+    model: ModelRef,
+    rows: Input | None,
+    table: Table | None,
+    into: Path,
+    options: Options,
+    progress: Progress | None,
+    asked: dict[str, Any],
+    job: str,
+) -> Scored:
     work = open_work(into, job, KIND)
     went_on = any(path.is_dir() for path in work.iterdir())
     with full_disk_is_an_error(into, KIND), _engine(options, work, progress) as engine:

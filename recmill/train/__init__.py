@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from recmill.checkpoint import METRICS, Checkpoint, CheckpointFolder, Checkpoint
 from recmill.embeddings.table import DiskTier
 from recmill.errors import ArtifactError, RecmillError
 from recmill.learner.saved import models_of, new_learner
+from recmill.lock import lock_folder
 from recmill.machine import available_cores
 from recmill.progress import Progress as Bars
 from recmill.progress import Stage
@@ -81,10 +83,25 @@ def train(
     bars: Bars | None = None,
     report: Callable[[Trained], None] = lambda trained: None,
 ) -> list[Trained]:
-    """Train every model of the recipe, one after the other; `report` hears of each as it ends.
+    """Train every model of the recipe, one after the other, as the only writer of `into`.
 
-    Several workers all call this. `report`, bars, trackers and warnings are the first one's.
+    Several workers all call this: the first one holds the folder's lock for all. `report` hears of each model as it
+    ends; `report`, bars, trackers and warnings are the first one's.
     """
+    with ExitStack() as held:
+        options.workers.by_first(lambda: held.enter_context(lock_folder(into)))
+        return train_locked(recipe, source, into, options, bars, report)
+
+
+def train_locked(
+    recipe: r.Recipe,
+    source: Source,
+    into: Path,
+    options: Options,
+    bars: Bars | None = None,
+    report: Callable[[Trained], None] = lambda trained: None,
+) -> list[Trained]:
+    """The same for workers whose driver holds the lock."""
     workers = options.workers
     if not workers.is_first:
         bars, report, options = None, lambda trained: None, replace(options, warn=lambda message: None)

@@ -10,6 +10,7 @@ its export once more and goes on with the next delta.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import threading
 import time
@@ -24,7 +25,7 @@ import polars as pl
 
 from recmill.batches import Batch, Layout, collate
 from recmill.bundle import Bundle, current_of
-from recmill.bundle.delta import Changes, TableChange, deltas_of, write_delta
+from recmill.bundle.delta import Changes, TableChange, deltas_folder, deltas_of, write_delta
 from recmill.checkpoint import CheckpointFolder
 from recmill.embeddings.table import EmbeddingTable
 from recmill.errors import ArtifactError, FeatureError, LogError
@@ -32,6 +33,7 @@ from recmill.learner.graphs import Graphs
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
+from recmill.lock import lock_folder
 from recmill.log_batches import between, joined
 from recmill.logs.base import LogFile, open_source
 from recmill.logs.rows import RowFunction, row_function
@@ -255,19 +257,32 @@ def follow(
     report: Callable[[Published], None] = lambda published: None,
 ) -> int:
     """Publish deltas until told to stop; how many. A new export is picked up as it becomes current."""
-    follower = Follower(folder, data, bundles, options)
-    started, count = time.monotonic(), 0
-    while not stop.is_set():
-        began = time.monotonic()
-        if follower.is_outdated:
+    seconds = math.inf if options.max_seconds is None else options.max_seconds
+    count, ends_at = 0, math.inf
+    while not stop.is_set() and time.monotonic() < ends_at:
+        version = Bundle.open(bundles).version
+        with lock_folder(deltas_folder(bundles, version)):
             follower = Follower(folder, data, bundles, options)
+            ends_at = min(ends_at, time.monotonic() + seconds)
+            if follower.bundle.version == version:
+                count += _follow_version(follower, stop, ends_at, report)
+    return count
+
+
+def _follow_version(
+    follower: Follower, stop: threading.Event, ends_at: float, report: Callable[[Published], None]
+) -> int:
+    """Publish deltas of one version while it is the current one; how many."""
+    count = 0
+    while not stop.is_set() and not follower.is_outdated:
+        began = time.monotonic()
         published = follower.publish_once()
         if published is not None:
             count += 1
             report(published)
-        if options.max_seconds is not None and time.monotonic() - started >= options.max_seconds:
+        if time.monotonic() >= ends_at:
             break
-        stop.wait(max(0.0, options.every_seconds - (time.monotonic() - began)))
+        stop.wait(max(0.0, follower.options.every_seconds - (time.monotonic() - began)))
     return count
 
 

@@ -27,10 +27,11 @@ from recmill.artifact import write_whole
 from recmill.dealing.tasks import DataWorkers, a_trifle_of
 from recmill.engines.ray_connection import connected
 from recmill.errors import RecmillError, ResourceError, TrainingError
+from recmill.lock import lock_folder
 from recmill.machine import available_cores
 from recmill.progress import Progress as Bars
 from recmill.spec import recipe as r
-from recmill.train import OnStep, Options, Trained, open_folder, train
+from recmill.train import OnStep, Options, Trained, open_folder, train_locked
 from recmill.train.desk import SECONDS_BETWEEN_NEWS, Desk, DeskBars, Shown
 from recmill.train.feed import FedSource
 from recmill.train.parallel import WorkerLost, from_environment
@@ -79,9 +80,20 @@ def launch(
     the run. Errors of our own (a wrong recipe, a loss that is not finite) end it at once.
     """
     into = into.resolve()
-    open_folder(
-        recipe, make_source(note), into, options
-    )  # what is wrong should be said before anything starts
+    with lock_folder(into):
+        open_folder(recipe, make_source(note), into, options)  # what is wrong is reported before anything starts
+        return _launch(recipe, make_source, into, options, scale, bars, note)
+
+
+def _launch(
+    recipe: r.Recipe,
+    make_source: MakeSource,
+    into: Path,
+    options: Options,
+    scale: Scale,
+    bars: Bars | None,
+    note: Callable[[str], None],
+) -> list[Trained]:
     with connected(scale.address, max(available_cores(), scale.num_cpus)):
         _check_room(scale, note)
         desk = _on_this_node(Desk)
@@ -280,7 +292,7 @@ def _work(config: Mapping[str, Any]) -> list[Trained]:
             on_report=_report_to_ray,
             on_step=_both(Gauges(job.into.name).show, job.options.on_step),
         )
-        return train(job.recipe, source, job.into, options, DeskBars(job.desk))
+        return train_locked(job.recipe, source, job.into, options, DeskBars(job.desk))
     except WorkerLost:
         if _reason(job.desk) is None:
             raise

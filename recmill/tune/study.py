@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recmill.artifact import alone_in
 from recmill.errors import ArtifactError, MissingPackage, RecipeError
+from recmill.lock import lock_folder
 from recmill.spec import recipe as r
 from recmill.spec.convert import to_plain
 from recmill.spec.load import recipe_to_dict
@@ -63,7 +63,7 @@ def open_study(
     except ImportError:
         raise MissingPackage("recmill tune", "optuna", "tune") from None
     tune = searched(recipe)
-    with alone_in(into, "Another search is at work in"):
+    with lock_folder(into):
         yield Study(into, recipe, tune, table, budget, seed, on_end)
 
 

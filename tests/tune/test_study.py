@@ -122,7 +122,7 @@ def test_a_study_of_something_else_is_not_continued(opened: Any) -> None:
 def test_two_searches_do_not_share_a_folder(opened: Any) -> None:
     with (
         opened(small_recipe(TWO)),
-        pytest.raises(ArtifactError, match="Another search is at work"),
+        pytest.raises(ArtifactError, match="is being written by"),
         opened(small_recipe(TWO)),
     ):
         pass

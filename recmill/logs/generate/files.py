@@ -16,6 +16,7 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from recmill.errors import ArtifactError, ResourceError
+from recmill.lock import lock_folder
 
 # Spark, Arrow and our own readers skip names that start with an underscore.
 TRUTH_FILE = "_truth.json"
@@ -105,16 +106,17 @@ def written_aside(into: Path, parameters: Mapping[str, Any]) -> Iterator[Aside]:
     """An Aside for `into` that leaves no partial file behind, whatever happens."""
     aside = Aside(into, parameters)
     try:
-        into.mkdir(parents=True, exist_ok=True)
-        yield aside
+        with lock_folder(into):
+            try:
+                yield aside
+            finally:
+                aside.discard()
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise ResourceError(
                 f"The disk that holds {into} is full. Free space or ask for fewer rows."
             ) from error
         raise ArtifactError(f"Cannot write to {into}: {error.strerror or error}.") from error
-    finally:
-        aside.discard()
 
 
 def write_rows(
