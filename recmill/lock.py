@@ -6,7 +6,6 @@ share flock between machines, so the holder also touches the file every few seco
 
 from __future__ import annotations
 
-import _thread
 import errno
 import fcntl
 import json
@@ -14,6 +13,7 @@ import logging
 import os
 import platform
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -75,7 +75,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     heartbeat.start()
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if heartbeat.is_lost:
             raise ArtifactError(
                 f"{folder} was taken over by another process, because this one had shown no sign of life for "
@@ -124,7 +124,7 @@ def _link(aside: Path, path: Path) -> bool:
 
 
 def _take_over(aside: Path, path: Path, ours: int) -> bool:
-    """Replace the lock of a dead process. False when the lock changed meanwhile; ArtifactError when its holder lives."""
+    """Replace the lock of a dead process; ArtifactError when it lives. False when the lock changed meanwhile."""
     try:
         theirs = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -226,8 +226,14 @@ class _Heartbeat:
                 os.utime(self.descriptor)
             if self.path.exists() and not _is_at(self.path, self.descriptor):
                 self.is_lost = True
-                _thread.interrupt_main()
+                _stop_main_thread()
                 return
+
+
+def _stop_main_thread() -> None:
+    """As Ctrl-C does, so that what is open is closed."""
+    number = signal.SIGTERM if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else signal.SIGINT
+    signal.pthread_kill(int(threading.main_thread().ident or 0), number)
 
 
 def _boot_id() -> str:

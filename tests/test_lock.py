@@ -15,8 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from conftest import Run
-from shop import Shop
+from shop import FEW_STEPS, Shop
 
 from recmill import lock
 from recmill.bundle import current_of
@@ -37,10 +36,9 @@ with lock_folder(Path(sys.argv[1])):
 @pytest.fixture
 def holder(tmp_path: Path):
     """Another process that holds the lock."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None and process.stdout.readline() == "locked\n"
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "locked\n"
     yield process
     process.kill()
     process.wait()
@@ -103,15 +101,21 @@ def test_a_stale_lock_of_another_machine_is_taken_over_with_a_warning(
     os.utime(path, (long_ago, long_ago))
     with caplog.at_level(logging.WARNING), lock_folder(tmp_path):
         assert json.loads(path.read_text())["pid"] == os.getpid()
-    assert "process 4711 on node-b" in caplog.text and "no sign of life for 120 s" in caplog.text
+    assert "process 4711 on node-b" in caplog.text
+    assert "no sign of life for 120 s" in caplog.text
 
 
 def test_a_writer_whose_lock_was_taken_over_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.05)
-    with pytest.raises(ArtifactError, match="was taken over by another process"), lock_folder(tmp_path):
-        (tmp_path / "theirs").write_text("{}")
-        os.rename(tmp_path / "theirs", tmp_path / LOCK)
-        time.sleep(30)  # until the heartbeat notices
+    (tmp_path / "theirs").write_text("{}")
+
+    def write_for_long() -> None:
+        with lock_folder(tmp_path):
+            os.rename(tmp_path / "theirs", tmp_path / LOCK)
+            time.sleep(30)  # until the heartbeat notices
+
+    with pytest.raises(ArtifactError, match="was taken over by another process"):
+        write_for_long()
     assert (tmp_path / LOCK).read_text() == "{}"
 
 
@@ -165,18 +169,15 @@ def commands(shop: Shop, into: Path) -> dict[str, list[object]]:
     "writer", ["generate", "prepare", "train", "resume", "tune", "export", "score", "run"]
 )
 def test_every_writer_takes_the_lock(
-    writer: str, shop: Shop, tmp_path: Path, holder: subprocess.Popen[str], recmill: Run
+    writer: str, shop: Shop, tmp_path: Path, holder: subprocess.Popen[str], recmill
 ) -> None:
     code, _, errors = recmill(*commands(shop, tmp_path)[writer])
     assert (code, f"process {holder.pid}" in errors) == (1, True), errors
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
-def test_a_second_follower_of_a_version_is_refused(
-    shop: Shop, own_bundles: Path, recmill: Run
-) -> None:
+def test_a_second_follower_of_a_version_is_refused(shop: Shop, own_bundles: Path, recmill) -> None:
+    places = ["--follow", shop.log, "--into", shop.checkpoint, "--publish", own_bundles]
     with lock_folder(deltas_folder(own_bundles, str(current_of(own_bundles)))):
-        code, _, errors = recmill(
-            "train", "quickstart", "--follow", shop.log, "--into", shop.checkpoint, "--publish", own_bundles
-        )
+        code, _, errors = recmill("train", "quickstart", *places, *FEW_STEPS)
     assert (code, "is being written by" in errors) == (1, True), errors

@@ -81,7 +81,9 @@ def launch(
     """
     into = into.resolve()
     with lock_folder(into):
-        open_folder(recipe, make_source(note), into, options)  # what is wrong is reported before anything starts
+        open_folder(
+            recipe, make_source(note), into, options
+        )  # what is wrong is reported before anything starts
         return _launch(recipe, make_source, into, options, scale, bars, note)
 
 

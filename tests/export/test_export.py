@@ -226,7 +226,10 @@ def test_a_damaged_version_is_written_again(clicks, clicks_bundles: Path) -> Non
 
 
 def test_two_exports_into_one_folder_do_not_mix(clicks, tmp_path: Path) -> None:
-    with exporting(tmp_path), pytest.raises(ArtifactError, match=r"is being written by `.*` \(process \d+ on "):
+    with (
+        exporting(tmp_path),
+        pytest.raises(ArtifactError, match=r"is being written by `.*` \(process \d+ on "),
+    ):
         export(clicks, find_log(clicks), tmp_path)
 
 
