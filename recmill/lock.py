@@ -101,7 +101,7 @@ def _acquire(path: Path) -> int:
         os.pwrite(ours, json.dumps(asdict(Holder.this_process())).encode(), 0)
         while not (_link(aside, path) or _take_over(aside, path, ours)):
             pass
-        _remove_asides(path, aside)
+        _remove_old_asides(path, ours)
         return ours
     except BaseException:
         os.close(ours)
@@ -144,11 +144,11 @@ def _take_over(aside: Path, path: Path, ours: int) -> bool:
         os.close(theirs)
 
 
-def _remove_asides(path: Path, own: Path) -> None:
+def _remove_old_asides(path: Path, ours: int) -> None:
     """Remove what processes left that were killed before they had the lock."""
     for aside in path.parent.glob(f"{path.name}.*"):
-        with suppress(OSError), open(aside, "r+b") as file:
-            if aside != own and _try_flock(file.fileno())[0]:
+        with suppress(FileNotFoundError):
+            if os.fstat(ours).st_mtime - aside.stat().st_mtime > STALE_SECONDS:
                 aside.unlink()
 
 

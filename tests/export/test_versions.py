@@ -39,7 +39,7 @@ def test_what_dead_exports_left_is_cleared(tmp_path: Path) -> None:
     (tmp_path / "2-b.partial" / "items").mkdir(parents=True)
     (tmp_path / "current.partial").write_text("{")
     with exporting(tmp_path):
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["1-a", "current"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "1-a", "current"]
 
 
 def test_a_folder_gets_its_name_only_when_all_went_well(tmp_path: Path) -> None:
