@@ -4,6 +4,7 @@ RecmillError            message says where, what was found, what was expected, w
 ├── RecipeError         the recipe is wrong; holds every problem found, not just the first
 ├── LogError            a log file is missing, unreadable, truncated or not what the recipe says
 │   └── TooManyBadRows  more rows were set aside than --max-bad allows
+├── ExpressionError     a condition or expression is not in our grammar, or does not fit its columns
 ├── FeatureError        a feature cannot be fitted or applied to this data
 ├── TrainingError       training cannot go on: a loss or gradient is not finite, a model gives a wrong shape
 ├── ArtifactError       an artifact is incomplete, damaged, of another kind or already there
@@ -50,6 +51,19 @@ class LogError(RecmillError):
 
 class TooManyBadRows(LogError):
     """More rows were set aside than --max-bad allows."""
+
+
+class ExpressionError(RecmillError):
+    """A condition or expression is not in our grammar, or does not fit its columns; `at` is where, counted from 0."""
+
+    exit_code = 2
+
+    def __init__(self, at: int, reason: str) -> None:
+        self.at, self.reason = at, reason
+        super().__init__(f"at character {at + 1}: {reason}")
+
+    def __reduce__(self) -> tuple[type[ExpressionError], tuple[int, str]]:
+        return type(self), (self.at, self.reason)
 
 
 class FeatureError(RecmillError):

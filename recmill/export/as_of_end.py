@@ -20,11 +20,12 @@ import polars as pl
 
 from recmill.ahead import read_ahead
 from recmill.export.clicks import Clicks, ClickWriter
+from recmill.features.expressions import columns_read, keep_where
 from recmill.features.numeric import dtype_of
 from recmill.features.plan import Plan
 from recmill.kernels import hash_positions
 from recmill.logs.base import Source, Unit, open_source
-from recmill.logs.rows import RowFunction, join_side, keep_share, keep_where, read_side_table
+from recmill.logs.rows import RowFunction, join_side, keep_share, read_side_table
 from recmill.logs.tally import Tally
 from recmill.progress import Progress
 from recmill.spec import recipe as r
@@ -86,6 +87,7 @@ class LogRows:
 
     def __init__(self, recipe: r.Recipe, data: str, memory: int, progress: Progress) -> None:
         self.recipe = recipe
+        self.kinds = kinds_of_columns(recipe)
         self.source: Source = open_source(recipe.log, data)
         self.progress = progress
         self.tally = Tally()
@@ -120,12 +122,12 @@ class LogRows:
             if isinstance(operation, r.Join) and operation.on in frame.columns:
                 frame = join_side(self.sides[operation], operation.on, frame)
             elif isinstance(operation, r.Filter):
-                frame = _keep_where_known(operation.sql, frame)
+                frame = _keep_where_known(operation.sql, self.kinds, frame)
         return frame
 
     def _add(self, operation: r.RowOperation) -> None:
         if isinstance(operation, r.Filter):
-            self._steps.append(partial(_keep_where_known, operation.sql))
+            self._steps.append(partial(_keep_where_known, operation.sql, self.kinds))
         elif isinstance(operation, r.Sample):
             self._steps.append(partial(keep_share, operation))
         elif isinstance(operation, r.Join):
@@ -133,7 +135,7 @@ class LogRows:
         elif isinstance(operation, r.Dedupe):
             self._steps.append(partial(_keep_positions, self._kept(operation)))
         elif isinstance(operation, r.History):
-            self.histories.append(LastEvents(operation))
+            self.histories.append(LastEvents(operation, self.kinds))
             self._steps.append(self.histories[-1])
 
     def _kept(self, dedupe: r.Dedupe) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -195,18 +197,18 @@ class Reduced:
 class LastEvents:
     """The events that the next row of each user would have as its history: the last ones, the very last included."""
 
-    def __init__(self, history: r.History) -> None:
-        self.history = history
+    def __init__(self, history: r.History, kinds: Mapping[str, str]) -> None:
+        self.history, self.kinds = history, kinds
         self._events = Reduced(self._last)
 
     def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Take notice of rows, which go on as they are."""
         history = self.history
         needed = [history.by, history.order, POSITION, *history.columns]
-        counted = pl.sql_expr(history.where).fill_null(False) if history.where else pl.lit(True)
-        if set(needed) | set(counted.meta.root_names()) <= set(frame.columns):
-            events = frame.filter(counted).drop_nulls(history.by)
-            self._events.add(events.select(*dict.fromkeys(needed)))
+        read = columns_read(history.where, self.kinds) if history.where else []
+        if {*needed, *read} <= set(frame.columns):
+            events = keep_where(history.where, frame) if history.where else frame
+            self._events.add(events.drop_nulls(history.by).select(*dict.fromkeys(needed)))
         return frame
 
     def onto(self, users: pl.DataFrame) -> pl.DataFrame:
@@ -348,9 +350,9 @@ def _typed(frame: pl.DataFrame, names: Sequence[str], kinds: Mapping[str, str]) 
     )
 
 
-def _keep_where_known(sql: str, frame: pl.DataFrame) -> pl.DataFrame:
+def _keep_where_known(sql: str, kinds: Mapping[str, str], frame: pl.DataFrame) -> pl.DataFrame:
     """A condition over columns that are not there cannot tell, so it takes nothing out."""
-    known = set(pl.sql_expr(sql).meta.root_names()) <= set(frame.columns)
+    known = set(columns_read(sql, kinds)) <= set(frame.columns)
     return keep_where(sql, frame) if known else frame
 
 

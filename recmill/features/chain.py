@@ -111,7 +111,7 @@ class Chain:
         written = [transform for transform in self.transforms if isinstance(transform, lists.Expression)]
         self.has_users_expression = bool(written)
         for transform in written:
-            transform.check({name: kinds[name] for name in feature.columns})
+            transform.resolve({name: kinds[name] for name in feature.columns})
 
     def advance(self, tables: Mapping[str, Keyed]) -> tuple[Transform[Any], Need] | None:
         """Pass over all steps that can apply by now; the first that must learn something, and what."""

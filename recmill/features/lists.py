@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.errors import FeatureError
-from recmill.features.base import Transform, selected, to_lists
+from recmill.errors import ExpressionError, FeatureError
+from recmill.features.base import Transform, to_lists
+from recmill.features.expressions import compiled
 from recmill.features.numeric import dtype_of
 from recmill.spec import steps
+from recmill.spec.expressions import Node, parse_expression
+from recmill.spec.expressions.rules import need_result
 
 
 class Split(Transform[steps.Split]):
@@ -72,40 +75,19 @@ class Pack(Transform[steps.Pack]):
 
 
 class Expression(Transform[steps.Expression]):
-    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
-        return pl.sql_expr(self.step.sql).cast(dtype_of(self.step.type))
+    tree: Node | None = None
 
-    def check(self, kinds: Mapping[str, str]) -> None:
-        """Try the expression on a few rows: it must be SQL, fit the columns and treat rows one by one."""
-        probe = pl.DataFrame(
-            {name: pl.Series(_PROBES[kind], dtype=dtype_of(kind)) for name, kind in kinds.items()}
-        )
+    def resolve(self, kinds: Mapping[str, str]) -> None:
+        """Read the expression over columns of these kinds; it must come before the first use."""
         try:
-            expression = self.express([])
-            together = selected(probe, [expression]).to_series()
-            alone = pl.concat([selected(probe[row], [expression]).to_series() for row in range(probe.height)])
-        except pl.exceptions.PolarsError as error:
-            raise FeatureError(
-                f'Feature "{self.name}": expression "{self.step.sql}" fails: {error}. '
-                "Columns called like a word of SQL, such as user or when, need double quotes."
-            ) from None
-        if not together.equals(alone):
-            raise FeatureError(
-                f'Feature "{self.name}": "{self.step.sql}" looks at several rows at once; '
-                "an expression must treat rows one by one. Use aggregate, count or target for statistics."
-            )
+            self.tree = parse_expression(self.step.sql, kinds)
+            need_result(self.tree, self.step.type)
+        except ExpressionError as error:
+            raise FeatureError(f'Feature "{self.name}": expression "{self.step.sql}", {error}.') from None
 
-
-_PROBES: dict[str, list[Any]] = {
-    "int": [7, -3, 1_000_000, 12],
-    "float": [0.5, -2.0, 30.25, 4e6],
-    "bool": [True, False, True, False],
-    "text": ["b", "a", "", "zz"],
-    "list of int": [[3], [], [1, 2], [9]],
-    "list of float": [[0.5], [], [1.0, 2.0], [9.5]],
-    "list of bool": [[True], [], [False, True], [False]],
-    "list of text": [["b"], [], ["a", "c"], ["zz"]],
-}
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+        assert self.tree is not None
+        return compiled(self.tree).cast(dtype_of(self.step.type))
 
 
 class Function(Transform[steps.Function]):

@@ -12,7 +12,7 @@ import polars as pl
 
 from recmill.kernels import Counter, CountOptions
 from recmill.logs.base import Source, Unit, first_position, open_source
-from recmill.logs.rows import RowFunction, check_conditions, row_functions
+from recmill.logs.rows import RowFunction, row_functions
 from recmill.logs.splits import (
     SplitFunction,
     all_train,
@@ -63,7 +63,6 @@ class CountedLog:
         memory: int = 2 << 30,
         each: Each | None = None,
     ) -> None:
-        check_conditions(recipe)
         self.source = open_source(recipe.log, data)
         self.functions = row_functions(
             recipe, data, memory, "Run `recmill prepare` and train from its Table instead."

@@ -9,11 +9,10 @@ import numpy as np
 import polars as pl
 
 from recmill.errors import FeatureError, LogError, ResourceError
-from recmill.features.numeric import dtype_of
+from recmill.features.expressions import keep_where
 from recmill.kernels import hash_positions
 from recmill.logs.base import open_source
 from recmill.spec import recipe as r
-from recmill.spec.kinds import kinds_of_columns
 from recmill.spec.recipe import POSITION
 
 RowFunction = Callable[[pl.DataFrame], pl.DataFrame]
@@ -43,24 +42,6 @@ def row_functions(recipe: r.Recipe, data: str, memory: int, instead: str) -> lis
             )
         functions.append(function)
     return functions
-
-
-def keep_where(sql: str, frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.filter(pl.sql_expr(sql))
-
-
-def check_conditions(recipe: r.Recipe) -> None:
-    """Try every SQL condition of the recipe's rows on no rows at all, before any work is done."""
-    kinds = kinds_of_columns(recipe)
-    nothing = pl.DataFrame(schema={name: dtype_of(kind) for name, kind in kinds.items()})
-    for operation in recipe.rows:
-        sql = operation.sql if isinstance(operation, r.Filter) else getattr(operation, "where", None)
-        if sql is None:
-            continue
-        try:
-            keep_where(sql, nothing)
-        except pl.exceptions.PolarsError as error:
-            raise FeatureError(f'The condition "{sql}" in [[rows]] fails: {error}') from None
 
 
 def keep_share(sample: r.Sample, frame: pl.DataFrame) -> pl.DataFrame:

@@ -26,7 +26,6 @@ from recmill.features.planned import check_plan
 from recmill.kernels import Measured
 from recmill.lock import lock_folder
 from recmill.logs.base import Source, open_source
-from recmill.logs.rows import check_conditions
 from recmill.logs.tally import DEFAULT_MAX_BAD, Tally
 from recmill.logs.watched import WatchedSource, cut_log, forget_records
 from recmill.prepare import rows as row_operations
@@ -244,7 +243,6 @@ class _FirstRows:
 
 def _check_against_reality(recipe: Recipe) -> None:
     """Fail before the work, not after an hour of it: SQL that does not run, functions that cannot be imported."""
-    check_conditions(recipe)
     Plan(recipe)
 
 

@@ -15,6 +15,7 @@ import polars as pl
 from recmill.engines.base import Engine
 from recmill.errors import LogError
 from recmill.features.base import Keyed, to_lists
+from recmill.features.expressions import matches
 from recmill.kernels import Array, CountOptions, Extracted, hash_positions
 from recmill.logs.rows import row_function
 from recmill.spec import recipe as r
@@ -60,7 +61,7 @@ def keep_one(dedupe: r.Dedupe, frame: pl.DataFrame) -> pl.DataFrame:
 def add_history(history: r.History, frame: pl.DataFrame) -> pl.DataFrame:
     """Earlier values of the same user. Rows of the same time do not see each other: that would leak the label."""
     ordered = frame.sort(history.by, history.order, POSITION, nulls_last=False)
-    counted = pl.sql_expr(history.where).fill_null(False) if history.where else pl.lit(True)
+    counted = matches(history.where, ordered) if history.where else pl.lit(True)
     events = ordered.with_columns(counted.alias("__counts"))
     past = _events_before(events, history)
     first, stop = past["__first"].to_numpy(), past["__seen"].to_numpy()

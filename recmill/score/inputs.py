@@ -17,7 +17,7 @@ from recmill.errors import ArtifactError, FeatureError
 from recmill.features.chain import run_chains
 from recmill.features.plan import Plan
 from recmill.logs.base import open_source
-from recmill.logs.rows import check_conditions, row_functions
+from recmill.logs.rows import row_functions
 from recmill.logs.tally import Tally
 from recmill.logs.watched import WatchedSource, cut_log
 from recmill.score.models import ModelRef, Models, Ranking, open_models
@@ -63,7 +63,6 @@ class LogInput:
         partitions: int | None = None,
     ) -> None:
         self.recipe = _scoring_recipe(models.recipe, with_labels)
-        check_conditions(self.recipe)
         data = data if "://" in data else os.path.abspath(data)  # tasks run in other directories
         self.data = data
         self.source = open_source(self.recipe.log, data)

@@ -14,6 +14,7 @@ from recmill.batches import Array, Keys, Layout, collate
 from recmill.bundle import Bundle
 from recmill.bundle.features import FeatureRows
 from recmill.errors import StoreError
+from recmill.features.expressions import columns_read, matches
 from recmill.serve.messages import Id, Query, Values
 from recmill.serve.raw import RawColumns
 from recmill.spec.kinds import parts_of_features
@@ -206,11 +207,10 @@ class Lookup:
         """Whether an event meets the history's condition; one that does not say so is taken to."""
         if history.where is None:
             return True
-        condition = pl.sql_expr(history.where)
-        names = condition.meta.root_names()
+        names = columns_read(history.where, self.raw_columns.kinds)
         if not all(name in event for name in names):
             return True
-        return bool(self.raw_columns.frame([event], names).select(condition).item())
+        return bool(matches(history.where, self.raw_columns.frame([event], names)).item())
 
     def columns_of_side(self, side: Side) -> list[str]:
         """Raw columns that are kept of users or items, the id first."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
-import polars as pl
 
 from recmill.batches import Array
 from recmill.bundle import Bundle
@@ -16,6 +14,7 @@ from recmill.bundle.models import Tower
 from recmill.errors import BadRequest
 from recmill.index import Index, open_index
 from recmill.serve.lookup import Person
+from recmill.serve.masks import Masks
 from recmill.serve.messages import Recall
 
 # Channel -> the share of candidates that is its own; what one cannot fill is filled by the others in this order.
@@ -23,7 +22,6 @@ SHARES: Mapping[str, float] = {"two_tower": 0.7, "similar": 0.1, "together": 0.1
 _SCANNED = 20_000  # so few items are all compared
 _MOST_FETCHED = 5_000
 _RECENT = 20
-_LONGEST_CONDITION = 2_000
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class Recaller:
         self.seen = Seen(bundle)
         self._is_gone = np.zeros(len(self.items), bool)
         self._by_popularity: Array | None = None
-        self._mask = lru_cache(maxsize=64)(self._make_mask)
+        self._masks = Masks(self.items)
 
     @property
     def channels(self) -> list[str]:
@@ -89,9 +87,9 @@ class Recaller:
         has |= {"together": self.neighbours is not None, "popular": True}
         return [name for name in SHARES if has[name]]
 
-    def recall(self, person: Person, query: Recall, number: int) -> Candidates:
+    def recall(self, person: Person, query: Recall, number: int, deadline: float | None = None) -> Candidates:
         """About `number` candidates: fewer only when no more may be shown."""
-        wanted = self.wanted(person, query)
+        wanted = self.wanted(person, query, deadline)
         channels = self._chosen(query)
         few = self._few(wanted)
         if few is not None:
@@ -124,39 +122,16 @@ class Recaller:
 
     # what may be shown
 
-    def wanted(self, person: Person, query: Recall) -> Wanted:
+    def wanted(self, person: Person, query: Recall, deadline: float | None = None) -> Wanted:
         banned = [np.asarray(person.recent, np.int64), self.items.places(query.exclude)]
         if not query.show_seen:
             banned.append(self.seen.of(person.place, person.id))
         only = None if query.only is None else np.unique(self.items.places(query.only))
-        allowed = self._mask(query.where) if query.where else None
+        allowed = self._masks.of(query.where, deadline) if query.where else None
         if self._is_gone.any():
             allowed = ~self._is_gone if allowed is None else allowed & ~self._is_gone
         together = np.concatenate(banned)
         return Wanted(np.unique(together[together >= 0]), allowed, None if only is None else only[only >= 0])
-
-    def _make_mask(self, where: str) -> Array:
-        """Which items meet a condition over their raw columns."""
-        if len(where) > _LONGEST_CONDITION:
-            raise BadRequest(
-                f"A condition has at most {_LONGEST_CONDITION:,} characters, got {len(where):,}."
-            )
-        try:
-            condition = pl.sql_expr(where)
-            names = [name for name in condition.meta.root_names() if name in self.items.raw_schema]
-            frame = pl.DataFrame(
-                [self.items.column(name).alias(name) for name in names or [self.items.id_column]]
-            )
-            found = frame.select(condition.alias("found"))["found"]
-            if found.dtype != pl.Boolean or len(found) not in (1, frame.height):
-                raise BadRequest(f'The condition "{where}" is not true or false for each item.')
-        except pl.exceptions.PolarsError as error:
-            known = ", ".join(self.items.raw_schema)
-            raise BadRequest(
-                f'The condition "{where}" fails: {str(error).splitlines()[0]}. Columns of items: {known}.'
-            ) from None
-        mask = found.fill_null(False).to_numpy()
-        return np.broadcast_to(mask, (frame.height,)).copy()
 
     def _few(self, wanted: Wanted) -> Array | None:
         """All items that may be shown, when they are few enough to look at each."""
@@ -258,7 +233,7 @@ class Recaller:
         self._by_popularity = None
 
     def items_changed(self) -> None:
-        self._mask.cache_clear()
+        self._masks.clear()
         self._by_popularity = None
 
 

@@ -90,7 +90,7 @@ class Recommender:
             degraded = list(person.degraded)
             clock.check()
             with clock.stage("recall"):
-                candidates = recaller.recall(person, query, max(query.candidates, query.k))
+                candidates = recaller.recall(person, query, max(query.candidates, query.k), clock.deadline)
             if self.ranker is not None and len(candidates.places):
                 chosen, scores = self._ranked(person, candidates, query.k, clock, degraded)
             else:
@@ -135,7 +135,7 @@ class Recommender:
                 person = self.lookup.person(query, clock.deadline)
             clock.check()
             with clock.stage("recall"):
-                candidates = recaller.recall(person, query, query.k)
+                candidates = recaller.recall(person, query, query.k, clock.deadline)
             return self._answer(candidates, candidates.scores, list(person.degraded), clock.stages)
 
     def rank(self, query: m.Rank) -> m.Ranked:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 
+from recmill.errors import ExpressionError
 from recmill.spec import recipe as r
 from recmill.spec.check_features import check_features, check_labels, check_names, check_references
 from recmill.spec.check_models import check_models, check_ranking, check_retrieval
 from recmill.spec.convert import Paths, default_of, paths_of
+from recmill.spec.expressions import columns_of, parse_filter
 from recmill.spec.kinds import added_kinds, describe, kind_of, kinds_of_columns
-from recmill.spec.names import names_in_sql, nearest, repeated
+from recmill.spec.names import nearest, repeated
 from recmill.spec.tuning import check_tune
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -215,7 +217,12 @@ def _check_operation(
 
 
 def _check_condition(path: str, sql: str, kinds: Mapping[str, str]) -> Iterator[str]:
-    if not names_in_sql(sql) & set(kinds):
+    try:
+        condition = parse_filter(sql, kinds)
+    except ExpressionError as error:
+        yield f"{path}, {error}"
+        return
+    if not columns_of(condition):
         yield f'{path} is "{sql}", which reads no column; the rows have: {", ".join(kinds)}'
 
 

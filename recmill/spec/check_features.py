@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
+from recmill.errors import ExpressionError
 from recmill.spec import recipe as r
 from recmill.spec import steps as s
 from recmill.spec.convert import Paths, paths_of
+from recmill.spec.expressions import columns_of, parse_expression
+from recmill.spec.expressions.rules import need_result
 from recmill.spec.kinds import (
     MODEL_READY,
     RAW,
@@ -20,7 +23,7 @@ from recmill.spec.kinds import (
     kinds_along,
     kinds_of_columns,
 )
-from recmill.spec.names import names_in_sql, nearest, repeated
+from recmill.spec.names import nearest, repeated
 
 Entry = r.Feature | r.Label
 _FITTED = (
@@ -107,7 +110,7 @@ def _check_steps(path: str, entry: Entry, kinds: Mapping[str, str]) -> Iterator[
             vocabularies.add(step.named)
         yield from _check_parameters(where, step, current[0])
         if isinstance(step, s.Expression):
-            yield from _check_expression(where, step.sql, entry.columns, kinds)
+            yield from _check_expression(where, step, entry.columns, kinds)
         try:
             current = [after(step, current)]
         except Unfit as reason:
@@ -170,16 +173,21 @@ def _is_path(path: str) -> bool:
     return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
-def _check_expression(path: str, sql: str, columns: Sequence[str], kinds: Mapping[str, str]) -> Iterator[str]:
-    words = names_in_sql(sql)
+def _check_expression(
+    path: str, step: s.Expression, columns: Sequence[str], kinds: Mapping[str, str]
+) -> Iterator[str]:
+    try:
+        tree = parse_expression(step.sql, kinds)
+        need_result(tree, step.type)
+    except ExpressionError as error:
+        yield f"{path}.sql, {error}"
+        return
+    read = columns_of(tree)
     for name in columns:
-        if name not in words:
-            remedy = "remove it from columns, or use it"
-            if name.lower() in sql.lower():
-                remedy = "write it in double quotes, since it is a word of SQL too"
-            yield f'{path}.sql does not mention column "{name}"; {remedy}'
-    for name in kinds:
-        if name in words and name not in columns:
+        if name not in read:
+            yield f'{path}.sql does not mention column "{name}"; remove it from columns, or use it'
+    for name in read:
+        if name not in columns:
             yield f'{path}.sql reads column "{name}"; add it to columns'
 
 

@@ -12,13 +12,6 @@ Names = Annotated[tuple[str, ...], EXPANDED]
 
 MAX_RANGE = 10_000
 _RANGE = re.compile(r"([A-Za-z_]\w*?)(\d{1,9})\.\.(?:([A-Za-z_]\w*?))?(\d{1,9})", re.ASCII)
-_SQL_WORD = re.compile(
-    r"'(?:[^']|'')*'|\"(?P<quoted>(?:[^\"]|\"\")+)\"|(?<!\w)(?P<bare>[^\W\d]\w*)(?!\w|\s*\()"
-)
-_SQL_KEYWORDS = {
-    "and", "as", "between", "case", "cast", "else", "end", "false", "in", "is", "like", "not", "null", "or", "then",
-    "true", "when",
-}  # fmt: skip
 
 
 def expand_names(names: str | Sequence[str]) -> list[str]:
@@ -63,10 +56,3 @@ def repeated(names: Iterable[str]) -> list[str]:
             twice[name] = None
         seen.add(name)
     return list(twice)
-
-
-def names_in_sql(sql: str) -> set[str]:
-    """Every word of a SQL expression that may be a column: no text in single quotes, function or keyword."""
-    found = list(_SQL_WORD.finditer(sql))
-    bare = {match["bare"] for match in found if match["bare"] and match["bare"].lower() not in _SQL_KEYWORDS}
-    return bare | {match["quoted"].replace('""', '"') for match in found if match["quoted"]}

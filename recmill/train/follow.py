@@ -29,6 +29,7 @@ from recmill.bundle.delta import Changes, TableChange, deltas_folder, deltas_of,
 from recmill.checkpoint import CheckpointFolder
 from recmill.embeddings.table import EmbeddingTable
 from recmill.errors import ArtifactError, FeatureError, LogError
+from recmill.features.expressions import matches
 from recmill.learner.graphs import Graphs
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
@@ -299,8 +300,7 @@ class Histories:
         assert isinstance(operation, r.History)
         history = operation
         ordered = rows.with_row_index("__row").sort(history.by, history.order, "__row", nulls_last=False)
-        counted = pl.sql_expr(history.where).fill_null(False) if history.where else pl.lit(True)
-        counts = ordered.select(counted.alias("counts"))["counts"].to_list()
+        counts = matches(history.where, ordered).to_list() if history.where else [True] * ordered.height
         columns: dict[str, list[list[Any] | None]] = {name: [None] * rows.height for name in history.columns}
         values = {name: ordered[name].to_list() for name in history.columns}
         waiting: list[int] = []

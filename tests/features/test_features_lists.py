@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 from feature_fitting import fitted, outputs, transformed
 
-from recmill.errors import FeatureError
+from recmill.errors import FeatureError, RecipeError
 
 
 def test_split_of_empty_text_is_an_empty_list() -> None:
@@ -84,7 +84,7 @@ def test_an_expression_computes_row_by_row() -> None:
 
 @pytest.mark.parametrize("sql", ["sum(x)", "x - avg(x)", "max(x) over ()", "row_number() over (order by x)"])
 def test_an_expression_that_aggregates_is_refused(sql: str) -> None:
-    with pytest.raises(FeatureError, match="an expression must treat rows one by one"):
+    with pytest.raises(RecipeError, match="an expression must treat rows one by one"):
         expression(sql, {"x": [1.0, 2.0]})
 
 
@@ -101,8 +101,8 @@ def test_an_expression_that_gives_nan_for_some_number_is_no_aggregate() -> None:
 
 
 @pytest.mark.parametrize("sql", ["x +", "x + 'a'", "nothing(x)"])
-def test_an_expression_that_is_no_sql_or_does_not_fit_is_refused(sql: str) -> None:
-    with pytest.raises(FeatureError, match='Feature "f/0": expression'):
+def test_an_expression_that_cannot_be_read_or_does_not_fit_is_refused(sql: str) -> None:
+    with pytest.raises(RecipeError, match=r"features\[0\].steps\[0\].expression.sql, at character"):
         expression(sql, {"x": [1.0]})
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from recmill.errors import FeatureError
-from recmill.logs.rows import check_conditions, join_side, keep_share, keep_where
+from recmill.errors import RecipeError
+from recmill.features.expressions import keep_where
+from recmill.logs.rows import join_side, keep_share
 from recmill.prepare import rows
 from recmill.spec import recipe as r
 from recmill.spec.load import recipe_from_dict
@@ -27,17 +28,14 @@ def test_filter_keeps_the_rows_for_which_sql_is_true() -> None:
 
 
 def test_a_condition_that_fails_is_named_before_any_row_is_read() -> None:
-    columns = [{"name": "x", "type": "int"}]
-    recipe = recipe_from_dict(
-        {
-            "name": "test",
-            "log": {"files": ["log.tsv"], "columns": columns},
-            "rows": [{"filter": "x +"}],
-            "features": [{"columns": "x"}],
-        }
-    )
-    with pytest.raises(FeatureError, match=r'The condition "x \+" in \[\[rows\]\] fails'):
-        check_conditions(recipe)
+    tree = {
+        "name": "test",
+        "log": {"files": ["log.tsv"], "columns": [{"name": "x", "type": "int"}]},
+        "rows": [{"filter": "x +"}],
+        "features": [{"columns": "x"}],
+    }
+    with pytest.raises(RecipeError, match=r"rows\[0\].filter.sql, at character 4: expected a column"):
+        recipe_from_dict(tree)
 
 
 def test_a_sample_keeps_the_same_rows_in_any_cutting() -> None:

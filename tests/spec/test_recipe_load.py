@@ -12,7 +12,7 @@ from recmill.errors import RecipeError
 from recmill.spec import recipe as r
 from recmill.spec import steps as s
 from recmill.spec.load import load_recipe, recipe_from_dict, recipe_to_dict, shipped_recipes
-from recmill.spec.names import expand_names, names_in_sql
+from recmill.spec.names import expand_names
 
 ALL = sorted(shipped_recipes())
 
@@ -45,11 +45,6 @@ def test_a_recipe_survives_the_way_through_json(name: str) -> None:
 )
 def test_ranges_and_commas_stand_for_many_names(names: str | list[str], expanded: list[str]) -> None:
     assert expand_names(names) == expanded
-
-
-def test_names_in_sql_are_neither_texts_nor_functions_nor_keywords() -> None:
-    sql = 'CASE WHEN "odd ""name""" > 1e5 AND lower (titre_é) = ' + "'it''s end' THEN x1 ELSE abs(n) END"
-    assert names_in_sql(sql) == {'odd "name"', "titre_é", "x1", "n"}
 
 
 def test_one_entry_covers_many_columns() -> None:

@@ -449,7 +449,8 @@ def test_a_column_called_like_a_word_of_sql_needs_double_quotes() -> None:
     columns = [*TREE["log"]["columns"], {"name": "when", "type": "int"}]
     wrong = {"columns": "when", "steps": [{"expression": "when + 1"}]}
     assert problems(log=log(columns=columns), features=[wrong]) == [
-        'features[0].steps[0].expression.sql does not mention column "when"; write it in double quotes, since it is a word of SQL too'
+        "features[0].steps[0].expression.sql, at character 1: expected a column, a constant or (, found when; "
+        'a column called like a keyword needs double quotes: "when"'
     ]
     right = {"columns": "when", "steps": [{"expression": '"when" + 1'}]}
     assert load(log=log(columns=columns), features=[right]).features[0].name == "when"

@@ -1,0 +1,98 @@
+"""Which items meet the conditions of requests, with bounds: the request's deadline, and a number of bytes to keep."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from threading import Lock
+
+import numpy as np
+import polars as pl
+
+from recmill.batches import Array
+from recmill.bundle.entities import Entities
+from recmill.errors import BadRequest, ExpressionError, TooLate
+from recmill.features.expressions import compiled, kinds_of_schema
+from recmill.spec.expressions import columns_of, parse_condition
+
+_KEPT_BYTES = 64 << 20
+_ROWS = 4_096  # that are evaluated first
+_FEWEST_ROWS = 64
+_SECONDS = 0.004  # that rows which are evaluated together should take: between them the deadline is looked at
+_SHOWN = 60  # characters of a condition in an error
+
+
+class Masks:
+    """A mask over all items for each condition. Those that were used last are kept."""
+
+    def __init__(self, items: Entities, kept_bytes: int = _KEPT_BYTES) -> None:
+        self.items = items
+        self.kept_bytes = kept_bytes
+        self._kept: OrderedDict[str, Array] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = Lock()
+
+    def of(self, where: str, deadline: float | None) -> Array:
+        """Which items meet the condition. Raises TooLate at the deadline, a time of `time.monotonic`."""
+        with self._lock:
+            mask = self._kept.get(where)
+            if mask is not None:
+                self._kept.move_to_end(where)
+                return mask
+        mask = self._evaluate(where, deadline)
+        mask.flags.writeable = False
+        self._keep(where, mask)
+        return mask
+
+    def clear(self) -> None:
+        """Forget all masks: the items have changed."""
+        with self._lock:
+            self._kept.clear()
+            self._num_bytes = 0
+
+    def _keep(self, where: str, mask: Array) -> None:
+        with self._lock:
+            if where in self._kept or mask.nbytes > self.kept_bytes:
+                return
+            self._kept[where] = mask
+            self._num_bytes += mask.nbytes
+            while self._num_bytes > self.kept_bytes:
+                self._num_bytes -= self._kept.popitem(last=False)[1].nbytes
+
+    def _evaluate(self, where: str, deadline: float | None) -> Array:
+        kinds = kinds_of_schema(self.items.raw_schema)
+        try:
+            tree = parse_condition(where, kinds)
+        except ExpressionError as error:
+            shown = where if len(where) <= _SHOWN else f"{where[:_SHOWN]}..."
+            raise BadRequest(
+                f'The condition "{shown}" fails {error}. Columns of items: {", ".join(kinds)}.'
+            ) from None
+        columns = []
+        for name in columns_of(tree) or [self.items.id_column]:
+            columns.append(self.items.column(name).alias(name))
+            _check(deadline)
+        return _mask(pl.DataFrame(columns), compiled(tree), deadline)
+
+
+def _mask(frame: pl.DataFrame, condition: pl.Expr, deadline: float | None) -> Array:
+    mask = np.zeros(frame.height, bool)
+    start, rows = 0, _ROWS
+    met = condition.fill_null(False).alias("met")
+    while start < frame.height:
+        began = time.perf_counter()
+        part = frame.slice(start, rows)
+        mask[start : start + part.height] = part.select(met)["met"].to_numpy()
+        _check(deadline)
+        start += part.height
+        took = time.perf_counter() - began
+        rows = 2 * rows if took < _SECONDS / 2 else max(_FEWEST_ROWS, rows // 2) if took > _SECONDS else rows
+    return mask
+
+
+def _check(deadline: float | None) -> None:
+    if deadline is not None and time.monotonic() > deadline:
+        raise TooLate(
+            "The deadline passed while items were compared with the condition. "
+            "Give the request more time, or make the condition simpler."
+        )
