@@ -32,6 +32,7 @@ from recmill.machine import available_cores
 from recmill.progress import Progress
 from recmill.serve.messages import Answer, Id, Recommend
 from recmill.spec.recipe import Recipe
+from recmill.spec.trust import modules_of
 from recmill.table import Table
 from recmill.train.growing import FOLLOWED, open_growing
 from recmill.train.source import Source, TableSource
@@ -193,7 +194,8 @@ def _export(into: Path, data: str, progress: Progress) -> exporting.Exported:
 
 def recommend(into: Path, k: int = 10) -> tuple[Id, Answer] | None:
     """An example from the bundle that a run left behind: a user and their items; None when it has no items."""
-    recommender = open_bundle(into / "bundle")
+    own_code = modules_of(CheckpointFolder.open(into / "checkpoint").recipe)
+    recommender = open_bundle(into / "bundle", trust_code=own_code)
     users = recommender.bundle.users
     if recommender.recaller is None or users is None or not len(users):
         return None

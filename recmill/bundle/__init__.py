@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ from recmill.bundle.rows import RowCollection, Rows, table_folder, write_rows
 from recmill.embeddings.collection import EmbeddingFeature
 from recmill.errors import ArtifactError
 from recmill.features.chain import ColumnInfo
+from recmill.features.plan import Plan
 from recmill.features.planned import Planned
+from recmill.spec.trust import check_trusted
 
 __all__ = [
     "Bundle",
@@ -68,9 +70,10 @@ class Bundle(Planned):
 
     path: Path
     manifest: Mapping[str, Any]
+    trust_code: Collection[str] = ()  # modules and packages of which its features may call functions
 
     @classmethod
-    def open(cls, path: str | Path) -> Bundle:
+    def open(cls, path: str | Path, trust_code: Collection[str] = ()) -> Bundle:
         """A version's folder, or a folder of versions, whose current one is opened."""
         folder = Path(path)
         if (folder / CURRENT).is_file():
@@ -86,7 +89,14 @@ class Bundle(Planned):
             if name not in manifest:
                 raise _damaged(folder, f'{MANIFEST} has no "{name}"')
         _check_sizes(folder, manifest["files"])
-        return cls(folder, manifest)
+        return cls(folder, manifest, tuple(trust_code))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The fitted features. Raises ArtifactError when they call code that is not trusted."""
+        plan = Plan.read(self.path / "plan")
+        check_trusted(plan.recipe, self.trust_code, f"Bundle {self.path}")
+        return plan
 
     @property
     def version(self) -> str:
@@ -122,7 +132,7 @@ class Bundle(Planned):
             return None
         layout = side_layout(self.columns, self.models, side)
         entities = Entities.open(folder, side, layout, id_column)
-        entities.stranger = self._stranger(layout, entities.raw_schema)
+        entities.make_stranger = partial(self._stranger, layout, entities.raw_schema)
         return entities
 
     def _stranger(self, layout: Layout, schema: pl.Schema) -> Batch:

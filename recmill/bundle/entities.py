@@ -10,7 +10,7 @@ A place is the number of a user or item inside the bundle. What changes and what
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -118,8 +118,7 @@ class Entities:
         self._new_places: dict[Id, int] = {}
         self._columns: dict[str, pl.Series] = {}
         self._check()
-        # The features of one of which nothing is known. A bundle puts here what its Plan makes of nulls.
-        self.stranger = self._blank()
+        self.make_stranger: Callable[[], Batch] = self._blank  # a bundle puts its Plan's answer to nulls here
 
     @classmethod
     def open(cls, path: Path, side: Side, layout: Layout, id_column: str) -> Entities:
@@ -139,6 +138,11 @@ class Entities:
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+    @cached_property
+    def stranger(self) -> Batch:
+        """The features of one of which nothing is known."""
+        return self.make_stranger()
 
     @cached_property
     def raw_schema(self) -> pl.Schema:

@@ -48,6 +48,25 @@ def add_recipe(parser: Any) -> None:
     )
 
 
+def add_trust_code(parser: Any) -> None:
+    parser.add_argument(
+        "--trust-code",
+        type=module_names,
+        default=(),
+        metavar="MODULE,...",
+        help="modules or packages of functions that the bundle's features may call (default: none)",
+    )
+
+
+def module_names(text: str) -> tuple[str, ...]:
+    """Names of modules or packages, separated by commas."""
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise argparse.ArgumentTypeError(f"must be modules such as shop.features, got {text}")
+    return names
+
+
 def add_engine_options(parser: Any) -> None:
     """Where rows are worked on, and how much of it."""
     parser.add_argument(

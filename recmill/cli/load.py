@@ -6,7 +6,14 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import UsageError, add_command, add_output_options, positive, silent
+from recmill.cli.arguments import (
+    UsageError,
+    add_command,
+    add_output_options,
+    add_trust_code,
+    positive,
+    silent,
+)
 
 if TYPE_CHECKING:
     from recmill.store.base import Side
@@ -54,6 +61,7 @@ recmill load --bundle b --features redis://localhost --side item --parquet new-i
         action="store_true",
         help="leave out what an interrupted load of the same rows has written",
     )
+    add_trust_code(parser)
     add_output_options(parser)
 
 
@@ -67,7 +75,7 @@ def _load(parsed: argparse.Namespace) -> None:
     from recmill.store.load import load
     from recmill.store.redis import RedisStore
 
-    bundle = Bundle.open(parsed.bundle)
+    bundle = Bundle.open(parsed.bundle, parsed.trust_code)
     store = RedisStore(parsed.features, bundle, parsed.prefix, timeout_seconds=10.0, ttl_seconds=parsed.ttl)
     there = {side for side, rows in (("user", bundle.users), ("item", bundle.items)) if rows is not None}
     sides = tuple(side for side in _SIDES[parsed.side] if parsed.side != "both" or side in there)

@@ -12,6 +12,7 @@ from recmill.cli.arguments import (
     add_command,
     add_engine_options,
     add_output_options,
+    add_trust_code,
     counted,
     positive,
     share,
@@ -43,6 +44,7 @@ recmill score --bundle b --into recall --recall 100 --without-seen --engine spar
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--checkpoint", metavar="DIR", help="what `recmill train` wrote")
     model.add_argument("--bundle", metavar="DIR", help="what `recmill export` wrote; torch is not needed")
+    add_trust_code(parser)
     parser.add_argument(
         "--step", default="best", metavar="best|last|N", help="which step of the checkpoint (default: best)"
     )
@@ -144,6 +146,8 @@ def _wants_scores(parsed: argparse.Namespace) -> bool:
 def _check_flags(parsed: argparse.Namespace) -> None:
     """Say what does not go together before anything heavy is loaded."""
     wants_scores, others = _wants_scores(parsed), parsed.embeddings or parsed.recall
+    if parsed.trust_code and not parsed.bundle:
+        raise UsageError("--trust-code is for --bundle; code of a checkpoint is your own. Remove it.")
     if parsed.bundle and parsed.step != "best":
         raise UsageError("--step is for --checkpoint; a bundle is of one step. Remove it.")
     if wants_scores and not (parsed.data or parsed.table):
@@ -174,7 +178,7 @@ def _model(parsed: argparse.Namespace) -> ModelRef:
     models = [*(["retrieval"] if parsed.embeddings or parsed.recall else [])]
     models += ["ranking"] if _wants_scores(parsed) else []
     if parsed.bundle:
-        return bundle_ref(parsed.bundle, models)
+        return bundle_ref(parsed.bundle, models, parsed.trust_code)
     return checkpoint_ref(parsed.checkpoint, parsed.step, models)
 
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import UsageError, add_command, positive, share, size
+from recmill.cli.arguments import UsageError, add_command, add_trust_code, positive, share, size
 
 if TYPE_CHECKING:
     from recmill.serve.server import Ready, Settings
@@ -113,6 +113,7 @@ def _add_safety(parser: Any) -> None:
     group.add_argument(
         "--token-file", metavar="FILE", help="lines of `token scope[,scope]`; scopes: read, admin"
     )
+    add_trust_code(group)
     group.add_argument("--insecure", action="store_true", help="bind other addresses without TLS and tokens")
 
 
@@ -187,6 +188,7 @@ def settings_of(parsed: argparse.Namespace) -> Settings:
         if parsed.tls_cert
         else None,
         token_file=_path(parsed.token_file),
+        trust_code=parsed.trust_code,
         insecure=parsed.insecure,
         peer_ca=_path(parsed.peer_ca),
         peer_token_file=_path(parsed.peer_token_file),

@@ -20,6 +20,7 @@ from recmill.deploy.parts import (
 )
 from recmill.deploy.serve_network import from_components, from_prometheus, policy, to_component, to_dns
 from recmill.deploy.serving import REDIS_PORT, ROLES, SERVE, TLS, TOKENS, Serving
+from recmill.spec.trust import modules_of
 
 PRE_STOP_SECONDS, DRAIN_SECONDS, GRACE_SECONDS = 5, 30, 60
 HTTP, GRPC = {"name": "http", "port": HTTP_PORT}, {"name": "grpc", "port": GRPC_PORT}
@@ -140,11 +141,18 @@ def command(serving: Serving, component: str) -> list[str]:
         "--drain-seconds",
         str(DRAIN_SECONDS),
         *role,
+        *_trusted(serving),
         *on.when("redis", ["--features", redis_url(serving)]),
         *on.when("tokens", ["--token-file", f"{TOKENS}/tokens"]),
         *on.when("tls", ["--tls-cert", f"{TLS}/tls.crt", "--tls-key", f"{TLS}/tls.key"]),
         *on.when("tokens", [], on.when("tls", [], ["--insecure"])),
     ]
+
+
+def _trusted(serving: Serving) -> list[str]:
+    """Functions that the recipe itself names are the user's own."""
+    modules = modules_of(serving.site.recipe)
+    return ["--trust-code", ",".join(modules)] if modules else []
 
 
 def _recommend(serving: Serving) -> list[str]:
@@ -304,7 +312,17 @@ def _load_job(serving: Serving) -> Object:
         container(
             site,
             "load",
-            ["recmill", "load", "--bundle", BUNDLES, "--features", redis_url(serving), "--resume", "--quiet"],
+            [
+                "recmill",
+                "load",
+                "--bundle",
+                BUNDLES,
+                "--features",
+                redis_url(serving),
+                "--resume",
+                "--quiet",
+                *_trusted(serving),
+            ],
             site.sizing.serve,
             image=site.settings.image.serve,
             runs="read",

@@ -28,6 +28,7 @@ from recmill.logs.tail import sizes_of
 from recmill.progress import Progress
 from recmill.spec.kinds import parts_of_features
 from recmill.spec.load import recipe_to_dict
+from recmill.spec.trust import modules_of
 
 EVALUATION = "evaluation.json"  # what `recmill evaluate` leaves beside checkpoints
 REPORT = "report.html"  # and where its page is in a bundle
@@ -136,7 +137,9 @@ def _write(
         "index": _kind_of_index(aside),
         **_facts(folder, chosen, found, log_sizes),
     }
-    checked = check_bundle(Bundle(aside, manifest), learners, folder.plan, found.sample)
+    checked = check_bundle(
+        Bundle(aside, manifest, modules_of(folder.recipe)), learners, folder.plan, found.sample
+    )
     publish_bundle(aside, {**manifest, "check": checked})
 
 

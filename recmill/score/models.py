@@ -46,6 +46,7 @@ class ModelRef:
     path: str
     steps: tuple[tuple[str, int], ...]  # of a checkpoint: model -> step
     digest: str
+    trust_code: tuple[str, ...] = ()  # of a bundle: modules and packages of functions that it may call
 
 
 class Ranking(Protocol):
@@ -134,14 +135,15 @@ def checkpoint_ref(path: str | Path, which: str, models: Sequence[str]) -> Model
     return ModelRef("checkpoint", str(folder.path.absolute()), steps, _digest(content))
 
 
-def bundle_ref(path: str | Path, models: Sequence[str]) -> ModelRef:
+def bundle_ref(path: str | Path, models: Sequence[str], trust_code: tuple[str, ...] = ()) -> ModelRef:
     """A version of a bundle, the current one of a folder of versions; an error when it lacks one of the models."""
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, trust_code)
+    bundle.plan  # noqa: B018, what is not trusted is refused before the work
     for model in models:
         if model not in bundle.models:
             known = ", ".join(bundle.models)
             raise ArtifactError(f"Bundle {bundle.path} has no {model} model; it has: {known}.")
-    return ModelRef("bundle", str(bundle.path.absolute()), (), _digest(bundle.manifest))
+    return ModelRef("bundle", str(bundle.path.absolute()), (), _digest(bundle.manifest), trust_code)
 
 
 def _digest(content: Any) -> str:
@@ -225,7 +227,7 @@ class BundleModels(Models):
     """The models of a bundle, in ONNX Runtime, with its users and items; torch is not needed."""
 
     def __init__(self, ref: ModelRef) -> None:
-        self.bundle = Bundle.open(ref.path)
+        self.bundle = Bundle.open(ref.path, ref.trust_code)
         super().__init__(self.bundle)
 
     def _open_ranking(self) -> Ranking:

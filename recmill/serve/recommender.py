@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -62,6 +62,7 @@ class Recommender:
 
     def __init__(self, bundle: Bundle, store: Store | None = None) -> None:
         self.bundle = bundle
+        bundle.plan  # noqa: B018, read now: what is damaged or not trusted is refused before anything answers
         self.lookup = Lookup(bundle, store)
         self.gate = Gate()
         models = bundle.manifest["models"]
@@ -435,11 +436,16 @@ class Recommender:
             self.score(pl.DataFrame({name: [None] * 100 for name in columns}))
 
 
-def open_bundle(path: str | Path, features: str | None = None) -> Recommender:
-    """A recommender from what `recmill export` wrote; `features` is the URL of a store, such as redis://host:6379."""
+def open_bundle(
+    path: str | Path, features: str | None = None, trust_code: Collection[str] = ()
+) -> Recommender:
+    """A recommender from what `recmill export` wrote; `features` is the URL of a store, such as redis://host:6379.
+
+    Functions that its features call are imported only from modules and packages in `trust_code`.
+    """
     from recmill.store import RedisStore
 
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, trust_code)
     return Recommender(bundle, RedisStore(features, bundle) if features else None)
 
 

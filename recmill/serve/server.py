@@ -64,6 +64,7 @@ class Settings:
     otlp: str | None = None
     tls: Tls | None = None
     token_file: Path | None = None
+    trust_code: tuple[str, ...] = ()
     insecure: bool = False
     peer_ca: Path | None = None
     peer_token_file: Path | None = None

@@ -53,6 +53,7 @@ class Options:
     watch_seconds: float | None = None  # how often to look for versions and deltas; None: never
     canary: tuple[str, float] | None = None
     shadow: str | None = None
+    trust_code: tuple[str, ...] = ()  # modules and packages of functions that bundles may call
 
 
 class Service:
@@ -75,7 +76,7 @@ class Service:
         self._shadow_pool = ThreadPoolExecutor(1, "shadow") if options.shadow else None
         self._shadowing = threading.BoundedSemaphore(_SHADOW_QUEUE)
         self.folder = path if current_of(path) is not None else path.parent
-        self.current = self._open(Bundle.open(path))
+        self.current = self._open(Bundle.open(path, options.trust_code))
         self.previous: Recommender | None = None
         self._canary: Recommender | None = None
         self._shadow: Recommender | None = None
@@ -184,7 +185,9 @@ class Service:
                 for old in list(self._others)[: len(self._others) - _OTHERS + 1]:
                     if self._others[old] not in (self._canary, self._shadow):
                         self._others.pop(old).close()
-                self._others[version] = self._open(Bundle.open(self.folder / version))
+                self._others[version] = self._open(
+                    Bundle.open(self.folder / version, self.options.trust_code)
+                )
             return self._others[version]
 
     def _compare(self, compare: Callable[[Recommender], tuple[bool, float]]) -> None:
@@ -245,7 +248,7 @@ class Service:
 
     def swap(self, path: Path) -> None:
         """Serve another version, once it is whole, checked and warm; until then the old one answers."""
-        bundle = Bundle.open(path)
+        bundle = Bundle.open(path, self.options.trust_code)
         expected, found = (one.manifest.get("recipe_digest") for one in (self.bundle, bundle))
         if found != expected:
             raise ArtifactError(
@@ -397,6 +400,7 @@ def open_service(settings: Settings, telemetry: Telemetry) -> Service:
         watch_seconds=_LOOK_EVERY if settings.watch else None,
         canary=settings.canary,
         shadow=settings.shadow,
+        trust_code=settings.trust_code,
     )
     return Service(settings.bundle, options, telemetry)
 

@@ -41,6 +41,7 @@ from recmill.logs.rows import RowFunction, row_function
 from recmill.logs.tail import Tail
 from recmill.spec import recipe as r
 from recmill.spec.kinds import parts_of_features
+from recmill.spec.trust import modules_of
 
 Learners = Ranker | Retriever
 _MEMORY = 2 << 30  # bound of side tables
@@ -77,7 +78,7 @@ class Follower:
 
     def __init__(self, folder: CheckpointFolder, data: str, bundles: Path, options: Options) -> None:
         self.bundles, self.data, self.options = bundles, data, options
-        self.bundle = Bundle.open(bundles)
+        self.bundle = Bundle.open(bundles, modules_of(folder.recipe))
         self.recipe = folder.recipe
         self._check(folder)
         steps = self.bundle.manifest["checkpoint"]["steps"]
