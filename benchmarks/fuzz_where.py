@@ -9,6 +9,7 @@ the slowest input, the memory that came on top, and how many answers differ; the
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import resource
 import sys
@@ -16,6 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+os.environ.setdefault("POLARS_MAX_THREADS", "1")  # as in servers; read when Polars is imported
 import polars as pl
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -26,7 +28,7 @@ from recmill.features.expressions import compiled
 from recmill.features.numeric import dtype_of
 from recmill.spec.expressions import parse_condition, parse_expression
 
-SLOWEST_MS = 1_000.0  # that an input may take on a busy machine
+SLOWEST_MS = 200.0  # of CPU that an input may take
 
 
 def main() -> int:
@@ -47,22 +49,22 @@ def main() -> int:
     memory = peak_mb()
     for number in range(parsed.inputs):
         text = some_input(writer)
-        began = time.perf_counter()
+        began = time.process_time()
         outcome = tried(text, frame)
-        took = (time.perf_counter() - began) * 1_000
+        took = (time.process_time() - began) * 1_000
         if took > slowest:
             slowest, slowest_text = took, text
         counts[outcome] += 1
         if outcome == "differs":
             print(f"differs: {text!r}")
-        tried_as_expression(text, few, counts)
+        if number % 10 == 0:
+            tried_as_expression(text, few, counts)
         if number % 10_000 == 9_999:
             print(f"{number + 1:,} inputs", file=sys.stderr)
     print(f"inputs {parsed.inputs:,}  refused {counts['refused']:,}  evaluated {counts['evaluated']:,}")
-    print(
-        f"as expressions: refused {counts['expression refused']:,}  evaluated {counts['expression evaluated']:,}"
-    )
-    print(f"slowest {slowest:.1f} ms over {frame.height:,} rows: {slowest_text[:80]!r}")
+    tenth = f"refused {counts['expression refused']:,}  evaluated {counts['expression evaluated']:,}"
+    print(f"every tenth as an expression: {tenth}")
+    print(f"slowest {slowest:.1f} ms of CPU over {frame.height:,} rows: {slowest_text[:80]!r}")
     print(f"memory {peak_mb() - memory:+.0f} MB at most")
     print(f"mismatches {counts['differs']:,}")
     return 1 if counts["differs"] or slowest > SLOWEST_MS else 0

@@ -83,7 +83,7 @@ class RowOperation:
 
 @dataclass(frozen=True)
 class Filter(RowOperation):
-    """Keep the rows for which a SQL expression over the log's columns is true."""
+    """Keep the rows for which a condition over the log's columns is true."""
 
     main: ClassVar[str | None] = "sql"
     sql: str

@@ -273,7 +273,7 @@ class Pack(Step):
 
 @dataclass(frozen=True)
 class Expression(Step):
-    """A SQL expression over the feature's columns, evaluated row by row: `clicks / (views + 1)`."""
+    """An expression over the feature's columns, evaluated row by row: `clicks / (views + 1)`."""
 
     main: ClassVar[str | None] = "sql"
     sql: str
