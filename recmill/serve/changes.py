@@ -20,15 +20,15 @@ class Change(m.Message, frozen=True, kw_only=True):
     removed: list[m.Id] = msgspec.field(default_factory=list)
     events: list[m.Event] = msgspec.field(default_factory=list)
 
-    def apply(self, recommender: Recommender) -> int:
-        """How many things changed."""
+    def apply(self, recommender: Recommender, in_store: bool = True) -> int:
+        """How many things changed; `in_store` says whether a store of features changes too."""
         number = 0
         if self.items:
-            number += recommender.add_items(self.items)
+            number += recommender.add_items(self.items, in_store)
         if self.removed:
             number += recommender.remove_items(self.removed)
         if self.events:
-            number += recommender.add_events(self.events)
+            number += recommender.add_events(self.events, in_store)
         return number
 
 

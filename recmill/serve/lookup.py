@@ -188,10 +188,11 @@ class Lookup:
                     found[column] = [*(raw.get(column) or []), *values][-history.max_length :]
         return found
 
-    def raw_user(self, user: Id) -> Values:
-        """All raw columns of a user as stored; of an unknown one the id alone."""
+    def raw_user(self, user: Id, in_store: bool = True) -> Values:
+        """All raw columns of a user as stored, or as the bundle has them; of an unknown one the id alone."""
         degraded: list[str] = []
-        return self._stored_raw(user, -1, True, None, degraded)
+        stored = self._stored_raw(user, -1, in_store, None, degraded)
+        return stored if in_store else self.own_store.raw("user", user, _PATIENCE) or stored
 
     def after_event(self, raw: Values, event: Values) -> Values:
         """Histories of a user after one more event, if it is one that counts."""

@@ -158,3 +158,4 @@ class Status(Message, frozen=True, kw_only=True):
     freshness_seconds: float | None
     ready: bool
     manifest: dict[str, Any]
+    store: str | None = None  # why changes have not reached the feature store; null when all have

@@ -24,6 +24,7 @@ from recmill.serve import messages as m
 from recmill.serve.gate import Gate
 from recmill.serve.lookup import Lookup, Person
 from recmill.serve.recall import NAMES, Candidates, Recaller
+from recmill.serve.store_writes import SideRows, StoreWriter
 from recmill.store import Store
 from recmill.store.codec import RowCodec
 
@@ -64,6 +65,7 @@ class Recommender:
         self.bundle = bundle
         bundle.plan  # noqa: B018, read now: what is damaged or not trusted is refused before anything answers
         self.lookup = Lookup(bundle, store)
+        self.writer = StoreWriter(self.lookup) if store is not None else None
         self.gate = Gate()
         models = bundle.manifest["models"]
         self.ranker = RankModel(bundle) if "ranking" in models else None
@@ -249,8 +251,8 @@ class Recommender:
 
     # changes
 
-    def add_items(self, items: Sequence[m.NewItem]) -> int:
-        """Items that can be recommended from now on; known ones are replaced."""
+    def add_items(self, items: Sequence[m.NewItem], in_store: bool = True) -> int:
+        """Items that can be recommended from now on; known ones are replaced. `in_store` as for events."""
         entities, columns = self._recaller().items, self.lookup.raw_columns
         allowed = set(columns.of("item"))
         rows = [
@@ -261,6 +263,8 @@ class Recommender:
         features = self.lookup.features_of("item", raw)
         with self.gate.writing():
             self._put_items(raw, features)
+        if in_store and self.writer is not None:
+            self.writer.put("item", raw, features)
         return len(rows)
 
     def _put_items(self, raw: pl.DataFrame, features: pl.DataFrame) -> None:
@@ -284,30 +288,38 @@ class Recommender:
             recaller.remove_items(known)
         return len(known)
 
-    def add_events(self, events: Sequence[m.Event]) -> int:
-        """What users just did joins their histories; the next answer knows of it."""
+    def add_events(self, events: Sequence[m.Event], in_store: bool = True) -> int:
+        """What users just did joins their histories; the next answer knows of it.
+
+        `in_store`: also in a store that is shared with others, who may have put them there already.
+        """
         for event in events:
-            self._add_event(event)
+            self._add_event(event, in_store)
         return len(events)
 
-    def _add_event(self, event: m.Event) -> None:
+    def _add_event(self, event: m.Event, in_store: bool) -> None:
         lookup, columns = self.lookup, self.lookup.raw_columns
         values = columns.typed(event.values, set(columns.kinds), "The event")
         with self.gate.reading():
-            raw = lookup.raw_user(event.user)
+            own = lookup.raw_user(event.user, in_store=False)
             item = lookup.raw_items([event.item])[0]
         ids = (self.bundle.recipe.log.user, self.bundle.recipe.log.item)
         values = {name: value for name, value in values.items() if name not in ids}
-        raw |= {name: value for name, value in values.items() if columns.owners.get(name) == "user"}
-        raw |= lookup.after_event(raw, {**item, **values})
-        self._put_users(columns.frame([raw], lookup.columns_of_side("user")), [(event.user, event.item)])
+
+        def after(raw: m.Values) -> pl.DataFrame:
+            raw = raw | {name: value for name, value in values.items() if columns.owners.get(name) == "user"}
+            raw |= lookup.after_event(raw, {**item, **values})
+            return columns.frame([raw], lookup.columns_of_side("user"))
+
+        user = None
+        if in_store and self.writer is not None:
+            user = self.writer.change_user(event.user, own, after)
+        self._put_users(after(own) if user is None else user, [(event.user, event.item)])
 
     def _put_users(self, raw: pl.DataFrame, clicks: Sequence[tuple[m.Id, m.Id]]) -> None:
-        """Users as they are now, and what was clicked."""
-        recaller, store = self._recaller(), self.lookup.store
+        """Users as they are now, and what was clicked: in memory."""
+        recaller = self._recaller()
         features = self.lookup.features_of("user", raw) if raw.height else None
-        if features is not None and store is not self.lookup.own_store:
-            store.put("user", raw, features)
         with self.gate.writing():
             if features is not None:
                 self.lookup.own_store.put("user", raw, features)
@@ -317,7 +329,7 @@ class Recommender:
                     recaller.seen.add(user, place)
             recaller.count_clicks(places[places >= 0])
 
-    def apply(self, changes: Changes) -> None:
+    def apply(self, changes: Changes, in_store: bool = True) -> None:
         """Take a delta: rows and dense weights, items, users, clicks. Answers under way end before it, others wait."""
         lookup = self.lookup
         graphs = {
@@ -341,6 +353,11 @@ class Recommender:
         clicks = [] if changes.clicks is None else list(changes.clicks.select("user", "item").iter_rows())
         if users.height or clicks:
             self._put_users(users, clicks)
+        if in_store and self.writer is not None:
+            rows: list[SideRows] = [] if items is None or features is None else [("item", items, features)]
+            if users.height:
+                rows.append(("user", users, lookup.features_of("user", users)))
+            self.writer.put_delta(self.version, self.num_deltas + 1, rows)
 
     def close(self) -> None:
         """Let go of a store of its own; answers from then on come from the bundle."""

@@ -228,9 +228,9 @@ class Service:
         return number
 
     def take_changes(self) -> None:
-        """Apply what other processes of this server were asked to change."""
+        """Apply what other processes of this server were asked to change; they have changed a store already."""
         for change in self._journal.others() if self._journal is not None else ():
-            change.apply(self.current)
+            change.apply(self.current, in_store=False)
             self._catalogue.note(change)
 
     def rollback(self, version: str | None = None) -> m.Status:
@@ -303,6 +303,7 @@ class Service:
             started_at=self.started_at,
             freshness_seconds=time.time() - self.current.log_end if self.current.log_end else None,
             ready=self.ready,
+            store=self.current.lookup.store.problem,
             manifest={
                 **manifest,
                 "steps": bundle.manifest["checkpoint"]["steps"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import polars as pl
@@ -27,6 +27,18 @@ class Store(Protocol):
 
     def put(self, side: Side, raw: pl.DataFrame, features: pl.DataFrame) -> None:
         """Keep rows: raw columns, the id's among them, and what the Plan makes of them. Known ones are replaced."""
+
+    def later(self, write: Callable[[], None], num_rows: int, wait_seconds: float) -> bool:
+        """Do a write in its turn, and again until it succeeds. Whether it did within this time."""
+
+    def num_deltas(self, version: str) -> int:
+        """The last delta of a version whose rows are all there."""
+
+    def set_num_deltas(self, version: str, number: int) -> None: ...
+
+    @property
+    def problem(self) -> str | None:
+        """Why rows that were to be written are not; None when all are."""
 
     def close(self) -> None:
         """Let go of connections and files."""

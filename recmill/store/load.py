@@ -63,6 +63,7 @@ def load(
         _load_side(store, bundle, side, parquet, rows_per_second, resume, progress or Progress(quiet=True))
         for side in sides
     ]
+    store.set_num_deltas(bundle.version, 0)  # what servers wrote of them may be overwritten
     store.set_value(store.loaded_key, bundle.version.encode())
     return loaded
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +38,20 @@ class MappedStore:
 
     def put(self, side: Side, raw: pl.DataFrame, features: pl.DataFrame) -> None:
         entities_of(self._bundle, side).put(raw, features)
+
+    def later(self, write: Callable[[], None], num_rows: int, wait_seconds: float) -> bool:
+        write()
+        return True
+
+    def num_deltas(self, version: str) -> int:
+        return 0
+
+    def set_num_deltas(self, version: str, number: int) -> None:
+        """Deltas are applied to the bundle itself."""
+
+    @property
+    def problem(self) -> None:
+        return None
 
     def close(self) -> None:
         """Nothing is held that the bundle does not hold."""

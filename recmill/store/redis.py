@@ -6,7 +6,7 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,8 @@ from recmill.store.base import Id, Side
 from recmill.store.codec import RawCodec, RowCodec, Rows
 from recmill.store.connections import Connections, Talk
 from recmill.store.mapped import entities_of
+from recmill.store.refusals import refusal_of
+from recmill.store.writes import WriteQueue
 
 if TYPE_CHECKING:
     from redis import ConnectionPool
@@ -58,6 +60,7 @@ class RedisStore:
         self._is_loaded, self._ask_loaded_at = False, 0.0
         self._connections = Connections(self.servers)
         self._breaker = _Breaker()
+        self._writes = WriteQueue()
 
     def get(self, side: Side, ids: Sequence[Id], deadline_seconds: float) -> Rows:
         codec = self.codec(side)
@@ -86,12 +89,15 @@ class RedisStore:
         ids = raw[entities_of(self._bundle, side).id_column].to_list()
         features = self.codec(side).encode(batch)
         columns = self._raw_codec(side).encode(raw.iter_rows(named=True))
-        with self._answering():
+        with self._answering(f"write {side}s, keys {self.prefix}:{side}:*"):
             pipeline = self.servers.client.pipeline(transaction=False)
             for kind, values in (("f", features), ("r", columns)):
                 for key, value in zip(self.keys(side, kind, ids), values, strict=True):
                     pipeline.set(key, value, ex=self.ttl_seconds)
-            pipeline.execute()
+            # An error that the client raises by itself quotes the command, and with it columns of a user.
+            for answer in pipeline.execute(raise_on_error=False):
+                if isinstance(answer, Exception):
+                    raise answer
             for key, value in also:
                 self.servers.client.set(key, value)
 
@@ -102,7 +108,7 @@ class RedisStore:
             return value
 
     def set_value(self, key: bytes, value: bytes) -> None:
-        with self._answering():
+        with self._answering(f"write {key.decode()}"):
             self.servers.client.set(key, value)
 
     def loaded(self) -> str | None:
@@ -114,7 +120,26 @@ class RedisStore:
     def loaded_key(self) -> bytes:
         return f"{self.prefix}:loaded".encode()
 
+    def later(self, write: Callable[[], None], num_rows: int, wait_seconds: float) -> bool:
+        return self._writes.add(write, num_rows, wait_seconds)
+
+    @property
+    def problem(self) -> str | None:
+        return self._writes.problem
+
+    def num_deltas(self, version: str) -> int:
+        """The last delta of a version whose rows were all written since the last load."""
+        value = self.value(self._deltas_key(version))
+        return int(value) if value is not None and value.isdigit() else 0
+
+    def set_num_deltas(self, version: str, number: int) -> None:
+        self.set_value(self._deltas_key(version), b"%d" % number)
+
+    def _deltas_key(self, version: str) -> bytes:
+        return f"{self.prefix}:deltas:{version}".encode()
+
     def close(self) -> None:
+        self._writes.close()
         self._connections.close()
         self.servers.close()
 
@@ -168,25 +193,29 @@ class RedisStore:
             yield self.servers.pool_of(keys[places[0]]), places
 
     @contextmanager
-    def _answering(self) -> Iterator[None]:
+    def _answering(self, doing: str = "read") -> Iterator[None]:
         """Failures of Redis as StoreError; while it rests after one, at once."""
-        from redis.exceptions import AskError, MovedError, RedisError
+        from redis.exceptions import RedisClusterException, RedisError
         from redis.exceptions import TimeoutError as RedisTimeout
 
-        self._breaker.check(self.servers.address)
+        address = self.servers.address
+        self._breaker.check(address)
         try:
             yield
         except (RedisTimeout, TimeoutError) as error:
             self._breaker.timed_out()
-            raise StoreError(f"{self.servers.address} did not answer in time.") from error
-        except (RedisError, OSError) as error:
-            if isinstance(error, MovedError | AskError):
+            raise StoreError(f"{address} did not answer in time.") from error
+        except (RedisError, RedisClusterException, OSError) as error:
+            refusal = refusal_of(error)
+            if refusal is not None:
                 self._breaker.worked()
             else:
                 self._breaker.failed()
             if self.servers.is_cluster:
                 self._look_again()
-            raise StoreError(f"{self.servers.address} does not answer: {error}") from error
+            if refusal is not None:
+                raise StoreError(f"{address} refuses to {doing}: {refusal}") from None
+            raise StoreError(f"{address} does not answer: {error}") from error
         else:
             self._breaker.worked()
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
-from redis_servers import Server, running
+from redis_servers import Server, running, wait_until
 from shop import Shop
 
 from recmill.bundle import Bundle
-from recmill.serve.messages import Rank, Recommend
+from recmill.bundle.delta import Changes, write_delta
+from recmill.errors import StoreError
+from recmill.serve.changes import Change
+from recmill.serve.messages import Event, NewItem, Rank, Recommend
 from recmill.serve.recommender import Recommender
+from recmill.serve.service import Options, Service
 from recmill.store import RedisStore
 from recmill.store.load import load
 
@@ -128,3 +137,142 @@ def test_packed_rows_that_are_damaged_on_their_way_are_defaults(mapped: Recommen
         "features of the user",
         "features of items",
     ]
+
+
+# changes
+
+
+@contextmanager
+def standing_still(server: Server) -> Iterator[None]:
+    server.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.signal(signal.SIGCONT)
+
+
+def history(recommender: Recommender, user: str) -> list[str]:
+    """Items that the store has in a user's history."""
+    row: dict[str, Any] = recommender.lookup.store.raw("user", user, 5.0) or {}
+    return list(row.get("item_id_history") or [])
+
+
+def write_a_delta(bundles: Path, number: int, price: float) -> None:
+    """A new user, and a new price of an item."""
+    bundle = Bundle.open(bundles)
+    assert bundle.items is not None
+    assert bundle.users is not None
+    items = bundle.items.raw(bundle.items.places(["i1"])).with_columns(pl.lit(price).alias("price"))
+    users = bundle.users.raw(bundle.users.places(["u1"])).with_columns(
+        pl.lit(f"new{number}").alias("user_id")
+    )
+    changes = Changes(items=items, users=users, clicks=pl.DataFrame({"user": ["u1"], "item": ["i5"]}))
+    write_delta(bundles, bundle.version, number, bundle.manifest["recipe_digest"], changes, {})
+
+
+def look(service: Service) -> None:
+    assert service._watcher is not None
+    service._watcher.look()
+
+
+def test_a_delta_is_taken_while_the_store_stands_still_and_reaches_it_afterwards(
+    own_bundles: Path, server: Server
+) -> None:
+    service = Service(own_bundles, Options(features=server.url, watch_seconds=60))
+    store = service.current.lookup.store
+    load(store, service.bundle, ("user", "item"))  # type: ignore[arg-type]
+    write_a_delta(own_bundles, 1, price=77.0)
+    with standing_still(server):
+        began = time.monotonic()
+        look(service)
+        assert service.num_deltas == 1
+        assert service.recommend(Recommend(user="new1", k=5)).items
+        assert service.remove_items(["i2"]) == 1
+        assert not service.recommend(Recommend(user="u1", only=["i2"])).items
+        assert time.monotonic() - began < 3
+        wait_until(lambda: store.problem is not None, "the write to fail")
+        assert "rows wait to be written" in str(service.status().store)
+    wait_until(lambda: store.problem is None, "the rows to be written")
+    assert store.num_deltas(service.current.version) == 1
+    assert store.get("user", ["new1"], 5.0).found.all()
+    assert (store.raw("item", "i1", 5.0) or {})["price"] == 77.0
+    assert service.recommend(Recommend(user="new1", k=5)).degraded == []
+    service.close()
+
+
+def test_a_server_that_starts_later_does_not_write_old_deltas_again(
+    own_bundles: Path, server: Server
+) -> None:
+    write_a_delta(own_bundles, 1, price=77.0)
+    first = Service(own_bundles, Options(features=server.url, watch_seconds=60))
+    look(first)
+    store = first.current.lookup.store
+    wait_until(lambda: store.num_deltas(first.current.version) == 1, "the rows to be written")
+    first.add_items([NewItem(id="i1", values={"price": 5.0})])
+    second = Service(own_bundles, Options(features=server.url, watch_seconds=60))
+    look(second)
+    assert second.num_deltas == 1
+    second.close()
+    assert (store.raw("item", "i1", 5.0) or {})["price"] == 5.0
+    first.close()
+
+
+def test_added_items_are_in_the_store(stored: Recommender) -> None:
+    stored.add_items([NewItem(id="brand new", values={"price": 3.5})])
+    answer = stored.recommend(Recommend(user="u1", only=["brand new"]))
+    assert [item.id for item in answer.items] == ["brand new"]
+    assert answer.degraded == []
+
+
+def test_events_wait_for_a_store_that_stands_still_and_join_what_others_wrote(
+    stored: Recommender, shop: Shop, server: Server
+) -> None:
+    bundle = Bundle.open(shop.bundles)
+    other = Recommender(bundle, RedisStore(server.url, bundle))
+    other.add_events([Event(user="u1", item="i1", values={"clicked": 1})])
+    before = history(stored, "u1")
+    assert before[-1] == "i1"
+    with standing_still(server):
+        assert stored.add_events([Event(user="u1", item=f"i{n}", values={"clicked": 1}) for n in (2, 3)]) == 2
+        own = stored.lookup.raw_user("u1", in_store=False)["item_id_history"]
+        assert own[-2:] == ["i2", "i3"]
+    wait_until(lambda: stored.lookup.store.problem is None, "the events to be written")
+    wait_until(lambda: history(stored, "u1")[-1] == "i3", "the last event to be written")
+    assert history(stored, "u1") == [*before, "i2", "i3"][-len(history(stored, "u1")) :]
+    other.close()
+
+
+def test_what_one_process_wrote_the_others_do_not_write_again(
+    stored: Recommender, shop: Shop, server: Server
+) -> None:
+    bundle = Bundle.open(shop.bundles)
+    other = Recommender(bundle, RedisStore(server.url, bundle))
+    before = history(stored, "u1")
+    change = Change(by=1, events=[Event(user="u1", item="i1", values={"clicked": 1})], removed=["i2"])
+    change.apply(stored)
+    with standing_still(server):
+        began = time.monotonic()
+        change.apply(other, in_store=False)
+        assert time.monotonic() - began < 1
+        assert not other.recommend(Recommend(user=None, only=["i2"])).items
+    after = history(stored, "u1")
+    assert after == [*before, "i1"][-len(after) :]
+    other.close()
+
+
+def test_a_full_store_is_said_without_what_users_did_and_is_still_read(
+    stored: Recommender, mapped: Recommender, server: Server
+) -> None:
+    client = server.client()
+    client.config_set("maxmemory", 1_000_000)
+    with pytest.raises(StoreError, match=r"refuses to write users, keys recmill:user:.*maxmemory") as caught:
+        load(stored.lookup.store, stored.bundle, ("user",))  # type: ignore[arg-type]
+    assert caught.value.__cause__ is None
+    stored.add_events([Event(user="u1", item="i1", values={"clicked": 1})])
+    wait_until(lambda: stored.lookup.store.problem is not None, "the write to fail")
+    for _ in range(20):
+        assert stored.recommend(Recommend(user="u2", k=5)).degraded == []
+    client.config_set("maxmemory", 0)
+    wait_until(lambda: stored.lookup.store.problem is None, "the write to succeed")
+    assert history(stored, "u1")[-1] == "i1"
+    client.close()
