@@ -133,17 +133,33 @@ def _add_limits(parser: Any) -> None:
     )
     group.add_argument(
         "--max-wait-ms",
-        type=milliseconds,
+        type=duration,
         default=100.0,
         metavar="MS",
         help="a request that would wait longer is refused (default: 100)",
     )
     group.add_argument(
         "--deadline-ms",
-        type=milliseconds,
+        type=duration,
         default=1_000.0,
         metavar="MS",
         help="of requests that bring none (default: 1000)",
+    )
+    group.add_argument(
+        "--max-connections",
+        type=positive,
+        metavar="N",
+        help="to each port of a process (default: 10000, or fewer where the limit of open files is low)",
+    )
+    group.add_argument(
+        "--max-header", type=size, default="64KB", metavar="SIZE", help="headers of a request (default: 64KB)"
+    )
+    group.add_argument(
+        "--idle-seconds",
+        type=duration,
+        default=75.0,
+        metavar="S",
+        help="a connection without a request is closed after (default: 75)",
     )
 
 
@@ -199,6 +215,9 @@ def settings_of(parsed: argparse.Namespace) -> Settings:
             max_waiting=parsed.max_waiting,
             max_wait_seconds=parsed.max_wait_ms / 1000,
             deadline_seconds=parsed.deadline_ms / 1000,
+            max_connections=parsed.max_connections,
+            max_header=parsed.max_header,
+            idle_seconds=parsed.idle_seconds,
         ),
         drain_seconds=parsed.drain_seconds,
     )
@@ -270,7 +289,7 @@ def seconds(text: str) -> float:
     return found
 
 
-def milliseconds(text: str) -> float:
+def duration(text: str) -> float:
     found = seconds(text)
     if not found:
         raise argparse.ArgumentTypeError("must be above 0")

@@ -7,13 +7,14 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from recmill.errors import (
     ArtifactError,
     FeatureError,
+    Forbidden,
     NotFound,
     RecmillError,
     ServingError,
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from recmill.serve.service import Service
     from recmill.serve.telemetry import Telemetry
 
+_LARGE_BYTES = 64 << 10  # of a request that a thread reads
+_LARGE_WAITING = 16  # such requests, each held in memory
+Parsed = TypeVar("Parsed")
 _logger = logging.getLogger("recmill.serve")
 
 
@@ -197,17 +201,20 @@ class Desk:
         tokens: Tokens | None = None,
         role: str = "all",
         threads: int | None = None,
+        admin_is_open: bool = True,
     ) -> None:
         self.service = service
         self.telemetry = telemetry
         self.limits = limits or Limits()
         self.tokens = tokens
         self.role = role
+        self.admin_is_open = admin_is_open  # to those without a token, when there are no tokens
         self.is_draining = False
         waiting = self.limits.max_waiting
         self.queue = Admission(threads or available_cores(), waiting, self.limits.max_wait_seconds)
         # Changes may take long, and must neither hold up answers nor be held up by them.
         self.changes = Admission(2, waiting, float("inf"), "change")
+        self.reading = Admission(1, _LARGE_WAITING, float("inf"), "read")
 
     @property
     def is_ready(self) -> bool:
@@ -216,6 +223,11 @@ class Desk:
     def permit(self, authorization: str | None, scope: Scope = "read") -> None:
         if self.tokens is not None:
             self.tokens.check(authorization, scope)
+        elif scope == "admin" and not self.admin_is_open:
+            raise Forbidden(
+                "This call needs the admin scope, and this server has no tokens and wants no client certificates. "
+                "Start it with --token-file or --tls-client-ca."
+            )
 
     def offers(self, call: Call) -> None:
         """Raises NotFound when this process has a role that does not answer such calls; Overloaded when it cannot now.
@@ -230,6 +242,10 @@ class Desk:
                 f"ask one of: {', '.join(sorted(call.roles))}."
             )
 
+    async def read(self, num_bytes: int, parse: Callable[[], Parsed]) -> Parsed:
+        """What `parse` makes of so many bytes. A thread does it when they are many, so that the event loop is free."""
+        return parse() if num_bytes < _LARGE_BYTES else await self.reading.run("read", parse)
+
     async def answer(
         self,
         call: Call,
@@ -239,11 +255,9 @@ class Desk:
     ) -> list[tuple[Any, Any]]:
         """One answer for each request, and the same as `pack` makes it for the door; or an error for all.
 
-        The earliest deadline of any of them holds for all. Packing is done by the thread that answers, so that the
-        event loop is free.
+        The requests are within limits already. The earliest deadline of any of them holds for all. Packing is done by
+        the thread that answers, so that the event loop is free.
         """
-        for request in requests:
-            self.limits.check(request)
         deadline = time.monotonic() + self.seconds_for(requests, remaining_seconds)
         works = [self._work(call, request, deadline, pack) for request in requests]
         if call.is_change:
@@ -280,6 +294,7 @@ class Desk:
         return work
 
     def close(self) -> None:
+        self.reading.close()
         self.queue.close()
         self.changes.close()
 

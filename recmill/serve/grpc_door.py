@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from recmill.serve import calls as c
 from recmill.serve import inference
 from recmill.serve import messages as m
+from recmill.serve.limits import Limits
 from recmill.serve.proto import convert, predict_v2_pb2, recmill_pb2
 from recmill.serve.proto import recmill_pb2 as pb
 from recmill.serve.security import Scope, Tls
@@ -28,6 +29,9 @@ logging.getLogger("grpc._cython.cygrpc").addFilter(
     lambda record: "ExecuteBatchError" not in str(record.exc_info)
 )
 
+_HANDSHAKE_MS = 10_000
+_MAX_STREAMS = 10_000  # calls at once on one connection
+_NO_LIMIT = 2**31 - 1
 SERVICE = "recmill.v1.Recommender"
 INFERENCE = "inference.GRPCInferenceService"
 
@@ -120,16 +124,16 @@ METHODS = {
 class GrpcDoor:
     """A gRPC server over a desk. Make it inside the event loop that it runs in."""
 
-    def __init__(self, desk: c.Desk, scoring: inference.Scoring, several_processes: bool = False) -> None:
+    def __init__(
+        self,
+        desk: c.Desk,
+        scoring: inference.Scoring,
+        several_processes: bool = False,
+        max_connections: int | None = None,
+    ) -> None:
         self.desk = desk
         self.scoring = scoring
-        self.server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", desk.limits.max_body),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", int(several_processes)),
-            ]
-        )
+        self.server = grpc.aio.server(options=_options(desk.limits, several_processes, max_connections))
         own = {name: self._handler(self._own(method), method.call) for name, method in METHODS.items()}
         self._register(SERVICE, own)
         self._register(INFERENCE, self._inference())
@@ -188,14 +192,24 @@ class GrpcDoor:
 
         async def answer(data: bytes, remaining: float | None) -> tuple[Message, Any]:
             self.desk.offers(call)
-            request = convert.parse(method.takes, data)
-            if method.batch:
-                self.desk.limits.check_number(len(getattr(request, method.batch)), method.batch)
-            found = await self.desk.answer(call, method.requests_of(request), remaining, method.pack)
+            began = time.monotonic()
+            requests = await self.desk.read(len(data), lambda: self._parsed(method, data))
+            if remaining is not None:
+                remaining -= time.monotonic() - began
+            found = await self.desk.answer(call, requests, remaining, method.pack)
             reply = method.reply([packed for _, packed in found])
             return reply, c.together([answer for answer, _ in found])
 
         return answer
+
+    def _parsed(self, method: Method, data: bytes) -> Sequence[Any]:
+        request, limits = convert.parse(method.takes, data), self.desk.limits
+        if method.batch:
+            limits.check_number(len(getattr(request, method.batch)), method.batch)
+        requests = method.requests_of(request)
+        for one in requests:
+            limits.check(one)
+        return requests
 
     # the Open Inference Protocol
 
@@ -231,10 +245,32 @@ class GrpcDoor:
         return inference.grpc_model(self.scoring.model(request.name, request.version)), None
 
     async def _infer(self, data: bytes, remaining: float | None) -> tuple[Message, None]:
-        request = convert.parse(predict_v2_pb2.ModelInferRequest, data)
-        rows = inference.rows_from_grpc(request)
-        version, scores = await self.scoring.score(request.model_name, request.model_version, rows, remaining)
+        began = time.monotonic()
+        name, version, rows = await self.desk.read(len(data), lambda: inference.rows_from_grpc(data))
+        if remaining is not None:
+            remaining -= time.monotonic() - began
+        version, scores = await self.scoring.score(name, version, rows, remaining)
         return inference.grpc_answer(version, rows, scores), None
+
+
+def _options(limits: Limits, several_processes: bool, max_connections: int | None) -> list[tuple[str, int]]:
+    options = [
+        ("grpc.max_receive_message_length", limits.max_body),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", limits.max_header),
+        ("grpc.absolute_max_metadata_size", limits.max_header),
+        ("grpc.so_reuseport", int(several_processes)),
+        # A connection must begin to speak HTTP/2 within this time, and goes when it has had no call for long.
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", int(limits.idle_seconds * 1_000)),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS),
+        # Past these the library cancels calls without a word, before we see them; we refuse them ourselves.
+        ("grpc.server.max_pending_requests", _NO_LIMIT),
+        ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
+    ]
+    if max_connections is not None:
+        options.append(("grpc.max_allowed_incoming_connections", max_connections))
+    return options
 
 
 def _all_descriptors() -> DescriptorPool:

@@ -20,10 +20,10 @@ from recmill.errors import BadRequest, NotFound, ServingError
 from recmill.serve import calls as c
 from recmill.serve import inference
 from recmill.serve import messages as m
+from recmill.serve.limits import Limits
 from recmill.serve.proto.convert import plain_value
 
 JSON = "application/json"
-_SECONDS_FOR_BODY = 10.0
 
 
 class TooLarge(ServingError):
@@ -227,17 +227,27 @@ class HttpDoor:
     async def _requests(self, request: Request, endpoint: Endpoint) -> tuple[bool, list[Any]]:
         """Whether several were asked for, and all of them."""
         if endpoint.method == "GET":
-            return False, [_from_query(request, endpoint.takes)]
+            return False, self._checked([_from_query(request, endpoint.takes)])
         _check_content(request, (JSON,))
-        body = await read_body(request, self.desk.limits.max_body)
+        body = await read_body(request, self.desk.limits)
+        return await self.desk.read(len(body), lambda: self._parsed(body, endpoint))
+
+    def _parsed(self, body: bytes, endpoint: Endpoint) -> tuple[bool, list[Any]]:
+        limits = self.desk.limits
+        limits.check_json(body)
         if endpoint.takes_many is not None and _decoded(_peek, body).queries is not msgspec.UNSET:
             many = _decoded(self._decoders[endpoint.takes_many], body).queries
-            self.desk.limits.check_number(len(many), "queries")
-            return True, many
+            limits.check_number(len(many), "queries")
+            return True, self._checked(many)
         one = _decoded(self._decoders[endpoint.takes], body)
         if endpoint.list_field:
-            self.desk.limits.check_number(len(getattr(one, endpoint.list_field)), endpoint.list_field)
-        return False, [one]
+            limits.check_number(len(getattr(one, endpoint.list_field)), endpoint.list_field)
+        return False, self._checked([one])
+
+    def _checked(self, requests: list[Any]) -> list[Any]:
+        for request in requests:
+            self.desk.limits.check(request)
+        return requests
 
     # other answers
 
@@ -275,11 +285,15 @@ class HttpDoor:
     async def _infer(self, request: Request) -> Response:
         self.scoring.model(**request.path_params)  # there is such a model, before anything is read
         _check_content(request, (JSON, "application/octet-stream", ""))
-        body = await read_body(request, self.desk.limits.max_body)
-        rows = inference.rows_from_http(body, request.headers.get("inference-header-content-length"))
+        body = await read_body(request, self.desk.limits)
+        header_length = request.headers.get("inference-header-content-length")
+        limits = self.desk.limits
+        rows = await self.desk.read(len(body), lambda: inference.rows_from_http(body, header_length, limits))
         name, version = request.path_params["name"], request.path_params.get("version", "")
         found, scores = await self.scoring.score(name, version, rows)
-        content, headers = inference.http_answer(found, rows, scores)
+        content, headers = await self.desk.read(
+            scores.nbytes, lambda: inference.http_answer(found, rows, scores)
+        )
         return Response(content, headers=headers)
 
 
@@ -299,16 +313,17 @@ async def _alive(request: Request) -> Response:
     return _json({"live": True})
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body, unpacked; raises rather than hold more than `max_bytes` or wait for ever."""
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The whole body, unpacked; raises rather than hold more bytes than it may, or wait for ever."""
+    max_bytes = limits.max_body
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length[:18]) > max_bytes:
         raise TooLarge(f"The body has {int(length):,} bytes; at most {max_bytes:,} are read.")
     try:
-        async with asyncio.timeout(_SECONDS_FOR_BODY):
+        async with asyncio.timeout(limits.send_seconds):
             return await _stream(request, max_bytes)
     except TimeoutError:
-        raise TooSlow(f"The body did not come within {_SECONDS_FOR_BODY:.0f} s.") from None
+        raise TooSlow(f"The body did not come within {limits.send_seconds:g} s.") from None
     except ClientDisconnect:
         raise BadRequest("The connection ended before the body did.") from None
 

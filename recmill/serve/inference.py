@@ -20,7 +20,8 @@ import pyarrow as pa
 from recmill import __version__
 from recmill.errors import BadRequest, NotFound
 from recmill.serve.calls import CALLS, Desk
-from recmill.serve.limits import Batcher
+from recmill.serve.limits import MAX_DEADLINE_MS, Batcher, Limits
+from recmill.serve.proto import convert
 from recmill.serve.proto import predict_v2_pb2 as pb
 from recmill.spec.kinds import is_list, kinds_of_columns
 
@@ -275,6 +276,8 @@ def _texts(name: str, num_rows: int, data: bytes) -> pl.Series:
         if begin > len(data):
             break
         place = begin + _LENGTH(data, place)[0]
+        if place > len(data):
+            break
         texts.append(data[begin:place])
         offsets[number + 1] = offsets[number] + place - begin  # type: ignore[index]
     if offsets is None or place != len(data) or len(texts) != num_rows:
@@ -318,9 +321,10 @@ _POLARS: dict[str, pl.DataType] = {
 _request_decoder = msgspec.json.Decoder(Inference)
 
 
-def rows_from_http(body: bytes, header_length: str | None) -> Rows:
+def rows_from_http(body: bytes, header_length: str | None, limits: Limits) -> Rows:
     """A request of JSON, with the bytes of tensors behind it if a header says how long the JSON is."""
     text, rest = _split(body, header_length)
+    limits.check_json(text)
     try:
         request = _request_decoder.decode(text)
     except UnicodeDecodeError:
@@ -363,7 +367,7 @@ def _check_outputs(names: Iterable[str]) -> None:
 
 def _seconds(timeout: Any) -> float | None:
     """The protocol's `timeout` is in microseconds; 0 is none."""
-    return timeout / 1e6 if isinstance(timeout, int) and timeout > 0 else None
+    return min(timeout, 1_000 * MAX_DEADLINE_MS) / 1e6 if isinstance(timeout, int) and timeout > 0 else None
 
 
 def http_answer(version: str, rows: Rows, scores: Any) -> tuple[bytes, dict[str, str]]:
@@ -385,7 +389,9 @@ def http_answer(version: str, rows: Rows, scores: Any) -> tuple[bytes, dict[str,
 # over gRPC
 
 
-def rows_from_grpc(request: pb.ModelInferRequest) -> Rows:
+def rows_from_grpc(data: bytes) -> tuple[str, str, Rows]:
+    """The name and the version of the model that is asked, and the rows."""
+    request = convert.parse(pb.ModelInferRequest, data)
     _check_outputs(output.name for output in request.outputs)
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
@@ -401,7 +407,7 @@ def rows_from_grpc(request: pb.ModelInferRequest) -> Rows:
         else:
             raise BadRequest(f'Input "{tensor.name}" has the unknown datatype "{tensor.datatype[:20]}".')
     timeout = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
-    return Rows(frame_of(columns), request.id, _seconds(timeout))
+    return request.model_name, request.model_version, Rows(frame_of(columns), request.id, _seconds(timeout))
 
 
 def grpc_answer(version: str, rows: Rows, scores: Any) -> pb.ModelInferResponse:

@@ -23,6 +23,7 @@ Request = TypeVar("Request")
 MAX_IDS = 10_000  # in one list of a request
 MAX_TEXT = 1_000  # characters of one text in a request
 MAX_CHANNELS = 100
+MAX_JSON_VALUES = 500_000  # in one body: nothing else can be done while JSON is read
 MAX_DEADLINE_MS = 600_000.0
 IDS = {("Event", "user"), ("Event", "item"), ("NewItem", "id")}  # that cannot be empty
 INTEGERS = (-(2**63), 2**63 - 1)
@@ -52,6 +53,10 @@ class Limits:
     max_waiting: int = 1_000
     max_wait_seconds: float = 0.1
     deadline_seconds: float = 1.0  # of a request that brings none
+    max_connections: int | None = None  # of each transport; none: as many as there are files for
+    max_header: int = 64 << 10  # bytes
+    send_seconds: float = 10.0  # that the head of a request may take to come, and its body
+    idle_seconds: float = 75.0  # that a connection without a request stays open
 
     def range_of(self, request: str, name: str) -> tuple[int, int] | None:
         """Smallest and largest value of a field of a kind of request, if it has bounds."""
@@ -84,6 +89,13 @@ class Limits:
         """Raises BadRequest when a call holds no or too many of something."""
         if not 1 <= number <= self.max_batch:
             raise BadRequest(f"{what} must hold 1 to {self.max_batch:,} values, got {number:,}.")
+
+    def check_json(self, text: bytes) -> None:
+        """Raises BadRequest when a body holds so many values that reading them would hold up other requests."""
+        if text.count(b",") >= MAX_JSON_VALUES:
+            raise BadRequest(
+                f"The JSON holds more than {MAX_JSON_VALUES:,} values. Send fewer at once, or tensors as bytes."
+            )
 
     def _check_list(self, name: str, values: list[Any]) -> None:
         longest = self.longest().get(name, MAX_IDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ class RawColumns:
             return str(value).encode("utf-8", "replace").decode()  # JSON can carry halves of characters
         if kind == "bool" and isinstance(value, bool):
             return value
-        if kind == "float" and is_number and abs(value) < float("inf"):
+        if kind == "float" and is_number and abs(value) <= sys.float_info.max:
             return float(value)
         if kind == "int" and (found := self._whole(name, value)) is not None:
             return found

@@ -124,6 +124,53 @@ def test_damaged_messages_are_refused_or_answered(fuzzed: Running) -> None:
     assert is_well(fuzzed)
 
 
+BIG = "9" * 400
+INPUT = '{"inputs": [{"name": "%s", "shape": [1], "datatype": "%s", %s}]%s}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/items", '{"items": [{"id": "new", "values": {"price": BIG}}]}'.replace("BIG", BIG)),
+        (
+            "/v1/events",
+            '{"events": [{"user": "u1", "item": "i1", "values": {"price": -BIG}}]}'.replace("BIG", BIG),
+        ),
+        ("/v1/recommend", '{"context": {"price_shown": BIG}}'.replace("BIG", BIG)),
+        ("/v2/models/ranking/infer", INPUT % ("price", "FP64", f'"data": [{BIG}]', "")),
+        (
+            "/v2/models/ranking/infer",
+            INPUT % ("price", "FP64", f'"parameters": {{"binary_data_size": {BIG}}}', ""),
+        ),
+    ],
+)
+def test_numbers_that_no_column_can_hold_are_refused(fuzzed: Running, path: str, body: str) -> None:
+    answer = httpx.post(f"{fuzzed.http}{path}", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
+
+
+def test_a_timeout_of_ages_is_none(fuzzed: Running) -> None:
+    body = INPUT % ("price", "FP64", '"data": [1]', f', "parameters": {{"timeout": {BIG}}}')
+    path = f"{fuzzed.http}/v2/models/ranking/infer"
+    assert httpx.post(path, content=body, headers={"content-type": "application/json"}).status_code == 200
+
+
+@pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFFFFF, 3])
+def test_lengths_of_texts_that_are_not_there_are_refused(fuzzed: Running, length: int) -> None:
+    data = length.to_bytes(4, "little") + b"i1"
+    text = (INPUT % ("item_id", "BYTES", f'"parameters": {{"binary_data_size": {len(data)}}}', "")).encode()
+    path = f"{fuzzed.http}/v2/models/ranking/infer"
+    headers = {"inference-header-content-length": str(len(text)), "content-type": "application/octet-stream"}
+    assert httpx.post(path, content=text + data, headers=headers).status_code == 400
+
+
+@pytest.mark.parametrize("length", ["-1", "", "x", "1e3", "9" * 400, "0" * 400, "3, 4"])
+def test_a_wrong_length_of_the_json_is_refused(fuzzed: Running, length: str) -> None:
+    path = f"{fuzzed.http}/v2/models/ranking/infer"
+    headers = {"inference-header-content-length": length, "content-type": "application/octet-stream"}
+    assert httpx.post(path, content=b'{"inputs": []}', headers=headers).status_code == 400
+
+
 @pytest.mark.parametrize("door", ["http", "grpc"])
 def test_random_bytes_on_a_port_harm_nobody(fuzzed: Running, door: str) -> None:
     chance = random.Random(11)

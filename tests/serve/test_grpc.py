@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,10 +17,15 @@ from servers import Running, Start
 
 from recmill.errors import BadRequest
 from recmill.serve import messages as m
+from recmill.serve.calls import Desk
+from recmill.serve.grpc_door import GrpcDoor
+from recmill.serve.inference import Scoring
 from recmill.serve.limits import Limits
 from recmill.serve.proto import convert
 from recmill.serve.proto import recmill_pb2 as pb
 from recmill.serve.proto.generate import HERE, PROTOS, generated
+from recmill.serve.service import Service
+from recmill.serve.telemetry import Telemetry
 
 REPLIES = {
     "Recommend": pb.RecommendReply,
@@ -197,3 +205,49 @@ def test_values_are_not_nested_without_end() -> None:
         value = pb.Value(list=pb.ValueList(values=[value]))
     with pytest.raises(BadRequest, match="lists of values"):
         convert.value_of(value)
+
+
+def test_changes_from_other_machines_need_a_token_or_a_certificate(bundles: Path) -> None:
+    service = Service(bundles)
+
+    async def main() -> list[str]:
+        desk = Desk(service, Telemetry(), threads=1, admin_is_open=False)
+        door = GrpcDoor(desk, Scoring(desk))
+        port = door.bind("127.0.0.1:0", None)
+        await door.server.start()
+        codes = []
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for method in ("AddItems", "RemoveItems", "Rollback"):
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await channel.unary_unary(f"/recmill.v1.Recommender/{method}")(b"", timeout=10)
+                codes.append(error.value.code().name)
+        await door.server.stop(0)
+        desk.close()
+        return codes
+
+    assert asyncio.run(main()) == ["PERMISSION_DENIED"] * 3
+    service.close()
+
+
+def test_each_of_thousands_of_calls_at_once_is_answered_or_refused_with_a_reason(server: Running) -> None:
+    request = pb.RecommendRequest(queries=[user("u1")], k=3).SerializeToString()
+
+    async def main() -> Counter[str]:
+        codes: Counter[str] = Counter()
+
+        async def ask() -> None:
+            try:
+                await recommend(request, timeout=60)
+                codes["OK"] += 1
+            except grpc.aio.AioRpcError as error:
+                codes[error.code().name if error.details() else "without a reason"] += 1
+
+        async with grpc.aio.insecure_channel(server.grpc) as channel:
+            recommend = channel.unary_unary("/recmill.v1.Recommender/Recommend")
+            await channel.channel_ready()
+            await asyncio.gather(*(ask() for _ in range(4_000)))
+        return codes
+
+    codes = asyncio.run(main())
+    assert set(codes) <= {"OK", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
+    assert codes["OK"]

@@ -184,6 +184,15 @@ def test_a_server_that_is_not_warm_or_drains_is_not_ready(service: Service) -> N
             assert client.get(path).status_code == 503
 
 
+def test_changes_from_other_machines_need_a_token_or_a_certificate(service: Service) -> None:
+    calls = {"/v1/items": {"items": [{"id": "x"}]}, "/v1/items/remove": {"items": ["x"]}, "/v1/rollback": {}}
+    with client_of(service, admin_is_open=False) as client:
+        for path, body in calls.items():
+            answer = client.post(path, json=body)
+            assert (answer.status_code, "--token-file or --tls-client-ca" in answer.text) == (403, True)
+        assert client.post("/v1/recommend", json={}).status_code == 200
+
+
 def test_tokens_are_asked_for_and_changes_need_admin(service: Service, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"{READ} read\n{ADMIN} admin\n")
     tokens = Tokens.read(tmp_path / "tokens")

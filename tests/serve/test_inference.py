@@ -140,7 +140,7 @@ def json_rows(**tensor: Any) -> Any:
     import msgspec
 
     whole = {"name": "price", "shape": [2], "datatype": "FP64", "data": [1, 2.5], **tensor}
-    return inference.rows_from_http(msgspec.json.encode({"inputs": [whole]}), None)
+    return inference.rows_from_http(msgspec.json.encode({"inputs": [whole]}), None, Limits())
 
 
 def test_json_holds_rows_flat_or_nested_and_null_is_missing() -> None:
@@ -197,10 +197,11 @@ def test_grpc_contents_are_read_like_raw_bytes() -> None:
     tensor = pb.ModelInferRequest.InferInputTensor(
         name="position", datatype="INT32", shape=[2], contents=pb.InferTensorContents(int_contents=[4, 5])
     )
-    rows = inference.rows_from_grpc(pb.ModelInferRequest(inputs=[tensor]))
+    _, _, rows = inference.rows_from_grpc(pb.ModelInferRequest(inputs=[tensor]).SerializeToString())
     assert rows.frame["position"].to_list() == [4, 5]
+    request = pb.ModelInferRequest(inputs=[tensor], raw_input_contents=[b"", b""])
     with pytest.raises(BadRequest, match="1 inputs, but 2 raw_input_contents"):
-        inference.rows_from_grpc(pb.ModelInferRequest(inputs=[tensor], raw_input_contents=[b"", b""]))
+        inference.rows_from_grpc(request.SerializeToString())
 
 
 def test_columns_must_fit_together() -> None:

@@ -24,7 +24,8 @@ from servers import Start
 from recmill.serve.limits import Limits
 from recmill.serve.proto import recmill_pb2 as pb
 from recmill.serve.security import Tls
-from recmill.serve.server import Settings, settings_from_json, settings_to_json
+from recmill.serve.server import Settings
+from recmill.serve.supervisor import settings_from_json, settings_to_json
 
 READ, ADMIN = "read-token-0123456789", "admin-token-0123456789"
 
@@ -110,6 +111,19 @@ def test_several_processes_share_the_ports_and_one_that_ends_is_replaced(bundles
         assert code == 0
         assert "ended with code -9; another is started" in errors
         assert processes_of(server.process.pid) == []
+
+
+@pytest.mark.processes
+def test_a_process_that_stands_still_is_replaced(bundles: Path) -> None:
+    with program(bundles, "--processes", 2, "--threads", 1) as server:
+        stopped = processes_of(server.process.pid)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        wait_until(lambda: stopped not in processes_of(server.process.pid))
+        wait_until(lambda: len(processes_of(server.process.pid)) == 2)
+        assert server.recommend().status_code == 200
+        code, errors = server.end()
+        assert code == 0
+        assert "gave no sign of life for 5 s and is killed" in errors
 
 
 @pytest.mark.processes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,6 +11,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from recmill.errors import BadRequest
 from recmill.serve import messages as m
+from recmill.serve.limits import MAX_IDS
 from recmill.serve.proto import recmill_pb2 as pb
 
 Parsed = TypeVar("Parsed", bound=Message)
@@ -31,7 +32,9 @@ def id_of(id: pb.Id) -> m.Id | None:
     return None if kind is None else id.number if kind == "number" else id.text
 
 
-def ids_of(ids: Iterable[pb.Id], where: str) -> list[m.Id]:
+def ids_of(ids: Sequence[pb.Id], where: str) -> list[m.Id]:
+    if len(ids) > MAX_IDS:
+        raise BadRequest(f"{where} must hold at most {MAX_IDS:,} values, got {len(ids):,}.")
     found = [id_of(id) for id in ids]
     if None in found:
         raise BadRequest(f"{where}[{found.index(None)}] is an id with neither text nor number.")
@@ -54,6 +57,8 @@ def value_of(value: pb.Value, depth: int = 0) -> Any:
         return getattr(value, kind)
     if depth > 1:
         raise BadRequest("A value is a list of lists of lists; expected lists of values.")
+    if len(value.list.values) > MAX_IDS:
+        raise BadRequest(f"A list of values must hold at most {MAX_IDS:,}, got {len(value.list.values):,}.")
     return [value_of(one, depth + 1) for one in value.list.values]
 
 

@@ -1,0 +1,140 @@
+"""How many connections a process keeps open, and which of them go first when there are too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import socket
+import stat
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from recmill.errors import RecmillError
+
+RESERVED_FILES = 256  # descriptors for everything but connections: bundles, stores, logs, pipes
+MAX_CONNECTIONS = 10_000  # of one transport, unless more are asked for
+MIN_CONNECTIONS = 16
+_WANTED_FILES = 1 << 20  # where the system sets no limit
+_RESERVE = 0.2  # of the connections: as soon as they are in use, silent ones are closed
+_PERIOD_SECONDS = 0.25
+_QUIET_MS = 1_000  # a connection that sent something later than this is in use
+_FILES = "/proc/self/fd"
+# Offsets in Linux' struct tcp_info: milliseconds since data came, and how many bytes did.
+_LAST_DATA_RECV, _BYTES_RECEIVED, _TCP_INFO_BYTES = 52, 128, 136
+_logger = logging.getLogger("recmill.serve")
+
+
+class TooFewFiles(RecmillError):
+    """The process may not open as many files as its connections need."""
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as the system lets it; the number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max(soft, _WANTED_FILES) if hard == resource.RLIM_INFINITY else hard
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def connections_for(asked: int | None, file_limit: int) -> int:
+    """Connections that each of the two transports may have. Raises TooFewFiles when there are not enough files."""
+    # Half as many again may have been accepted before the first of them is looked at.
+    room = (file_limit - RESERVED_FILES) * 2 // 5
+    if asked is None:
+        return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, room))
+    if asked > max(MIN_CONNECTIONS, room):
+        raise TooFewFiles(
+            f"--max-connections {asked} for HTTP and as many for gRPC need {asked * 5 // 2 + RESERVED_FILES:,} open "
+            f"files, but this process may have {file_limit:,}. Raise its limit (ulimit -Hn), or ask for fewer."
+        )
+    return asked
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """One accepted connection; `socket` is a second descriptor of it, so that it cannot become another one's."""
+
+    socket: socket.socket
+    port: int
+    has_sent: bool
+    quiet_ms: int
+
+    @property
+    def is_in_use(self) -> bool:
+        return self.has_sent and self.quiet_ms < _QUIET_MS
+
+    def __lt__(self, other: _Connection) -> bool:
+        """Those that never sent anything go first, then those that have been quiet for longest."""
+        return (self.has_sent, -self.quiet_ms) < (other.has_sent, -other.quiet_ms)
+
+
+class ConnectionReaper:
+    """Keeps a reserve of connections free on each port by closing those that have been silent for longest.
+
+    It asks the kernel, so that it sees connections of every transport, also before their TLS handshake.
+    """
+
+    def __init__(self, ports: Sequence[int], max_connections: int) -> None:
+        self.ports = tuple(ports)
+        self.target = max(1, int(max_connections * (1 - _RESERVE)))
+
+    async def run(self) -> None:
+        """Look several times a second, for ever."""
+        while os.path.isdir(_FILES):
+            await asyncio.sleep(_PERIOD_SECONDS)
+            if len(os.listdir(_FILES)) > self.target:
+                await asyncio.to_thread(self.reap)
+
+    def reap(self) -> int:
+        """Close what is too much; how many connections that were."""
+        number = 0
+        with contextlib.ExitStack() as held:
+            open_ones = [
+                held.enter_context(contextlib.closing(found.socket)) and found for found in self._open()
+            ]
+            for port in self.ports:
+                found = sorted(one for one in open_ones if one.port == port)
+                for one in found[: max(0, len(found) - self.target)]:
+                    if not one.is_in_use:
+                        number += _shut(one.socket)
+        if number:
+            _logger.warning("closed %d silent connections: there were too many", number)
+        return number
+
+    def _open(self) -> Iterator[_Connection]:
+        for name in os.listdir(_FILES):
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(int(name)).st_mode) and (
+                    found := _connection(int(name), self.ports)
+                ):
+                    yield found
+
+
+def _connection(descriptor: int, ports: Sequence[int]) -> _Connection | None:
+    """The TCP connection behind a descriptor, if it was accepted on one of these ports."""
+    copy = socket.socket(fileno=os.dup(descriptor))
+    try:
+        is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
+        if is_tcp and (port := copy.getsockname()[1]) in ports and copy.getpeername():
+            info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            (quiet_ms,) = struct.unpack_from("=I", info, _LAST_DATA_RECV)
+            (num_bytes,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED)
+            kept, copy = copy, None  # type: ignore[assignment]
+            return _Connection(kept, port, num_bytes > 0, quiet_ms)
+    finally:
+        if copy is not None:
+            copy.close()
+    return None
+
+
+def _shut(connection: socket.socket) -> bool:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return False
+    return True
