@@ -94,11 +94,11 @@ class ConnectionReaper:
         """Close what is too much; how many connections that were."""
         number = 0
         with contextlib.ExitStack() as held:
-            open_ones = [
-                held.enter_context(contextlib.closing(found.socket)) and found for found in self._open()
-            ]
+            connections = list(self._open())
+            for one in connections:
+                held.callback(one.socket.close)
             for port in self.ports:
-                found = sorted(one for one in open_ones if one.port == port)
+                found = sorted(one for one in connections if one.port == port)
                 for one in found[: max(0, len(found) - self.target)]:
                     if not one.is_in_use:
                         number += _shut(one.socket)

@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from recmill import __version__
 from recmill.errors import BadRequest, NotFound
+from recmill.serve.batcher import Batcher
 from recmill.serve.calls import CALLS, Desk
-from recmill.serve.limits import MAX_DEADLINE_MS, Batcher, Limits
+from recmill.serve.limits import MAX_DEADLINE_MS, Limits
 from recmill.serve.proto import convert
 from recmill.serve.proto import predict_v2_pb2 as pb
 from recmill.spec.kinds import is_list, kinds_of_columns

@@ -1,16 +1,17 @@
-"""How much a server takes on: sizes of requests, a bounded queue before a few threads, small requests in one batch."""
+"""How much a server takes on: sizes of requests, and a bounded queue before a few threads."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,7 +19,6 @@ from recmill.errors import BadRequest, Overloaded, TooLate
 from recmill.serve.messages import MAX_CANDIDATES, MAX_K
 
 Result = TypeVar("Result")
-Request = TypeVar("Request")
 
 MAX_IDS = 10_000  # in one list of a request
 MAX_TEXT = 1_000  # characters of one text in a request
@@ -31,6 +31,9 @@ _NEW_WEIGHT = 0.1  # of the latest call in the running mean of how long calls ta
 _USABLE = 0.7  # of the time that is left: estimates are means, and the way back takes time too
 _TICK_SECONDS = 0.01
 _MANY = 8  # requests that wait for each thread
+_ALONE_SECONDS = 0.1  # that one waits for the others to finish while the loop is behind
+_MAX_OVERDUE = 16  # threads whose work is overdue and that others took the place of
+_SECONDS_TO_END = 5.0  # that work which hangs is waited for in the end
 _BEHIND = 0.02  # seconds that the loop may be late while many wait; beyond, it would only read requests
 
 
@@ -123,14 +126,18 @@ def _check_value(name: str, value: Any) -> None:
 class Admission:
     """A few worker threads behind a queue that refuses at once what it could not answer in time.
 
-    How long a call would wait is known from how long such calls took lately. Call it from one event loop.
+    How long a call would wait is known from how long such calls took lately. Work that still runs at its deadline loses
+    its thread to the others: a new one is started, and the old one ends with that work. Call it from one event loop.
     """
 
     def __init__(self, threads: int, max_waiting: int, max_wait_seconds: float, name: str = "answer") -> None:
         self.threads = threads
         self.max_waiting = max_waiting
         self.max_wait_seconds = max_wait_seconds
-        self._workers = ThreadPoolExecutor(threads, f"recmill-{name}")
+        self._name = name
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._overdue = 0  # threads that others were started for
+        self._workers: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}  # recent mean of each kind of call
         self._waiting = 0
@@ -140,6 +147,8 @@ class Admission:
         self._lag = _Lag()
         # While the loop is behind, one thread at a time works: more of them would only keep Python from the loop.
         self._alone = threading.Lock()
+        for _ in range(threads):
+            self._start_worker()
 
     async def run(self, kind: str, work: Callable[[], Result], deadline: float | None = None) -> Result:
         """Do one piece of work on a worker thread; raises Overloaded or TooLate instead of keeping anyone waiting."""
@@ -150,11 +159,15 @@ class Admission:
     ) -> list[Result]:
         """Do several pieces side by side, all of them or none. `deadline` is a time of `time.monotonic`."""
         estimate = self._admit(kind, len(works), deadline)
-        jobs = [self._workers.submit(self._timed, _Job(kind, work, deadline, estimate)) for work in works]
+        jobs = [_Job(kind, work, deadline, estimate) for work in works]
+        for job in jobs:
+            self._jobs.put(job)
         try:
             async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                return list(await asyncio.gather(*map(asyncio.wrap_future, jobs)))
+                return list(await asyncio.gather(*(asyncio.wrap_future(job.result) for job in jobs)))
         except TimeoutError:
+            for job in jobs:
+                self._give_up(job)
             raise TooLate("The deadline passed before the answer was there.") from None
         finally:
             self._forget(sum(job.cancel() for job in jobs), estimate)
@@ -188,7 +201,46 @@ class Admission:
             )
 
     def close(self) -> None:
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        """End the threads once their work is done; work that is overdue is not waited for."""
+        while not self._jobs.empty():
+            with contextlib.suppress(queue.Empty):
+                if job := self._jobs.get_nowait():
+                    job.cancel()
+        for _ in range(self.threads):
+            self._jobs.put(None)
+        end = time.monotonic() + _SECONDS_TO_END
+        for worker in list(self._workers):
+            worker.join(max(0.0, end - time.monotonic()))
+
+    def _start_worker(self) -> None:
+        # A daemon: work that hangs must not keep the process from ending.
+        worker = threading.Thread(target=self._work, name=f"recmill-{self._name}", daemon=True)
+        self._workers.add(worker)
+        worker.start()
+
+    def _work(self) -> None:
+        while job := self._jobs.get():
+            if job.begin():
+                job.end(self._timed)
+            if job.is_overdue:
+                with self._lock:
+                    self._overdue -= 1
+                return
+
+    def _give_up(self, job: _Job) -> None:
+        """Let another thread take the place of one that is at work on this."""
+        with self._lock:
+            if not job.is_running or self._overdue >= _MAX_OVERDUE:
+                return
+            job.is_overdue = True
+            self._overdue += 1
+            self._leave(job)
+            self._workers.discard(job.worker)
+        self._start_worker()
+
+    def _leave(self, job: _Job) -> None:
+        self._running -= 1
+        self._running_seconds -= job.estimate
 
     def _admit(self, kind: str, number: int, deadline: float | None) -> float:
         with self._lock:
@@ -211,15 +263,16 @@ class Admission:
     def _timed(self, job: _Job) -> Any:
         began = time.monotonic()
         with self._lock:
+            job.is_running = True
             self._waiting -= 1
             self._running += 1
             self._waiting_seconds -= job.estimate
             self._running_seconds += job.estimate
+        is_alone = self._lag.seconds() > _BEHIND and self._alone.acquire(timeout=_ALONE_SECONDS)
         try:
-            if job.deadline is not None and began > job.deadline:
+            if job.deadline is not None and time.monotonic() > job.deadline:
                 raise TooLate("The deadline passed while the request was waiting.")
-            with self._alone if self._lag.seconds() > _BEHIND else contextlib.nullcontext():
-                result = job.work()
+            result = job.work()
             self._learn(job.kind, time.monotonic() - began)
             return result
         except Exception:
@@ -227,9 +280,12 @@ class Admission:
         except BaseException as error:  # what native code raises when it panics is no Exception
             raise RuntimeError(f"{job.kind} panicked") from error
         finally:
+            if is_alone:
+                self._alone.release()
             with self._lock:
-                self._running -= 1
-                self._running_seconds -= job.estimate
+                job.is_running = False
+                if not job.is_overdue:
+                    self._leave(job)
 
     def _learn(self, kind: str, seconds: float) -> None:
         with self._lock:
@@ -237,12 +293,30 @@ class Admission:
             self._seconds[kind] = before + _NEW_WEIGHT * (seconds - before)
 
 
-@dataclass(frozen=True)
 class _Job:
-    kind: str
-    work: Callable[[], Any]
-    deadline: float | None
-    estimate: float
+    """One piece of work, and the future of its result."""
+
+    def __init__(self, kind: str, work: Callable[[], Any], deadline: float | None, estimate: float) -> None:
+        self.kind, self.work, self.deadline, self.estimate = kind, work, deadline, estimate
+        self.result: Future[Any] = Future()
+        self.worker = threading.current_thread()
+        self.is_running = False
+        self.is_overdue = False
+
+    def begin(self) -> bool:
+        """Whether it is still wanted; this thread does it then."""
+        self.worker = threading.current_thread()
+        return self.result.set_running_or_notify_cancel()
+
+    def end(self, run: Callable[[_Job], Any]) -> None:
+        try:
+            self.result.set_result(run(self))
+        except Exception as error:
+            self.result.set_exception(error)
+
+    def cancel(self) -> bool:
+        """Whether it had not begun, and never will."""
+        return self.result.cancel()
 
 
 class _Lag:
@@ -264,86 +338,3 @@ class _Lag:
         self._last = 0.0 if self._due is None else now - self._due
         self._due = now + _TICK_SECONDS
         asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
-
-
-Work = Callable[[Sequence[Request]], Sequence[Result]]
-
-
-class Batcher(Generic[Request, Result]):
-    """Small requests that come at about the same time are answered together.
-
-    `compute` takes requests of one `group` (any hashable that says what fits together) and gives as many results.
-    Nobody waits when nothing is under way; else at most `wait_seconds`, or until there are `max_rows`.
-    """
-
-    def __init__(
-        self,
-        admission: Admission,
-        compute: Work[Request, Result],
-        max_rows: int = 4_096,
-        wait_seconds: float = 0.001,
-    ) -> None:
-        self.max_rows = max_rows
-        self.wait_seconds = wait_seconds
-        self._admission = admission
-        self._compute = compute
-        self._gathering: dict[Any, _Gathering[Request, Result]] = {}
-        self._under_way: set[asyncio.Task[None]] = set()
-
-    async def answer(self, request: Request, group: Any, num_rows: int, deadline: float | None) -> Result:
-        """The result for one request. A request that fails does not take others with it."""
-        place: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        gathering = self._gathering.setdefault(group, _Gathering())
-        gathering.waiting.append((request, place, deadline))
-        gathering.num_rows += num_rows
-        if not self._under_way or gathering.num_rows >= self.max_rows:
-            self._start(group)
-        elif gathering.timer is None:
-            gathering.timer = asyncio.get_running_loop().call_later(self.wait_seconds, self._start, group)
-        return await place
-
-    def _start(self, group: Any) -> None:
-        gathering = self._gathering.pop(group, None)
-        if gathering is None:
-            return
-        if gathering.timer is not None:
-            gathering.timer.cancel()
-        task = asyncio.ensure_future(self._run(gathering.waiting))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-
-    async def _run(self, waiting: Sequence[_Place[Request, Result]]) -> None:
-        waiting = [place for place in waiting if not place[1].done()]
-        if not waiting:
-            return
-        deadlines = [deadline for _, _, deadline in waiting if deadline is not None]
-        latest = max(deadlines) if len(deadlines) == len(waiting) else None
-        requests = [request for request, _, _ in waiting]
-        try:
-            results = await self._admission.run("score", lambda: self._compute(requests), latest)
-        except Exception as error:
-            await self._fail(waiting, error)
-            return
-        for (_, place, _), result in zip(waiting, results, strict=True):
-            if not place.done():
-                place.set_result(result)
-
-    async def _fail(self, waiting: Sequence[_Place[Request, Result]], error: Exception) -> None:
-        """Whoever is refused is refused with the rest; whatever else went wrong is the fault of one of them."""
-        if len(waiting) > 1 and not isinstance(error, Overloaded | TooLate):
-            for one in waiting:
-                await self._run([one])
-        else:
-            for _, place, _ in waiting:
-                if not place.done():
-                    place.set_exception(error)
-
-
-_Place = tuple[Request, "asyncio.Future[Result]", float | None]
-
-
-@dataclass
-class _Gathering(Generic[Request, Result]):
-    waiting: list[tuple[Request, asyncio.Future[Result], float | None]] = field(default_factory=list)
-    num_rows: int = 0
-    timer: asyncio.TimerHandle | None = None

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from recmill.errors import BadRequest, Overloaded, TooLate
+from recmill.serve.batcher import Batcher
 from recmill.serve.calls import ItemIds, NewItems
-from recmill.serve.limits import Admission, Batcher, Limits, QueueFull
+from recmill.serve.limits import Admission, Limits, QueueFull
 from recmill.serve.messages import NewItem, Rank, Recall, Recommend
 
 
@@ -108,6 +109,41 @@ def test_an_answer_that_is_not_there_by_the_deadline_is_too_late() -> None:
         return seconds
 
     assert 0.04 < run(main()) < 1.0
+
+
+def test_work_that_is_overdue_gives_its_thread_to_others() -> None:
+    async def main() -> list[int]:
+        admission, go, ended = Admission(1, 10, 10), threading.Event(), threading.Event()
+
+        def hang() -> None:
+            go.wait(20)
+            ended.set()
+
+        with pytest.raises(TooLate):
+            await admission.run("call", hang, time.monotonic() + 0.05)
+        assert admission.length == 0
+        found = [await admission.run("call", lambda: 1, time.monotonic() + 5) for _ in range(3)]
+        assert not ended.is_set()
+        go.set()
+        assert ended.wait(5)
+        admission.close()
+        return found
+
+    assert run(main()) == [1, 1, 1]
+
+
+def test_work_that_hangs_does_not_keep_a_server_from_ending() -> None:
+    async def main() -> float:
+        admission, go = Admission(1, 10, 10), threading.Event()
+        with pytest.raises(TooLate):
+            await admission.run("call", lambda: go.wait(20), time.monotonic() + 0.05)
+        began = time.monotonic()
+        admission.close()
+        seconds = time.monotonic() - began
+        go.set()
+        return seconds
+
+    assert run(main()) < 5
 
 
 def test_several_pieces_are_done_side_by_side_and_in_order() -> None:
