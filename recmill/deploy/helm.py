@@ -25,7 +25,7 @@ from recmill.deploy.serving import (
     redis_disk_bytes,
     startup_seconds,
 )
-from recmill.deploy.settings import MAX_NAME, Settings
+from recmill.deploy.settings import FOLDER, MAX_NAME, Settings
 from recmill.deploy.yaml import dumps
 from recmill.spec.recipe import Recipe
 
@@ -156,7 +156,7 @@ def schema() -> Object:
                     "class_name": name,
                     "size": _text(_BYTES),
                     "access": {"enum": ["ReadWriteMany", "ReadWriteOnce"]},
-                    "nfs": _record({"server": _text(rf"^{_HOST}$"), "path": _text(r"^/[^\s:,\"'\\]*$")}),
+                    "nfs": _record({"server": _text(rf"^{_HOST}$"), "path": _text(f"^{FOLDER}$")}),
                 }
             ),
             "serve": _record(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import tomllib
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -45,6 +46,11 @@ _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _HOST = rf"{_LABEL}(\.{_LABEL})*"
 _DIGEST = r"@sha256:[0-9a-f]{64}"
 _TAGGED = rf"({_HOST}(:\d+)?/)?[a-z0-9._/-]*[a-z0-9](:\w[\w.-]{{0,127}}({_DIGEST})?|{_DIGEST})"
+_PATH = "A-Za-z0-9._/@+=~%-"  # characters that mean nothing to shells and to templates
+_PATH_WORDS = "letters, digits and . _ / @ + = ~ % -"
+FOLDER = f"/[{_PATH}]*"
+# What Argo, Helm, Kubernetes or Docker would put something else in place of, and what breaks a line.
+_TEMPLATE = re.compile(r"\{\{|\}\}|\$[({]|[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _QUANTITY = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)(m|k|M|G|T|Ki|Mi|Gi|Ti)?", re.ASCII)
 _UNITS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12} | {
     unit: 2.0 ** (10 * power) for power, unit in enumerate(("", "Ki", "Mi", "Gi", "Ti"))
@@ -119,12 +125,14 @@ Host = Annotated[str, Bounds("a host name, such as recmill.example.com", _like(_
 ImageName = Annotated[
     str, Bounds("an image with its tag, such as registry.example.com/recmill-train:1.0", _like(_TAGGED, 512))
 ]
-Folder = Annotated[str, Bounds("an absolute path, such as /exports/recmill", _like(r"/[^\s:,\"'\\]*", 1024))]
+Folder = Annotated[
+    str, Bounds(f"an absolute path of {_PATH_WORDS}, such as /exports/recmill", _like(FOLDER, 1024))
+]
 InnerFolder = Annotated[
     str,
     Bounds(
-        "a path inside the volume, such as logs/shop, or .",
-        _like(r"(?!.*\.\.)[^/\s:,\"'\\][^\s:,\"'\\]*", 1024),
+        f"a path inside the volume of {_PATH_WORDS}, such as logs/shop, or .",
+        _like(rf"(?!.*\.\.)(?!/)[{_PATH}]+", 1024),
     ),
 ]
 Cpus = Annotated[str, Bounds("a number of cores, such as 2, 0.5 or 500m", _is_cpus)]
@@ -303,14 +311,23 @@ class Settings:
         tree: dict[str, Any] = {}
         malformed = [pair for pair in pairs if not _put(tree, pair)]
         settings: Settings = Reader(problems).dataclass(cls, tree, "")
-        found = [
-            f'{pair}: expected key=value, for example --set "namespace=shop"' for pair in malformed
-        ] + list(problems.found)
+        found = [f'{pair}: expected key=value, for example --set "namespace=shop"' for pair in malformed]
+        found += [*_templates(pairs), *problems.found]
         if not found:
             found = _conflicts(settings)
         if found:
             raise DeployError("--set", found)
         return settings
+
+
+def _templates(pairs: Sequence[str]) -> Iterator[str]:
+    """Values that some program between here and the container would read as a template, whatever their key allows."""
+    for key, _, value in (pair.partition("=") for pair in pairs):
+        if match := _TEMPLATE.search(value):
+            yield (
+                f"{key.strip()} must not hold {json.dumps(match[0])}: templates and line ends are made of it; "
+                f"got {json.dumps(value[:80])}"
+            )
 
 
 def _put(tree: dict[str, Any], pair: str) -> bool:

@@ -92,6 +92,24 @@ def test_a_wrong_value_is_named_with_its_key_and_what_was_expected(pair: str, me
     assert f"--set: {message}" in problem(pair)
 
 
+@pytest.mark.parametrize("template", ["{{workflow.name}}", "$(TOKEN)", "${TOKEN}", "a}}", "a\nb", "a\x00", "a\x85"])
+@pytest.mark.parametrize("key", defaults())
+def test_no_setting_takes_a_template_or_a_control_character(key: str, template: str) -> None:
+    default = defaults()[key]
+    value = f"{'' if default is None else default}{template}"
+    assert f"--set: {key} must not hold " in problem(f"{key}={value}")
+
+
+def test_white_space_around_a_gate_is_no_line_end() -> None:
+    assert "gate must not hold" in problem("gate=auc>=0.8,\nne<=live")
+
+
+@pytest.mark.parametrize("path", ["logs/$x", "logs/`id`", "logs/{x}", "logs/a;b", "logs/*", "logs/a&b"])
+def test_paths_hold_nothing_that_a_shell_would_read(path: str) -> None:
+    assert "data.path must be a path inside the volume" in problem(f"data.path={path}")
+    assert "storage.nfs.path must be an absolute path" in problem(f"storage.nfs.path=/{path}")
+
+
 @pytest.mark.parametrize("name", ["My-App", "my_app", "1app", "-app", "app-", "a" * 41, "a.b", ""])
 def test_a_name_that_kubernetes_would_refuse_is_refused(name: str) -> None:
     assert "name must be lower-case letters, digits and -" in problem(f"name={name}")
