@@ -5,12 +5,15 @@ Numbers of two protocols must never be compared: the same model gets 0.06 or 0.2
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from recmill.errors import RecmillError
 from recmill.spec.recipe import Holdout, Recipe
+
+_CUTOFF = re.compile(r"@(\d+)")
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,15 @@ class Protocol:
 
 
 def protocol_for(recipe: Recipe) -> Protocol:
-    """A recipe called like a protocol is measured by it, any other by its held-out clicks."""
-    return PROTOCOLS.get(recipe.name, HELD_OUT_CLICKS)
+    """A recipe called like a protocol is measured by it, any other by its held-out clicks.
+
+    The cutoff of the recipe's own target is measured too.
+    """
+    protocol = PROTOCOLS.get(recipe.name, HELD_OUT_CLICKS)
+    target = recipe.retrieval.train.target if recipe.retrieval is not None else None
+    found = _CUTOFF.search(target or "")
+    more = {int(found[1])} if found else set()
+    return replace(protocol, cutoffs=tuple(sorted({*protocol.cutoffs, *more})))
 
 
 def protocol_named(name: str) -> Protocol:

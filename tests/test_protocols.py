@@ -29,9 +29,14 @@ NAMED = ["ml1m-random-811", "ml1m-leave-last-out"]
 
 def test_a_recipe_called_like_a_protocol_is_measured_by_it():
     assert [protocol_for(load_recipe(name)).name for name in NAMED] == NAMED
-    assert protocol_for(load_recipe("quickstart")) is HELD_OUT_CLICKS
+    assert protocol_for(load_recipe("quickstart")) == HELD_OUT_CLICKS
     with pytest.raises(RecmillError, match='no protocol "ml1m"; known: held-out-clicks, ml1m-random-811'):
         protocol_named("ml1m")
+
+
+def test_the_cutoff_of_a_target_is_measured_too():
+    recipe = load_recipe("quickstart", ["retrieval.train.target=recall@20 >= 0.5"])
+    assert protocol_for(recipe).cutoffs == (10, 20, 50)
 
 
 @pytest.mark.parametrize("name", NAMED)

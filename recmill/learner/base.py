@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recmill.batches import Array, Batch, Keys, Layout
+from recmill.batches import Array, Batch, Keys
 from recmill.embeddings.collection import Column, EmbeddingCollection, EmbeddingFeature, Looked
 from recmill.embeddings.peers import Peers
 from recmill.embeddings.sharding import RowUpdate, ShardedCollection
@@ -360,17 +360,4 @@ def check_labels(label: str, values: Array) -> None:
         raise FeatureError(
             f'Label "{label}" is {values[wrong][0]:g} in {int(wrong.sum())} rows of a batch; expected 0 or 1. '
             "Make it so in the label's steps, such as an expression."
-        )
-
-
-def check_dims(columns: Iterable[ColumnInfo], layout: Layout, dim: int, section: str) -> None:
-    for column in columns:
-        if column.name in layout.keys and column.dim not in (None, dim):
-            raise FeatureError(
-                f'Feature "{column.name}" has dim {column.dim}, but {section}.embedding_dim is {dim}; '
-                "tables of one model have one dim."
-            )
-    if layout.lists:
-        raise FeatureError(
-            f'{section.capitalize()} cannot use "{layout.lists[0]}": lists of numbers have no place in it.'
         )

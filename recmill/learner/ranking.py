@@ -21,7 +21,6 @@ from recmill.learner.base import (
     Learner,
     RowGradients,
     Step,
-    check_dims,
     check_labels,
     check_numbers,
     columns_of,
@@ -49,9 +48,6 @@ class Ranker(Learner):
         self.spec = spec
         self.dynamic = spec.dynamic
         deep = Layout.of(columns, spec.features or None)
-        check_dims(columns, deep, spec.embedding_dim, "ranking")
-        if not deep.keys:
-            raise FeatureError("Ranking has only numbers; it needs at least one feature of ids or keys.")
         known = {column.name: column for column in columns}
         self.layout = Layout.of(
             columns, [*deep.features, *(name for name in spec.wide if name not in deep.keys)]

@@ -13,13 +13,11 @@ from recmill.batches import Array, Batch, Keys, Layout
 from recmill.embeddings.collection import Looked
 from recmill.embeddings.peers import gather_rows
 from recmill.embeddings.table import DiskTier
-from recmill.errors import FeatureError
 from recmill.features.chain import ColumnInfo
 from recmill.learner.base import (
     Learner,
     RowGradients,
     Step,
-    check_dims,
     check_labels,
     check_numbers,
     columns_of,
@@ -54,14 +52,15 @@ class Retriever(Learner):
         self.spec = spec
         self.item_id = id_feature(recipe, columns, "item")
         self.layout = Layout.of(columns, [*spec.user, *spec.item])
-        check_dims(columns, self.layout, spec.embedding_dim, "retrieval")
         self.layouts: dict[Side, Layout] = {
             "user": Layout.of(columns, spec.user),
             "item": Layout.of(columns, spec.item),
         }
         known = {column.name: column for column in columns}
         for side, layout in self.layouts.items():
-            self._add_tables(side, [known[name] for name in layout.keys])
+            self.add_tables(
+                side, [known[name] for name in layout.keys], spec.embedding_dim, spec.train.sparse
+            )
         self.towers = TwoTower(spec, _sizes(self.layouts["user"]), _sizes(self.layouts["item"]))
         self.set_model(self.towers)
         self.counts = ItemCounts(known[self.item_id].size)
@@ -71,13 +70,6 @@ class Retriever(Learner):
     def trains_on(self) -> str | None:
         """A softmax over items learns from clicks alone."""
         return self.spec.label if self.spec.loss == "in_batch_softmax" else None
-
-    def _add_tables(self, side: Side, columns: Sequence[ColumnInfo]) -> None:
-        if not columns:
-            raise FeatureError(
-                f"retrieval.{side} has only numbers; a tower needs at least one feature of ids or keys."
-            )
-        self.add_tables(side, columns, self.spec.embedding_dim, self.spec.train.sparse)
 
     def step(self, batch: Batch, rate_factor: float = 1.0) -> Step:
         """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recmill.errors import FeatureError
 from recmill.models.layers import MLP, CrossNetwork, DotInteraction
 from recmill.spec.recipe import Ranking
 
@@ -20,11 +19,6 @@ class DLRM(nn.Module):
         width_below = spec.bottom[-1] if spec.bottom and num_numbers else num_numbers
         width = width_below + num_embedded * spec.embedding_dim
         if spec.interaction == "dot":
-            if num_numbers and width_below != spec.embedding_dim:
-                raise FeatureError(
-                    f"ranking.bottom must end with embedding_dim = {spec.embedding_dim}, got {width_below} values: "
-                    'with interaction = "dot", numbers come out of it as one more vector.'
-                )
             self.dot = DotInteraction(num_embedded + bool(num_numbers))
             width = width_below + self.dot.num_pairs
         elif spec.interaction == "cross":

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from recmill.errors import ExpressionError
 from recmill.spec import recipe as r
 from recmill.spec.check_features import check_features, check_labels, check_names, check_references
+from recmill.spec.check_inputs import check_binary_labels, check_held_out, check_inputs
 from recmill.spec.check_models import check_models, check_ranking, check_retrieval
 from recmill.spec.convert import Paths, default_of, paths_of
 from recmill.spec.expressions import columns_of, parse_filter
@@ -354,5 +355,8 @@ _CHECKS: tuple[tuple[Callable[[r.Recipe, Paths], Iterator[str]], tuple[str, ...]
     (check_ranking, ("ranking",)),
     (check_retrieval, ("retrieval",)),
     (check_models, (*_ROWS, "features", "labels", "ranking", "retrieval")),
+    (check_inputs, (*_ROWS, "features", "table", "ranking", "retrieval")),
+    (check_binary_labels, ("log", "labels", "ranking", "retrieval")),
+    (check_held_out, ("split", "ranking", "retrieval", "tune")),
     (check_tune, ("tune",)),
 )

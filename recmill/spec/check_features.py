@@ -38,9 +38,9 @@ def check_features(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     def check(path: str, feature: Entry) -> Iterator[str]:
         assert isinstance(feature, r.Feature)
         yield from _check_steps(path, feature, kinds)
-        ends_as = _ends_as(feature, kinds)
-        if ends_as is not None and feature.dim is not None and element_of(ends_as) not in ("id", "key"):
-            yield f"{path}.dim has no meaning for {describe(ends_as)}; only ids and keys have embeddings"
+        kind = ends_as(feature, kinds)
+        if kind is not None and feature.dim is not None and element_of(kind) not in ("id", "key"):
+            yield f"{path}.dim has no meaning for {describe(kind)}; only ids and keys have embeddings"
 
     yield from _by_entry("features", recipe.features, paths, check)
 
@@ -51,9 +51,9 @@ def check_labels(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 
     def check(path: str, label: Entry) -> Iterator[str]:
         yield from _check_steps(path, label, kinds)
-        ends_as = _ends_as(label, kinds)
-        if ends_as is not None and (is_list(ends_as) or ends_as == "key"):
-            yield f"{path} ends as {describe(ends_as)}; a label is one number a row"
+        kind = ends_as(label, kinds)
+        if kind is not None and (is_list(kind) or kind == "key"):
+            yield f"{path} ends as {describe(kind)}; a label is one number a row"
         for number, step in enumerate(label.steps):
             fitted = isinstance(step, _FITTED) or (isinstance(step, s.Fill) and step.statistic is not None)
             if fitted:
@@ -79,7 +79,7 @@ def _by_entry(
             yield problem if said else f"{problem} (for {', '.join(names)})"
 
 
-def _ends_as(entry: Entry, kinds: Mapping[str, str]) -> str | None:
+def ends_as(entry: Entry, kinds: Mapping[str, str]) -> str | None:
     """The kind after the last step; None when a step does not fit."""
     if not entry.columns:
         return None

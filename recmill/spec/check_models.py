@@ -9,6 +9,7 @@ from recmill.spec import recipe as r
 from recmill.spec import steps as s
 from recmill.spec.convert import Paths, default_of
 from recmill.spec.names import nearest, repeated
+from recmill.spec.tuning import METRICS, is_metric
 
 _TARGET = re.compile(r"[a-z_]+(@\d+)?\s*(>=|<=)\s*-?\d+(\.\d+)?([eE]-?\d+)?")
 _OWN_MODEL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -27,6 +28,7 @@ _OPTIMIZER_SETTINGS: dict[str, tuple[str, ...]] = {
     "ftrl": ("l1", "l2", "initial_accumulator"),
     "adagrad_decay": ("eps", "weight_decay", "initial_accumulator", "decay_rate", "decay_period"),
 }
+_MOST_SIGHTINGS = 65_535  # that a counter of two bytes tells
 _ROWS_ONLY = ("rowwise_adagrad", "ftrl", "adagrad_decay")
 _DENSE_ONLY = ("adamw", "lamb")
 
@@ -45,7 +47,9 @@ def check_ranking(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
         yield from _check_interaction(ranking)
     if ranking.wide_optimizer is not None:
         yield from _check_optimizer("ranking.wide_optimizer", ranking.wide_optimizer)
-    yield from _check_training("ranking.train", ranking.train)
+    yield from _check_training("ranking", ranking.train)
+    if ranking.dynamic is not None:
+        yield from _check_admission(ranking.dynamic)
 
 
 def check_retrieval(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
@@ -61,7 +65,7 @@ def check_retrieval(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     for name in ("micro_batches", "precision"):
         if getattr(retrieval.train, name) != default_of(r.Training, name):
             yield f"retrieval.train.{name} has no meaning for two towers; remove it"
-    yield from _check_training("retrieval.train", retrieval.train)
+    yield from _check_training("retrieval", retrieval.train)
 
 
 def _check_model(path: str, model: str, known: Sequence[str]) -> Iterator[str]:
@@ -84,7 +88,16 @@ def _check_interaction(ranking: r.Ranking) -> Iterator[str]:
         )
 
 
-def _check_training(path: str, training: r.Training) -> Iterator[str]:
+def _check_admission(dynamic: r.Dynamic) -> Iterator[str]:
+    if dynamic.admit_after > _MOST_SIGHTINGS:
+        yield f"ranking.dynamic.admit_after must be at most {_MOST_SIGHTINGS}, got {dynamic.admit_after}"
+    for name in ("bloom_counters", "shared_rows"):
+        if dynamic.admit_after == 1 and getattr(dynamic, name) != default_of(r.Dynamic, name):
+            yield f"ranking.dynamic.{name} is for keys that wait for a row; it needs admit_after above 1"
+
+
+def _check_training(model: str, training: r.Training) -> Iterator[str]:
+    path = f"{model}.train"
     yield from _check_optimizer(f"{path}.dense", training.dense)
     yield from _check_optimizer(f"{path}.sparse", training.sparse)
     if training.dense.name in _ROWS_ONLY:
@@ -106,6 +119,11 @@ def _check_training(path: str, training: r.Training) -> Iterator[str]:
         )
     if training.target is not None and not _TARGET.fullmatch(training.target.strip()):
         yield f'{path}.target must look like "auc >= 0.80", got "{training.target}"'
+    elif training.target is not None:
+        metric = re.split("[<>]", training.target)[0].strip()
+        if not is_metric(model, metric):
+            hint = nearest(metric, METRICS[model])
+            yield f'{path}.target names "{metric}", which is no metric of {model}{hint}'
 
 
 def _check_optimizer(path: str, optimizer: r.Optimizer) -> Iterator[str]:
@@ -135,7 +153,7 @@ def check_models(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     if retrieval:
         yield from _check_towers(recipe, retrieval, features)
     if ranking:
-        yield from _check_embeddings(recipe, ranking, features)
+        yield from _check_dynamic(ranking, features)
 
 
 def _features_named(recipe: r.Recipe) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -166,18 +184,8 @@ def _check_towers(
         yield f'retrieval.item has no feature made of "{recipe.log.item}" alone; items are told apart by it'
 
 
-def _check_embeddings(
-    recipe: r.Recipe, ranking: r.Ranking, features: Mapping[str, r.Feature]
-) -> Iterator[str]:
+def _check_dynamic(ranking: r.Ranking, features: Mapping[str, r.Feature]) -> Iterator[str]:
     used = [features[name] for name in ranking.features or features if name in features]
     has_keys = any(isinstance(step, s.Key) for feature in used for step in feature.steps)
     if ranking.dynamic is not None and not has_keys:
         yield "ranking.dynamic has no meaning without features that end with key; remove it"
-    if ranking.model == "dlrm" and ranking.interaction == "dot":
-        others = [feature.name for feature in used if feature.dim not in (None, ranking.embedding_dim)]
-        if others:
-            names = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
-            yield (
-                f'ranking.interaction is "dot", which needs embedding_dim = {ranking.embedding_dim} '
-                f"for all features, but these have a dim of their own: {names}"
-            )

@@ -17,7 +17,7 @@ MODELS: dict[str, type] = {"ranking": r.Ranking, "retrieval": r.Retrieval}
 QUALITY = {"ranking": "auc", "retrieval": "ndcg@10"}
 COSTS = ("seconds", "parameters", "bytes")
 LOWER_IS_BETTER = (*COSTS, "log_loss", "normalised_entropy")
-_METRICS = {
+METRICS = {
     "ranking": ("auc", "pr_auc", "accuracy", "log_loss", "normalised_entropy"),
     "retrieval": ("recall@10", "ndcg@10", "mrr@10", "hit@10"),
 }
@@ -59,14 +59,19 @@ def _is_inside(leaf: str, leaves: list[str]) -> bool:
 
 
 def _check_objectives(model: str, objectives: tuple[str, ...]) -> Iterator[str]:
-    known = _METRICS[model]
+    known = METRICS[model]
     for name in repeated(objectives):
         yield f'tune.objectives has "{name}" more than once'
     for place, name in enumerate(objectives):
         if place and name not in COSTS:
             yield f'tune.objectives[{place}] is "{name}"; after the metric come costs{nearest(name, COSTS)}'
-        elif not place and name not in known and not (model == "retrieval" and _AT_K.fullmatch(name)):
+        elif not place and not is_metric(model, name):
             yield f'tune.objectives[0] is "{name}"; expected a metric of {model}{nearest(name, known)}'
+
+
+def is_metric(model: str, name: str) -> bool:
+    """Whether evaluations of a model give such a number."""
+    return name in METRICS[model] or (model == "retrieval" and _AT_K.fullmatch(name) is not None)
 
 
 def _check_dimension(key: str, dimension: r.Dimension) -> Iterator[str]:

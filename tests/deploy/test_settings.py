@@ -92,7 +92,9 @@ def test_a_wrong_value_is_named_with_its_key_and_what_was_expected(pair: str, me
     assert f"--set: {message}" in problem(pair)
 
 
-@pytest.mark.parametrize("template", ["{{workflow.name}}", "$(TOKEN)", "${TOKEN}", "a}}", "a\nb", "a\x00", "a\x85"])
+@pytest.mark.parametrize(
+    "template", ["{{workflow.name}}", "$(TOKEN)", "${TOKEN}", "a}}", "a\nb", "a\x00", "a\x85"]
+)
 @pytest.mark.parametrize("key", defaults())
 def test_no_setting_takes_a_template_or_a_control_character(key: str, template: str) -> None:
     default = defaults()[key]

@@ -269,11 +269,9 @@ def test_an_item_tower_that_cannot_tell_items_apart_is_no_recipe():
         even_odd_recipe(item=["price"])
 
 
-def test_a_tower_of_numbers_alone_is_an_error(table):
-    recipe = even_odd_recipe()
-    retrieval = dataclasses.replace(recipe.retrieval, user=("price",))
-    with pytest.raises(FeatureError, match=r"retrieval\.user has only numbers"):
-        Retriever(dataclasses.replace(recipe, retrieval=retrieval), table.columns)
+def test_a_tower_of_numbers_alone_is_no_recipe():
+    with pytest.raises(RecipeError, match=r"retrieval\.user has only numbers"):
+        even_odd_recipe(user=["price"])
 
 
 def test_the_catalogue_has_every_known_item_once_as_last_seen(table):

@@ -24,6 +24,7 @@ TREE: dict[str, Any] = {
             {"name": "click", "type": "int", "allowed": [0, 1], "required": True},
         ],
     },
+    "split": {"by": "tail", "held_out": 0.1},
     "labels": [{"name": "clicked", "columns": "click"}],
     "features": [
         {"columns": "user", "steps": ["vocabulary"]},

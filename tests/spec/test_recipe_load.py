@@ -73,13 +73,13 @@ def test_names_expand_wherever_columns_or_features_are_named() -> None:
     recipe = load(
         rows=[{"lag": {"columns": "n1..n2", "by": "user", "order": "time"}}],
         table={"keep": "user, n1..n2"},
-        ranking={"model": "wide_deep", "label": "clicked", "wide": "user, item", "features": "n1..n3"},
+        ranking={"model": "wide_deep", "label": "clicked", "wide": "user, item", "features": "user, n1..n3"},
     )
     assert isinstance(recipe.rows[0], r.Lag)
     assert recipe.rows[0].columns == ("n1", "n2")
     assert recipe.table.keep == ("user", "n1", "n2")
     assert recipe.ranking is not None
-    assert (recipe.ranking.wide, recipe.ranking.features) == (("user", "item"), ("n1", "n2", "n3"))
+    assert (recipe.ranking.wide, recipe.ranking.features) == (("user", "item"), ("user", "n1", "n2", "n3"))
 
 
 @pytest.mark.parametrize(

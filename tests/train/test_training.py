@@ -177,8 +177,3 @@ def test_what_a_ranker_cannot_do_is_an_error(tables):
     table, spec = tables["dlrm"], _recipe("dlrm").ranking
     with pytest.raises(FeatureError, match='"no_such_module:Model" cannot be imported'):
         Ranker(dataclasses.replace(spec, model="no_such_module:Model"), table.columns)
-    wider = [
-        dataclasses.replace(column, dim=99) if column.name == "c3" else column for column in table.columns
-    ]
-    with pytest.raises(FeatureError, match=r'"c3" has dim 99, but ranking\.embedding_dim is 8'):
-        Ranker(spec, wider)
