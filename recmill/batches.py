@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from recmill.ahead import read_ahead
 from recmill.errors import ArtifactError
 from recmill.features.chain import ColumnInfo
+from recmill.features.labels import check_binary
 from recmill.table import Table
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -165,7 +166,9 @@ class Batches:
         if self.where is None:
             return int(file.metadata.row_group(group).num_rows)
         labels = file.read_row_group(group, columns=[self.where], use_threads=False)
-        return int((labels[0].to_numpy() == 1).sum())
+        values = labels[0].to_numpy()
+        check_binary(self.where, values)  # one star is no click
+        return int((values == 1).sum())
 
     @property
     def batches_per_epoch(self) -> int:

@@ -208,6 +208,44 @@ def test_check_finds_missing_files_and_bad_rows(recmill: Run, shop: Path, tmp_pa
     assert answer["files"]["log"]["first_rows_bad"][0][3] == "time"
 
 
+_RATINGS = """
+name = "ratings"
+labels = [{ name = "liked", columns = "rating" }]
+features = [{ columns = "user, item", steps = ["vocabulary"] }]
+retrieval = { label = "liked", user = "user", item = "item" }
+
+[log]
+files = ["ratings.csv"]
+separator = ","
+user = "user"
+item = "item"
+columns = [{ name = "user, item, rating", type = "int" }]
+"""
+
+
+def test_check_finds_a_rating_that_would_be_a_label(recmill: Run, tmp_path: Path) -> None:
+    (tmp_path / "ratings.csv").write_text("1,1,1\n1,2,5\n2,1,4\n")
+    (tmp_path / "mine.toml").write_text(_RATINGS)
+    code, out, err = recmill("check", tmp_path / "mine.toml", "--data", tmp_path)
+    assert (code, err) == (1, "")
+    assert 'Label "liked" is neither 0 nor 1 in 2 of 3 rows: 1 in 1, 4 in 1, 5 in 1' in out
+    (tmp_path / "mine.toml").write_text(_RATINGS + '\n[[rows]]\nfilter = "rating <= 1"\n')
+    assert recmill("check", tmp_path / "mine.toml", "--data", tmp_path)[0] == 0
+
+
+def test_check_finds_vocabularies_that_wait_for_each_other(recmill: Run, tmp_path: Path) -> None:
+    waiting = [
+        f'{{ name = "{own}", columns = "rating", steps = [{{ lookup = "{other}" }}, {{ vocabulary = {{ named = "{own}s" }} }}] }}'
+        for own, other in (("a", "bs"), ("b", "as"))
+    ]
+    (tmp_path / "mine.toml").write_text(
+        _RATINGS.replace("features = [", f"features = [{', '.join(waiting)}, ")
+    )
+    code, _, err = recmill("check", tmp_path / "mine.toml")
+    assert code != 0
+    assert "Features a, b wait for each other's vocabularies" in err
+
+
 # generate
 
 

@@ -11,6 +11,8 @@ from recmill.cli.arguments import add_command, add_recipe, counted, load, show_b
 if TYPE_CHECKING:
     from recmill.spec.recipe import Recipe
 
+_FIRST_LABELS = 10_000  # rows whose labels are looked at
+
 
 def add(commands: Any) -> None:
     parser = add_command(
@@ -26,7 +28,9 @@ recmill check mine.toml --set split.held_out=0.2
     )
     add_recipe(parser)
     parser.add_argument(
-        "--data", metavar="DIR", help="also look at the log's files there, and parse their first rows"
+        "--data",
+        metavar="DIR",
+        help="also look at the log's files there: parse their first rows, and see whether labels are 0 and 1",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -37,13 +41,25 @@ def _check(parsed: argparse.Namespace) -> int:
         from recmill.spec.search import searched
 
         searched(recipe)
+    if parsed.data or _needs_trying(recipe):
+        from recmill.prepare import check_against_reality
+
+        check_against_reality(recipe)
     reports = _check_files(recipe, parsed.data) if parsed.data else {}
     good = all(report.problem is None and not report.bad and report.num_good for report in reports.values())
+    problem = _label_problem(recipe, parsed.data) if reports and good else None
+    good = good and problem is None
     if parsed.json:
         files = {name: _files_json(report) for name, report in reports.items()}
         print(
             json.dumps(
-                {"recipe": recipe.name, "features": len(recipe.features), "good": good, "files": files}
+                {
+                    "recipe": recipe.name,
+                    "features": len(recipe.features),
+                    "good": good,
+                    "files": files,
+                    "labels": problem,
+                }
             )
         )
         return 0 if good else 1
@@ -53,11 +69,20 @@ def _check(parsed: argparse.Namespace) -> int:
     )
     for name, report in reports.items():
         _say_files(name, report)
+    if problem is not None:
+        print(f"{'labels':<14} {problem}")
     if good:
         print(
             f"next   recmill prepare {parsed.recipe} --data {parsed.data or 'DIR'} --into runs/{recipe.name}/table"
         )
     return 0 if good else 1
+
+
+def _needs_trying(recipe: Recipe) -> bool:
+    """Whether vocabularies might wait for each other. What tells takes a second to load."""
+    from recmill.spec.steps import Lookup, Vocabulary
+
+    return any({Lookup, Vocabulary} <= {type(step) for step in feature.steps} for feature in recipe.features)
 
 
 def _check_files(recipe: Recipe, data: str) -> dict[str, Any]:
@@ -67,6 +92,22 @@ def _check_files(recipe: Recipe, data: str) -> dict[str, Any]:
         "log": describe_files(recipe.log, data),
         **{f"tables.{n}": describe_files(t, data) for n, t in recipe.tables.items()},
     }
+
+
+def _label_problem(recipe: Recipe, data: str) -> str | None:
+    """Why no model could learn from the first rows, if so."""
+    import tempfile
+    from pathlib import Path
+
+    from recmill.errors import FeatureError
+    from recmill.prepare import check_first_labels
+
+    with tempfile.TemporaryDirectory(prefix="recmill-check-") as work:
+        try:
+            check_first_labels(recipe, data, _FIRST_LABELS, Path(work))
+        except FeatureError as error:
+            return str(error)
+    return None
 
 
 def _files_json(report: Any) -> dict[str, Any]:

@@ -32,8 +32,10 @@ from recmill.features.base import (
     table_file,
 )
 from recmill.features.chain import Chain, ColumnInfo, check_finite, run_chains
+from recmill.features.labels import check_binary
 from recmill.features.stored import StoredKeyed, SubsetKeyed, no_answers
 from recmill.kernels import CountOptions, Extracted, Measured
+from recmill.spec.check_inputs import model_labels
 from recmill.spec.kinds import kinds_of_columns
 from recmill.spec.load import recipe_from_dict, recipe_to_dict
 from recmill.spec.recipe import COPY, POSITION, SPLIT, Recipe
@@ -222,14 +224,14 @@ class Plan:
         chains = [chain for chain in self.features if wanted is None or chain.feature.name in wanted]
         columns = run_chains(frame, [(chain, len(chain.all_steps)) for chain in chains])
         if labels:
-            columns += self._labels(self.labels, frame)
+            columns += self._labels(frame)
             columns += [frame[name].alias(f"raw_{name}") for name in self.recipe.table.keep]
         check_finite(columns)
         columns += [frame[name] for name in (POSITION, SPLIT, COPY) if name in frame.columns]
         return pl.DataFrame(columns)
 
-    @staticmethod
-    def _labels(chains: list[Chain], frame: pl.DataFrame) -> list[pl.Series]:
+    def _labels(self, frame: pl.DataFrame) -> list[pl.Series]:
+        chains = self.labels
         columns = run_chains(frame, [(chain, len(chain.transforms)) for chain in chains])
         for chain, column in zip(chains, columns, strict=True):
             if column.null_count():
@@ -237,7 +239,11 @@ class Plan:
                     f'Label "{chain.feature.name}" is missing in {column.null_count():,} of {len(column):,} rows. '
                     "Set `required = true` on its column to set such rows aside, or add fill to its steps."
                 )
-        return run_chains(frame, [(chain, len(chain.all_steps)) for chain in chains])
+        finished = run_chains(frame, [(chain, len(chain.all_steps)) for chain in chains])
+        for chain, column in zip(chains, finished, strict=True):
+            if column.name in model_labels(self.recipe):
+                check_binary(column.name, column.to_numpy(), chain.feature.columns[0])
+        return finished
 
     def columns(self) -> list[ColumnInfo]:
         return [chain.info() for chain in (*self.features, *self.labels)]

@@ -351,13 +351,3 @@ def check_numbers(batch: Batch, names: Sequence[str]) -> None:
         f'Feature "{names[place]}" is {batch.numbers[row, place]} in row {row} of a batch; '
         "models need finite numbers. Add a fill or clip step to the feature and prepare again."
     )
-
-
-def check_labels(label: str, values: Array) -> None:
-    """Clicks are 0 or 1, nothing else."""
-    wrong = (values != 0) & (values != 1)
-    if wrong.any():
-        raise FeatureError(
-            f'Label "{label}" is {values[wrong][0]:g} in {int(wrong.sum())} rows of a batch; expected 0 or 1. '
-            "Make it so in the label's steps, such as an expression."
-        )

@@ -17,11 +17,11 @@ from recmill.embeddings.sharding import ShardedCollection
 from recmill.embeddings.table import DiskTier
 from recmill.errors import FeatureError, TrainingError
 from recmill.features.chain import ColumnInfo
+from recmill.features.labels import check_binary
 from recmill.learner.base import (
     Learner,
     RowGradients,
     Step,
-    check_labels,
     check_numbers,
     columns_of,
     norm_of,
@@ -66,7 +66,7 @@ class Ranker(Learner):
     def step(self, batch: Batch, rate_factor: float = 1.0) -> Step:
         """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
         check_numbers(batch, self.layout.numbers)
-        check_labels(self.spec.label, batch.labels[self.spec.label])
+        check_binary(self.spec.label, batch.labels[self.spec.label])
         self.model.train()
         self.steps += 1
         looked = self._look_up(batch, train=True)

@@ -14,11 +14,11 @@ from recmill.embeddings.collection import Looked
 from recmill.embeddings.peers import gather_rows
 from recmill.embeddings.table import DiskTier
 from recmill.features.chain import ColumnInfo
+from recmill.features.labels import check_binary
 from recmill.learner.base import (
     Learner,
     RowGradients,
     Step,
-    check_labels,
     check_numbers,
     columns_of,
     norm_of,
@@ -77,7 +77,7 @@ class Retriever(Learner):
         The softmax learns from the rows whose label is 1 and takes no notice of others.
         """
         check_numbers(batch, self.layout.numbers)
-        check_labels(self.spec.label, batch.labels[self.spec.label])
+        check_binary(self.spec.label, batch.labels[self.spec.label])
         if self.trains_on is not None and not batch.labels[self.trains_on].all():
             batch = some_rows(batch, np.flatnonzero(batch.labels[self.trains_on]))
         self.model.train()

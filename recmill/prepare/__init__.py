@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,10 @@ from recmill.prepare import rows as row_operations
 from recmill.prepare.binary import as_int32_rows, concatenate
 from recmill.prepare.split import assign_splits
 from recmill.progress import Progress
+from recmill.spec.expressions import columns_of, parse_filter
+from recmill.spec.kinds import kinds_of_columns
 from recmill.spec.load import recipe_to_dict
-from recmill.spec.recipe import SPLIT, Recipe
+from recmill.spec.recipe import SPLIT, Filter, Recipe
 from recmill.table import Table, table_digest
 
 DEFAULT_MEMORY = 2 << 30
@@ -86,7 +88,7 @@ def prepare(
     check_engine(options.engine, options.workers, options.address, options.conf)
     if options.engine != "local":  # tasks have working directories of their own
         into, data = into.absolute(), data if "://" in data else os.path.abspath(data)
-    _check_against_reality(recipe)
+    check_against_reality(recipe)
     source = open_source(recipe.log, data)
     job = _fingerprint(recipe, source, options, plan)
     if is_published(into):
@@ -132,7 +134,7 @@ def _prepare(
 
 def preview(recipe: Recipe, data: str, num_rows: int, work: Path) -> tuple[Plan, pl.DataFrame]:
     """Fit and apply the recipe to the first rows of the log, all as training rows; writes no Table."""
-    _check_against_reality(recipe)
+    check_against_reality(recipe)
     source = open_source(recipe.log, data)
     first = _FirstRows(source, num_rows)
     engine = LocalEngine(work, workers=1)
@@ -141,6 +143,19 @@ def preview(recipe: Recipe, data: str, num_rows: int, work: Path) -> tuple[Plan,
     frame = row_operations.after_split(engine, frame, recipe)
     plan = fit(engine, frame, recipe)
     return plan, engine.collect(engine.map(frame, plan.apply)).drop(SPLIT)
+
+
+def check_first_labels(recipe: Recipe, data: str, num_rows: int, work: Path) -> None:
+    """FeatureError when the first rows have labels that no model could learn.
+
+    Labels of columns that only a side table has are left out: joining it may take long.
+    """
+    kinds, own = kinds_of_columns(recipe), {column.name for column in recipe.log.columns}
+    filters = tuple(operation for operation in recipe.rows if isinstance(operation, Filter))
+    labels = tuple(label for label in recipe.labels if own.issuperset(label.columns))
+    if labels and all(own.issuperset(columns_of(parse_filter(one.sql, kinds))) for one in filters):
+        layout = replace(recipe.table, keep=())
+        preview(replace(recipe, rows=filters, labels=labels, features=(), table=layout), data, num_rows, work)
 
 
 def fit(engine: Engine, frame: Any, recipe: Recipe, check: Callable[[], object] = lambda: None) -> Plan:
@@ -241,9 +256,9 @@ class _FirstRows:
             raise LogError("The log holds no good rows to preview. Run `recmill check RECIPE --data DIR`.")
 
 
-def _check_against_reality(recipe: Recipe) -> None:
-    """Fail before the work, not after an hour of it: SQL that does not run, functions that cannot be imported."""
-    Plan(recipe)
+def check_against_reality(recipe: Recipe) -> None:
+    """Fail before the work, not after an hour of it: steps that cannot be made, vocabularies that wait for each other."""
+    Plan(recipe).pending()
 
 
 def _engine(options: Options, work: Path, progress: Progress | None) -> FrameEngine:

@@ -9,6 +9,7 @@ import json
 import pytest
 from logs_and_recipes import events_recipe, prepared, rows_of, write_events
 
+from recmill.batches import Batches
 from recmill.errors import ArtifactError, FeatureError, LogError, TooManyBadRows
 from recmill.table import Table
 
@@ -145,3 +146,42 @@ def test_a_side_table_with_a_key_twice_is_an_error(tmp_path):
     )
     with pytest.raises(LogError, match=r'"user" is not unique, such as .u1'):
         prepared(recipe, data, tmp_path / "table")
+
+
+RATINGS = {
+    "log": {
+        "files": ["log.tsv"],
+        "user": "user",
+        "item": "item",
+        "columns": [
+            {"name": "user, item, rating", "type": "int", "required": True},
+        ],
+    },
+    "labels": [{"name": "liked", "columns": "rating"}],
+    "features": [{"columns": "user, item", "steps": ["vocabulary"]}],
+    "table": {},
+}
+TOWERS = {"label": "liked", "user": "user", "item": "item", "train": {"batch_size": 2}}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{"retrieval": TOWERS}, {"ranking": {"model": "wide_deep", "label": "liked"}}],
+)
+def test_a_rating_without_a_threshold_is_an_error_with_the_values_found(tmp_path, model):
+    (tmp_path / "log.tsv").write_text("1\t1\t1\n1\t2\t5\n2\t1\t5\n2\t2\t3\n")
+    expected = (
+        r'Label "liked" is neither 0 nor 1 in 3 of 4 rows: 1 in 1, 3 in 1, 5 in 2; models learn labels of 0 and 1\. '
+        r"Write down what counts as 1 in its steps, such as .* \"rating >= 4\""
+    )
+    with pytest.raises(FeatureError, match=expected):
+        prepared(events_recipe(**RATINGS, **model), tmp_path, tmp_path / "table")
+
+
+def test_a_model_that_comes_after_the_table_does_not_learn_from_one_star(tmp_path):
+    (tmp_path / "log.tsv").write_text("1\t1\t1\n1\t2\t5\n2\t1\t5\n2\t2\t3\n")
+    table = prepared(
+        events_recipe(**RATINGS), tmp_path, tmp_path / "table"
+    ).table  # a label that nothing learns
+    with pytest.raises(FeatureError, match='Label "liked" is neither 0 nor 1 in 3 of 4 rows'):
+        Batches(table, 2, where="liked")

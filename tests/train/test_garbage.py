@@ -73,7 +73,7 @@ def test_a_number_that_is_not_finite_is_named_and_changes_nothing(table, batch, 
 def test_a_label_that_is_neither_0_nor_1_is_named(table, batch, value):
     labels = batch.labels["click"].copy()
     labels[7] = value
-    with pytest.raises(FeatureError, match=r'Label "click" is .* in 1 rows of a batch; expected 0 or 1'):
+    with pytest.raises(FeatureError, match=r'Label "click" is neither 0 nor 1 in 1 of .* rows: '):
         Ranker(recipe().ranking, table.columns).step(dataclasses.replace(batch, labels={"click": labels}))
 
 

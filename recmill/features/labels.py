@@ -1,0 +1,26 @@
+"""What models may learn: labels of 0 and 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from recmill.errors import FeatureError
+from recmill.spec.check_inputs import how_to_threshold
+
+_SHOWN = 6  # values that an error lists
+
+
+def check_binary(label: str, values: np.ndarray[Any, Any], column: str = "rating") -> None:
+    """FeatureError with the values found unless all are 0 or 1; `column` is what its remedy reads."""
+    is_wrong = (values != 0) & (values != 1)
+    if not is_wrong.any():
+        return
+    found, counts = np.unique(values, return_counts=True)
+    listed = [f"{value:g} in {count:,}" for value, count in zip(found, counts, strict=True)][:_SHOWN]
+    more = f" and {len(found) - _SHOWN} other values" if len(found) > _SHOWN else ""
+    raise FeatureError(
+        f'Label "{label}" is neither 0 nor 1 in {int(is_wrong.sum()):,} of {len(values):,} rows: '
+        f"{', '.join(listed)}{more}; {how_to_threshold(column)}."
+    )
