@@ -257,7 +257,7 @@ class _FirstRows:
 
 
 def check_against_reality(recipe: Recipe) -> None:
-    """Fail before the work, not after an hour of it: steps that cannot be made, vocabularies that wait for each other."""
+    """Fail before the work, not after an hour of it: steps that cannot be made, vocabularies that wait in a circle."""
     Plan(recipe).pending()
 
 

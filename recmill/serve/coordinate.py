@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Protocol
 
 from recmill.errors import RecmillError, ServingError, TooLate
 from recmill.serve import messages as m
+from recmill.serve.recall import reciprocal_ranks
 from recmill.serve.recommender import Clock, check_sizes
 
 
@@ -46,12 +48,11 @@ class Coordinator:
                     for score, item in ranked
                 ]
             except ServingError as error:
-                if isinstance(error, TooLate) or error.http_status >= 429:
-                    degraded.append(f"rank: {error} Items are in the order of recall")
-                else:
+                if not isinstance(error, TooLate) and error.http_status < 429:
                     raise
+                items = _by_recall(items, error, degraded)
             except RecmillError as error:
-                degraded.append(f"rank: {error} Items are in the order of recall")
+                items = _by_recall(items, error, degraded)
         trace = m.Trace(stages=clock.stages, counts={"candidates": len(items)}) if query.trace else None
         return m.Answer(
             items=items[: query.k],
@@ -87,6 +88,18 @@ class Coordinator:
             ranked = self.stages.rank_rows(user, rows, query.context, clock.deadline)
         degraded += ranked.degraded
         return ranked.scores
+
+
+def _by_recall(items: list[m.Item], error: Exception, degraded: list[str]) -> list[m.Item]:
+    """Items by their rank within their channels; that several channels found one, the recall stage does not tell."""
+    degraded.append(f"rank: {error} Items are in the order of recall")
+    gains, counts = reciprocal_ranks(len(items)).tolist(), Counter[str]()
+    found = []
+    for item in items:
+        score = gains[counts[item.channel]]
+        counts[item.channel] += 1
+        found.append(m.Item(id=item.id, score=score, channel=item.channel, recall_score=item.score))
+    return sorted(found, key=lambda item: -item.score)
 
 
 def _recall(query: m.Recommend) -> m.Recall:

@@ -84,7 +84,10 @@ class NewItem(Message, frozen=True, kw_only=True):
 
 
 class Item(Message, frozen=True, kw_only=True):
-    """One recommended item: the chance of a click, or recall's score when it was not ranked; and where it came from."""
+    """One item: the probability of a click, or the fused ranks of its channels when it was not ranked; its origin.
+
+    `recall_score` is what its channel gave, to be compared within the channel alone.
+    """
 
     id: Id
     score: float

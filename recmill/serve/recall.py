@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,21 +22,27 @@ SHARES: Mapping[str, float] = {"two_tower": 0.7, "similar": 0.1, "together": 0.1
 _SCANNED = 20_000  # so few items are all compared
 _MOST_FETCHED = 5_000
 _RECENT = 20
+_RANK_OFFSET = 60  # of reciprocal rank fusion, as Cormack, Clarke and Buettcher chose it
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Items by place, best first within their channel, with the score that the channel gave and its name."""
+    """Items by place, best first within their channel, with the score that the channel gave and its name.
+
+    Scores of two channels cannot be compared; `fused` can, for it is made of ranks alone.
+    """
 
     places: Array
     scores: Array
     channels: Array
+    fused: Array
 
     def some(self, chosen: Array | slice) -> Candidates:
-        return Candidates(self.places[chosen], self.scores[chosen], self.channels[chosen])
+        return Candidates(self.places[chosen], self.scores[chosen], self.channels[chosen], self.fused[chosen])
 
 
-NOTHING = Candidates(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int8))
+_NO_SCORES = np.empty(0, np.float32)
+NOTHING = Candidates(np.empty(0, np.int64), _NO_SCORES, np.empty(0, np.int8), _NO_SCORES)
 NAMES = tuple(SHARES)
 
 
@@ -151,7 +157,9 @@ class Recaller:
             scores, channel = self.popularity.take(places), "popular"
         best = np.lexsort((places, -scores))[:number]
         channels = np.full(len(best), NAMES.index(channel), np.int8)
-        return Candidates(places[best], scores[best].astype(np.float32), channels)
+        return Candidates(
+            places[best], scores[best].astype(np.float32), channels, reciprocal_ranks(len(best))
+        )
 
     # channels
 
@@ -261,18 +269,28 @@ class Seen:
 
 
 def merged(found: Mapping[str, tuple[Array, Array]], number: int) -> Candidates:
-    """Each channel's share first, then what is left of each in turn; an item counts where it came first."""
+    """Each channel's share first, then what is left of each in turn; an item counts where it came first.
+
+    Ranks are fused: an item's reciprocal ranks in all channels that found it are added up.
+    """
     heads: list[Candidates] = []
     tails: list[Candidates] = []
     for name, (places, scores) in found.items():
         own = max(1, round(number * SHARES[name]))
         channel = np.full(len(places), NAMES.index(name), np.int8)
-        candidates = Candidates(places, scores, channel)
+        candidates = Candidates(places, scores, channel, reciprocal_ranks(len(places)))
         heads.append(candidates.some(slice(0, own)))
         tails.append(candidates.some(slice(own, None)))
     together = joined([*heads, *tails])
-    _, first = np.unique(together.places, return_index=True)
+    _, first, inverse = np.unique(together.places, return_index=True, return_inverse=True)
+    fused = np.bincount(inverse, together.fused, minlength=len(first)).astype(np.float32)
+    together = replace(together, fused=fused[inverse])
     return together.some(np.sort(first)[:number])
+
+
+def reciprocal_ranks(number: int) -> Array:
+    """What the best of a channel, its second and so on add to an item's fused score."""
+    return (1 / (_RANK_OFFSET + np.arange(1, number + 1))).astype(np.float32)
 
 
 def joined(parts: Sequence[Candidates]) -> Candidates:
@@ -282,4 +300,5 @@ def joined(parts: Sequence[Candidates]) -> Candidates:
         np.concatenate([part.places for part in parts]),
         np.concatenate([part.scores for part in parts]).astype(np.float32),
         np.concatenate([part.channels for part in parts]),
+        np.concatenate([part.fused for part in parts]),
     )

@@ -97,7 +97,7 @@ class Recommender:
             if self.ranker is not None and len(candidates.places):
                 chosen, scores = self._ranked(person, candidates, query.k, clock, degraded)
             else:
-                chosen, scores = candidates, candidates.scores
+                chosen, scores = candidates, candidates.fused
             best = np.lexsort((chosen.places, -scores))[: query.k]
             chosen, scores = chosen.some(best), scores[best]
             trace = self._trace(person, chosen, candidates, clock) if query.trace else None
@@ -113,7 +113,7 @@ class Recommender:
         if affordable < len(candidates.places):
             if affordable < k:
                 degraded.append("rank: no time was left, items are in the order of recall")
-                return candidates, recall_order(candidates)
+                return candidates, candidates.fused
             chosen = candidates.some(slice(0, int(affordable)))
             degraded.append(
                 f"rank: there was time for {len(chosen.places)} of {len(candidates.places)} candidates"
@@ -471,11 +471,6 @@ def check_sizes(k: int, candidates: int) -> None:
         raise BadRequest(f"k must be from 1 to {m.MAX_K:,}, got {k}.")
     if not 0 <= candidates <= m.MAX_CANDIDATES:
         raise BadRequest(f"At most {m.MAX_CANDIDATES:,} candidates or items at once, got {candidates:,}.")
-
-
-def recall_order(candidates: Candidates) -> Array:
-    """Scores that keep the order of recall."""
-    return np.linspace(1.0, 0.0, len(candidates.places), endpoint=False, dtype=np.float32)
 
 
 def _batch(rows: FeatureRows, layout: Any) -> Batch:
