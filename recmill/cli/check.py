@@ -41,10 +41,6 @@ def _check(parsed: argparse.Namespace) -> int:
         from recmill.spec.search import searched
 
         searched(recipe)
-    if parsed.data or _needs_trying(recipe):
-        from recmill.prepare import check_against_reality
-
-        check_against_reality(recipe)
     reports = _check_files(recipe, parsed.data) if parsed.data else {}
     good = all(report.problem is None and not report.bad and report.num_good for report in reports.values())
     problem = _label_problem(recipe, parsed.data) if reports and good else None
@@ -76,13 +72,6 @@ def _check(parsed: argparse.Namespace) -> int:
             f"next   recmill prepare {parsed.recipe} --data {parsed.data or 'DIR'} --into runs/{recipe.name}/table"
         )
     return 0 if good else 1
-
-
-def _needs_trying(recipe: Recipe) -> bool:
-    """Whether vocabularies might wait for each other. What tells takes a second to load."""
-    from recmill.spec.steps import Lookup, Vocabulary
-
-    return any({Lookup, Vocabulary} <= {type(step) for step in feature.steps} for feature in recipe.features)
 
 
 def _check_files(recipe: Recipe, data: str) -> dict[str, Any]:

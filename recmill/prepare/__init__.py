@@ -88,7 +88,7 @@ def prepare(
     check_engine(options.engine, options.workers, options.address, options.conf)
     if options.engine != "local":  # tasks have working directories of their own
         into, data = into.absolute(), data if "://" in data else os.path.abspath(data)
-    check_against_reality(recipe)
+    _check_against_reality(recipe)
     source = open_source(recipe.log, data)
     job = _fingerprint(recipe, source, options, plan)
     if is_published(into):
@@ -134,7 +134,7 @@ def _prepare(
 
 def preview(recipe: Recipe, data: str, num_rows: int, work: Path) -> tuple[Plan, pl.DataFrame]:
     """Fit and apply the recipe to the first rows of the log, all as training rows; writes no Table."""
-    check_against_reality(recipe)
+    _check_against_reality(recipe)
     source = open_source(recipe.log, data)
     first = _FirstRows(source, num_rows)
     engine = LocalEngine(work, workers=1)
@@ -256,9 +256,9 @@ class _FirstRows:
             raise LogError("The log holds no good rows to preview. Run `recmill check RECIPE --data DIR`.")
 
 
-def check_against_reality(recipe: Recipe) -> None:
-    """Fail before the work, not after an hour of it: steps that cannot be made, vocabularies that wait in a circle."""
-    Plan(recipe).pending()
+def _check_against_reality(recipe: Recipe) -> None:
+    """Fail before the work, not after an hour of it: steps that cannot be made."""
+    Plan(recipe)
 
 
 def _engine(options: Options, work: Path, progress: Progress | None) -> FrameEngine:

@@ -228,6 +228,7 @@ def check_references(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 
     yield from _by_entry("features", recipe.features, paths, check)
     yield from _check_shared_vocabularies(recipe, paths)
+    yield from _check_circles(recipe)
 
 
 def _check_aggregate(path: str, step: s.Aggregate, kinds: Mapping[str, str]) -> Iterator[str]:
@@ -262,6 +263,23 @@ def _check_shared_vocabularies(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
         other_feature, other_place, other_holds = held.setdefault(name, (feature, place, holds))
         if holds != other_holds and feature is not other_feature:
             yield f'{place} gets {holds}, but "{name}" in {other_place} holds {other_holds}; cast one of them'
+
+
+def _check_circles(recipe: r.Recipe) -> Iterator[str]:
+    """A vocabulary that counts what another looked up is fitted after it."""
+    needs: dict[str, set[str]] = {}
+    for feature in recipe.features:
+        looked_up: set[str] = set()
+        for step in feature.steps:
+            if isinstance(step, s.Lookup):
+                looked_up.add(step.named)
+            elif isinstance(step, s.Vocabulary):
+                needs.setdefault(step.named or feature.name, set()).update(looked_up)
+    while ready := [name for name, others in needs.items() if needs.keys().isdisjoint(others)]:
+        for name in ready:
+            del needs[name]
+    if needs:
+        yield f"features: vocabularies {', '.join(needs)} wait for each other; give them names of their own"
 
 
 def _has_own_vocabulary(step: s.Step) -> bool:

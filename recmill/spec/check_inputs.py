@@ -103,7 +103,8 @@ def _check_dims(
     said = set()
     for path, feature in zip(where, recipe.features, strict=True):
         has_rows = feature.name in names and _has_rows(kinds.get(feature.name, ""))
-        if has_rows and feature.dim not in (None, dim) and path not in said:
+        is_other = feature.dim is not None and feature.dim != dim and feature.dim > 0
+        if has_rows and is_other and path not in said:
             said.add(path)
             yield (
                 f"{path}.dim is {feature.dim}, but {model}.embedding_dim is {dim}; "

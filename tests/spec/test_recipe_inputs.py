@@ -56,6 +56,16 @@ def test_what_a_model_would_refuse_is_no_recipe(sections: dict[str, Any], proble
     assert any(one.startswith(problem) for one in found), found
 
 
+def test_vocabularies_that_wait_for_each_other_are_no_recipe() -> None:
+    waiting = [
+        {"name": own, "columns": "time", "steps": [{"lookup": other}, {"vocabulary": {"named": f"{own}s"}}]}
+        for own, other in (("a", "bs"), ("b", "as"))
+    ]
+    assert problems(features=[USER, *waiting]) == [
+        "features: vocabularies as, bs wait for each other; give them names of their own"
+    ]
+
+
 RATING = {"name": "stars", "type": "int", "allowed": [1, 2, 3, 4, 5]}
 OF_RATINGS = {**TREE["log"], "columns": [*TREE["log"]["columns"], RATING]}
 
