@@ -354,10 +354,12 @@ class Recommender:
         if users.height or clicks:
             self._put_users(users, clicks)
         if in_store and self.writer is not None:
-            rows: list[SideRows] = [] if items is None or features is None else [("item", items, features)]
+            changed: list[SideRows] = []
+            if items is not None and features is not None:
+                changed.append(("item", items, features))
             if users.height:
-                rows.append(("user", users, lookup.features_of("user", users)))
-            self.writer.put_delta(self.version, self.num_deltas + 1, rows)
+                changed.append(("user", users, lookup.features_of("user", users)))
+            self.writer.put_delta(self.version, self.num_deltas + 1, changed)
 
     def close(self) -> None:
         """Let go of a store of its own; answers from then on come from the bundle."""

@@ -151,7 +151,7 @@ class RowCodec:
 
     def _has_ids_in_range(self, fixed: Array) -> Array:
         """Which rows have all their single ids within the tables."""
-        inside: Array = (fixed["narrow"].view("<u4") < self._narrow_bounds).all(axis=1)
+        inside = np.asarray((fixed["narrow"].view("<u4") < self._narrow_bounds).all(axis=1))
         for place, name in enumerate(self.wide):
             if name in self.layout.bounds:
                 inside &= _is_below(fixed["wide"][:, place], self.layout.bounds[name])

@@ -167,14 +167,20 @@ class ParquetRows:
 
 
 def _with_schema(rows: pl.DataFrame, entities: Entities, path: Path) -> pl.DataFrame:
-    schema = entities.raw_schema
+    return pl.DataFrame([_column(rows, name, dtype, path) for name, dtype in entities.raw_schema.items()])
+
+
+def _column(rows: pl.DataFrame, name: str, dtype: pl.DataType, path: Path) -> pl.Series:
+    """A column as the bundle has it, or nulls. Polars' own error would quote values, which may be a user's."""
+    if name not in rows.columns:
+        return pl.Series(name, [None], dtype).new_from_index(0, rows.height)
     try:
-        return rows.select(
-            (pl.col(name) if name in rows.columns else pl.lit(None)).cast(dtype).alias(name)
-            for name, dtype in schema.items()
-        )
-    except pl.exceptions.PolarsError as error:
-        raise ArtifactError(f"{path} does not have the types of the bundle's raw columns: {error}") from None
+        return rows[name].cast(dtype)
+    except pl.exceptions.PolarsError:
+        raise ArtifactError(
+            f'{path} does not have the types of the bundle: column "{name}" is {rows.schema[name]} there, and some of '
+            f"its values are no {dtype}. Write the file with the log's own types."
+        ) from None
 
 
 def _digest_of(path: Path) -> str:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,15 +180,16 @@ def test_raw_rows_of_parquet_go_through_the_plan(bundle: Bundle, store: RedisSto
     [
         ({"thing": [1]}, 'no column "item".*it has: thing'),
         ({"item": [None, 1]}, 'rows without "item"'),
-        ({"item": ["shoe"]}, "types"),
+        ({"item": ["shoe"]}, 'types.*"item" is String there, and some of its values are no Int64'),
     ],
 )
 def test_parquet_that_does_not_fit_is_an_error(
     bundle: Bundle, store: RedisStore, tmp_path: Path, rows: dict[str, list[object]], says: str
 ) -> None:
     pl.DataFrame(rows).write_parquet(tmp_path / "rows.parquet")
-    with pytest.raises(ArtifactError, match=says):
+    with pytest.raises(ArtifactError, match=says) as caught:
         load(store, bundle, ("item",), tmp_path / "rows.parquet")
+    assert "shoe" not in str(caught.value)
     assert store.loaded() is None
 
 
@@ -217,6 +219,22 @@ def test_the_command_says_what_it_did_and_no_password(
         for text in (*shown, *as_json):
             assert PASSWORD not in text
             assert "s3cret" not in text
+
+
+@pytest.mark.services
+def test_a_full_redis_is_an_error_that_shows_no_row(
+    bundle: Bundle, server: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    client = server.client()
+    client.config_set("maxmemory", 1_000_000)
+    client.close()
+    with pytest.raises(
+        StoreError, match=r"keys recmill:\w+:\*: its memory is full. Raise maxmemory"
+    ) as caught:
+        run("--bundle", str(bundle.path), "--features", server.url, "--quiet")
+    shown = "".join(traceback.format_exception(caught.value)) + "".join(capfd.readouterr())
+    assert "SET" not in shown
+    assert "ann" not in shown.replace("cannot", "")
 
 
 def test_parquet_needs_a_side(bundle: Bundle) -> None:
