@@ -13,12 +13,13 @@ from recmill.batches import Array
 from recmill.bundle.entities import Entities
 from recmill.errors import BadRequest, ExpressionError, TooLate
 from recmill.features.expressions import compiled, kinds_of_schema
-from recmill.spec.expressions import columns_of, parse_condition
+from recmill.spec.expressions import Node, columns_of, parse_condition
+from recmill.spec.expressions.syntax import Like
 
 _KEPT_BYTES = 64 << 20
-_ROWS = 4_096  # that are evaluated first
-_FEWEST_ROWS = 64
-_SECONDS = 0.004  # that rows which are evaluated together should take: between them the deadline is looked at
+_NODES_AT_ONCE = 1 << 22  # times rows, that are evaluated between two looks at the clock
+_LIKE_NODES = 128  # that matching a pattern costs as much as
+_FEWEST_ROWS = 1_024  # below, Polars' overhead for a call is more than the work
 _SHOWN = 60  # characters of a condition in an error
 
 
@@ -72,22 +73,23 @@ class Masks:
         for name in columns_of(tree) or [self.items.id_column]:
             columns.append(self.items.column(name).alias(name))
             _check(deadline)
-        return _mask(pl.DataFrame(columns), compiled(tree), deadline)
+        return _mask(pl.DataFrame(columns), tree, deadline)
 
 
-def _mask(frame: pl.DataFrame, condition: pl.Expr, deadline: float | None) -> Array:
+def _mask(frame: pl.DataFrame, tree: Node, deadline: float | None) -> Array:
+    """Some rows at a time, by what the condition costs for each: the clock says nothing of that on a busy machine."""
+    rows = max(_FEWEST_ROWS, _NODES_AT_ONCE // _cost(tree))
+    met = compiled(tree).fill_null(False).alias("met")
     mask = np.zeros(frame.height, bool)
-    start, rows = 0, _ROWS
-    met = condition.fill_null(False).alias("met")
-    while start < frame.height:
-        began = time.perf_counter()
-        part = frame.slice(start, rows)
-        mask[start : start + part.height] = part.select(met)["met"].to_numpy()
+    for start in range(0, frame.height, rows):
+        mask[start : start + rows] = frame.slice(start, rows).select(met)["met"].to_numpy()
         _check(deadline)
-        start += part.height
-        took = time.perf_counter() - began
-        rows = 2 * rows if took < _SECONDS / 2 else max(_FEWEST_ROWS, rows // 2) if took > _SECONDS else rows
     return mask
+
+
+def _cost(node: Node) -> int:
+    own = _LIKE_NODES if isinstance(node, Like) else 1
+    return own + sum(_cost(child) for child in node.children())
 
 
 def _check(deadline: float | None) -> None:

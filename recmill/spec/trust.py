@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from recmill.errors import ArtifactError
-from recmill.spec.recipe import Recipe
+from recmill.spec.recipe import Feature, Label, Recipe
 from recmill.spec.steps import Function
 
 
 def functions_of(recipe: Recipe) -> list[str]:
     """Every `package.module:function` that features and labels call."""
-    entries = (*recipe.features, *recipe.labels)
+    entries: list[Feature | Label] = [*recipe.features, *recipe.labels]
     found = [step.path for entry in entries for step in entry.steps if isinstance(step, Function)]
     return list(dict.fromkeys(found))
 
