@@ -164,6 +164,8 @@ HISTORY = {"history": {"columns": ["item"], "by": "user", "order": "time"}}
     [
         ([{"filter": "1 = 1"}], 'rows[0].filter.sql is "1 = 1", which reads no column; the rows have: time, user, item, n1, n2, n3, words, click'),
         ([{"filter": "words = 'click'"}, {"filter": "'click' = ''"}], 'rows[1].filter.sql is "\'click\' = \'\'", which reads no column; the rows have: time, user, item, n1, n2, n3, words, click'),
+        ([{"filter": "words > 3"}], 'rows[0].filter.sql, at character 9: column "words" is text and 3 is int; they cannot be compared'),
+        ([{"filter": "n1 in (select 1)"}], "rows[0].filter.sql, at character 8: expected a number, a text in single quotes, true, false or null, found select; there are no subqueries"),
         ([{"sample": 0}], "rows[0].sample.fraction must be a number above 0 and at most 1, got 0"),
         ([{"smaple": 0.5}], 'rows[0] has no row operation "smaple"; did you mean "sample"?'),
         ([{"sample": 0.5, "filter": "n1 > 0"}], "rows[0] must name one row operation, as text or as a table with one key; got { sample = ..., filter = ... }"),
