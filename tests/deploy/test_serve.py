@@ -30,6 +30,7 @@ from recmill.deploy.settings import DeployError, Settings, number_of
 from recmill.deploy.yaml import loads
 from recmill.spec.load import load_recipe
 from recmill.spec.recipe import Recipe
+from recmill.spec.steps import Function
 
 Object = dict[str, Any]
 ALL = (
@@ -398,3 +399,15 @@ def _check_that_redis_was_asked(redis: Any) -> None:
     config = subprocess.run([*command, "config", "get", "maxmemory"], **with_password).stdout.split()  # type: ignore[call-overload]
     limit = number_of(redis.container["resources"]["limits"]["memory"])
     assert 0.75 * limit < int(config[1]) < limit
+
+
+def test_servers_trust_the_functions_that_the_recipe_itself_names(quickstart: Recipe) -> None:
+    first, *others = quickstart.features
+    named = dataclasses.replace(first, steps=(Function("mine.things:same", "text"), *first.steps))
+    recipe = dataclasses.replace(quickstart, features=(named, *others))
+    files = render(recipe, "serve", Settings.of(["redis.enabled=true"]))
+    trusting = [
+        line.strip() for text in files.values() for line in text.splitlines() if "mine.things" in line
+    ]
+    assert set(trusting) == {"- mine.things"}
+    assert not any("--trust-code" in text for text in render(quickstart, "serve", Settings()).values())
