@@ -55,7 +55,7 @@ def load(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[Loaded]:
-    """Write every user or item, then the bundle's version under `<prefix>:loaded`.
+    """Write every user or item, what deltas changed of them, then the bundle's version under `<prefix>:loaded`.
 
     With `resume`, what an earlier load of the same bundle and file has written is left out.
     """
@@ -63,7 +63,7 @@ def load(
         _load_side(store, bundle, side, parquet, rows_per_second, resume, progress or Progress(quiet=True))
         for side in sides
     ]
-    store.set_num_deltas(bundle.version, 0)  # what servers wrote of them may be overwritten
+    store.set_num_deltas(bundle.version, _load_deltas(store, bundle, sides))
     store.set_value(store.loaded_key, bundle.version.encode())
     return loaded
 
@@ -95,6 +95,29 @@ def _load_side(
             store.put_rows(side, raw, batch, [(key, msgspec.msgpack.encode(_Done(source, done)))])
             stage.advance(batch.size, batch.size)
     return Loaded(side, done - skipped, skipped, time.monotonic() - began)
+
+
+def _load_deltas(store: RedisStore, bundle: Bundle, sides: tuple[Side, ...]) -> int:
+    """Write what deltas changed since the export, up to the first that is not whole; how many there are."""
+    from recmill.bundle.delta import Delta, deltas_folder
+
+    number, folder = 0, deltas_folder(bundle.path.parent, bundle.version)
+    while (path := folder / f"{number + 1:06d}").is_dir():
+        try:
+            changes = Delta.open(path).changes()
+        except ArtifactError:
+            break  # servers refuse it, too
+        for side, raw in (("user", changes.users), ("item", changes.items)):
+            if side in sides and raw is not None:
+                _put_raw(store, bundle, "user" if side == "user" else "item", raw)
+        number += 1
+    return number
+
+
+def _put_raw(store: RedisStore, bundle: Bundle, side: Side, raw: pl.DataFrame) -> None:
+    features = entities_of(bundle, side).layout.features
+    for rows in raw.iter_slices(ROWS_PER_CHUNK):
+        store.put(side, rows, bundle.plan.apply(rows, labels=False, only=features))
 
 
 def _rows_done(store: RedisStore, key: bytes, source: str) -> int:

@@ -217,6 +217,17 @@ def test_a_server_that_starts_later_does_not_write_old_deltas_again(
     first.close()
 
 
+def test_a_load_has_what_deltas_changed_since_the_export(own_bundles: Path, server: Server) -> None:
+    write_a_delta(own_bundles, 1, price=77.0)
+    bundle = Bundle.open(own_bundles)
+    store = RedisStore(server.url, bundle)
+    load(store, bundle, ("user", "item"))
+    assert (store.raw("item", "i1", 5.0) or {})["price"] == 77.0
+    assert store.get("user", ["new1"], 5.0).found.all()
+    assert store.num_deltas(bundle.version) == 1
+    store.close()
+
+
 def test_added_items_are_in_the_store(stored: Recommender) -> None:
     stored.add_items([NewItem(id="brand new", values={"price": 3.5})])
     answer = stored.recommend(Recommend(user="u1", only=["brand new"]))
