@@ -102,7 +102,7 @@ def test_verify_reads_every_file(recmill, folder: Path, tmp_path: Path) -> None:
     np.save(rows, np.load(rows) + 1)
     code, _, err = recmill("bundle", "verify", copied)
     assert code == 1
-    assert "tables/deep/item/rows.npy does not have the digest of its record" in err
+    assert "tables/deep/item/rows.npy does not have the checksums of its record" in err
 
 
 def test_diff_tells_two_bundles_apart(recmill, folder: Path) -> None:

@@ -3,7 +3,7 @@
 DIR/current             which version is served, and which one was before
 DIR/checkpoints/        <version>/: the checkpoint that a version is of, if it was kept
 DIR/<version>/          a bundle, whole once its manifest is there
-  manifest.json         recipe, columns, evaluation numbers, models, and size and SHA-256 of every file
+  manifest.json         recipe, columns, evaluation numbers, models, and size and checksums of every file (integrity.py)
   plan/                 the fitted features
   graphs/               dense models as ONNX
   tables/               embedding rows: <collection>/<table>/ (rows.py)
@@ -13,7 +13,6 @@ DIR/<version>/          a bundle, whole once its manifest is there
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,10 +22,11 @@ from typing import Any
 
 import polars as pl
 
-from recmill.artifact import MANIFEST, publish, read_manifest, write_whole
+from recmill.artifact import MANIFEST, write_whole
 from recmill.batches import Array, Batch, Layout, collate
 from recmill.bundle.arrays import map_array
 from recmill.bundle.entities import Entities, Side, write_entities
+from recmill.bundle.integrity import digest_of, open_verified, publish_with_checksums, verify_files
 from recmill.bundle.rows import RowCollection, Rows, table_folder, write_rows
 from recmill.embeddings.collection import EmbeddingFeature
 from recmill.errors import ArtifactError
@@ -36,12 +36,14 @@ from recmill.features.planned import Planned
 from recmill.spec.trust import check_trusted
 
 __all__ = [
+    "CURRENT",
     "Bundle",
     "Entities",
     "RowCollection",
     "Rows",
     "current_of",
     "kept_checkpoint",
+    "named_by",
     "previous_of",
     "publish_bundle",
     "set_current",
@@ -60,13 +62,13 @@ _COLLECTIONS = {
     "deep": ("ranking", "keys"),
     "wide": ("ranking", "wide"),
 }
-_NEEDED = ("version", "recipe", "columns", "rows_dtype", "models", "files")
+_NEEDED = ("version", "recipe", "columns", "rows_dtype", "models")
 _FOLDER_OF: Mapping[Side, str] = {"user": "users", "item": "items"}
 
 
 @dataclass(frozen=True)
 class Bundle(Planned):
-    """One version of a recommender on disk. Opening maps it; parts are read when they are first asked for."""
+    """One version of a recommender on disk. Opening verifies every file; parts are mapped when first asked for."""
 
     path: Path
     manifest: Mapping[str, Any]
@@ -74,22 +76,11 @@ class Bundle(Planned):
 
     @classmethod
     def open(cls, path: str | Path, trust_code: Collection[str] = ()) -> Bundle:
-        """A version's folder, or a folder of versions, whose current one is opened."""
+        """A version's folder, or a folder of versions, whose current one is opened. A damaged one is an error."""
         folder = Path(path)
         if (folder / CURRENT).is_file():
             folder = folder / _read_current(folder)["version"]
-        manifest = read_manifest(folder, "bundle")
-        if manifest.pop("digest", None) != _digest_of_manifest(manifest):
-            raise _damaged(folder, f"{MANIFEST} does not have its own digest")
-        if manifest["format"] != 1:
-            raise ArtifactError(
-                f"Bundle {folder} has format {manifest['format']}; this recmill reads format 1. Upgrade recmill."
-            )
-        for name in _NEEDED:
-            if name not in manifest:
-                raise _damaged(folder, f'{MANIFEST} has no "{name}"')
-        _check_sizes(folder, manifest["files"])
-        return cls(folder, manifest, tuple(trust_code))
+        return cls(folder, open_verified(folder, "bundle", _NEEDED), tuple(trust_code))
 
     @cached_property
     def plan(self) -> Plan:
@@ -169,10 +160,8 @@ class Bundle(Planned):
         return map_array(path) if path.is_file() else None
 
     def verify(self) -> None:
-        """Read every file and compare it with its digest."""
-        for name, file in self.manifest["files"].items():
-            if _digest_of(self.path / name) != file["sha256"]:
-                raise _damaged(self.path, f"{name} does not have the digest of its record")
+        """Compare every file with its checksums once more; what has not changed since it was read is not read again."""
+        verify_files(self.path, "bundle", self.manifest["files"])
 
 
 def side_layout(columns: Sequence[ColumnInfo], models: Mapping[str, Mapping[str, Any]], side: Side) -> Layout:
@@ -213,16 +202,8 @@ def collection_features(
 
 
 def publish_bundle(path: Path, fields: Mapping[str, Any]) -> Bundle:
-    """Make a finished folder a bundle: digests of all files, then the manifest. Its version is the folder's name."""
-    files = {
-        file.relative_to(path).as_posix(): {"num_bytes": file.stat().st_size, "sha256": _digest_of(file)}
-        for file in sorted(path.rglob("*"))
-        if file.is_file() and file.name != MANIFEST
-    }
-    manifest = {"version": path.name, **fields, "files": files}
-    # As it will be read: JSON makes lists of tuples and text of numeric keys.
-    content = json.loads(json.dumps({"kind": "bundle", "format": 1, **manifest}))
-    publish(path, "bundle", {**manifest, "digest": _digest_of_manifest(content)})
+    """Make a finished folder a bundle. Its version is the folder's name."""
+    publish_with_checksums(path, "bundle", {"version": path.name, **fields})
     return Bundle.open(path)
 
 
@@ -236,6 +217,11 @@ def previous_of(folder: str | Path) -> str | None:
     return _read_current(Path(folder))["previous"] if (Path(folder) / CURRENT).is_file() else None
 
 
+def named_by(folder: Path) -> list[str]:
+    """The versions that may be served from a folder, best first: the current one and the one before it."""
+    return [version for version in (current_of(folder), previous_of(folder)) if version is not None]
+
+
 def kept_checkpoint(folder: str | Path, version: str) -> Path:
     """Where the checkpoint that a version is of is kept beside it; it need not be there."""
     return Path(folder) / "checkpoints" / version
@@ -247,9 +233,13 @@ def set_current(folder: str | Path, version: str) -> None:
     if version not in versions_of(folder):
         known = ", ".join(versions_of(folder)) or "none"
         raise ArtifactError(f'{folder} has no version "{version}"; it has: {known}.')
-    current = current_of(folder)
-    previous = current if current != version else previous_of(folder)
-    text = json.dumps({"version": version, "previous": previous}, indent=1) + "\n"
+    Bundle.open(folder / version)
+    try:
+        current, previous = current_of(folder), previous_of(folder)
+    except ArtifactError:  # it is damaged; writing it anew mends that
+        current = previous = None
+    content = {"version": version, "previous": current if current != version else previous}
+    text = json.dumps({**content, "digest": digest_of(content)}, indent=1) + "\n"
     write_whole(folder / CURRENT, text, durable=True)
 
 
@@ -263,42 +253,24 @@ def _read_current(folder: Path) -> dict[str, Any]:
     path = folder / CURRENT
     try:
         current = json.loads(path.read_text(encoding="utf-8"))
-        version, previous = current["version"], current.get("previous")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ArtifactError(f"{path} is damaged: {error}. {_EXPORT_OR_ROLL_BACK}") from None
-    if not _is_name(version) or not (previous is None or _is_name(previous)):
-        raise ArtifactError(f"{path} is damaged: it names no version of this folder. {_EXPORT_OR_ROLL_BACK}")
-    return {"version": version, "previous": previous}
-
-
-_EXPORT_OR_ROLL_BACK = "Run `recmill export` again, or `recmill rollback` to name a version."
+        content = {"version": current["version"], "previous": current["previous"]}
+        digest = current["digest"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _damaged_current(path, repr(error)) from None
+    if digest != digest_of(content):
+        raise _damaged_current(path, "it does not have its own digest")
+    if not _is_name(content["version"]) or not (content["previous"] is None or _is_name(content["previous"])):
+        raise _damaged_current(path, "it names no version of this folder")
+    return content
 
 
 def _is_name(version: object) -> bool:
     return isinstance(version, str) and version == Path(version).name and version not in ("", "..")
 
 
-def _check_sizes(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    for name, file in files.items():
-        try:
-            found = (folder / name).stat().st_size
-        except OSError:
-            raise _damaged(folder, f"{name} is missing") from None
-        if found != file["num_bytes"]:
-            raise _damaged(folder, f"{name} has {found:,} bytes instead of {file['num_bytes']:,}")
-
-
-def _digest_of(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise _damaged(path.parent, f"{path.name} is missing") from None
-
-
-def _digest_of_manifest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _damaged(folder: Path, what: str) -> ArtifactError:
-    return ArtifactError(f"Bundle {folder} is damaged: {what}. Copy it again, or run `recmill export` again.")
+def _damaged_current(path: Path, what: str) -> ArtifactError:
+    known = ", ".join(versions_of(path.parent)) or "none"
+    return ArtifactError(
+        f"{path} is damaged: {what}. Run `recmill export` again, or name one of its versions with "
+        f"`recmill rollback`: {known}."
+    )

@@ -1,7 +1,7 @@
 """Deltas: what a trainer learned since a bundle or since the delta before, small enough to be sent every few seconds.
 
 <version>.deltas/000001/        of bundle <version>; each builds on the one before
-  manifest.json                 kind "delta": version, number, recipe_digest, log_end; size and SHA-256 of files
+  manifest.json                 version, number, recipe_digest, log_end, log_sizes; size and checksums of files
   rows/<collection>/<table>/    keys.npy, rows.npy (float32), removed.npy, and shared.npy if the table shares rows
   graphs/<name>.onnx            graphs with new dense weights
   items.arrow  users.arrow      raw rows of items and users that are new or have changed
@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,11 +19,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.artifact import is_published, publish, read_manifest
+from recmill.artifact import is_published
 from recmill.bundle.arrays import map_array
+from recmill.bundle.integrity import open_verified, publish_with_checksums
 from recmill.bundle.rows import table_folder
 from recmill.embeddings.table import Array
 from recmill.errors import ArtifactError
+
+_NEEDED = ("version", "number", "recipe_digest", "tables")
 
 
 @dataclass(frozen=True)
@@ -67,17 +69,8 @@ class Delta:
 
     @classmethod
     def open(cls, path: Path) -> Delta:
-        """A whole delta: every file has the digest of its record, or it is refused."""
-        delta = cls(path, read_manifest(path, "delta"))
-        for name, file in delta.manifest["files"].items():
-            found = path / name
-            digest = hashlib.sha256(found.read_bytes()).hexdigest() if found.is_file() else None
-            if digest != file["sha256"]:
-                raise ArtifactError(
-                    f"Delta {path} is damaged: {name} {'is missing' if digest is None else 'has another digest'}. "
-                    "The trainer's next full version heals it."
-                )
-        return delta
+        """A whole delta: everything is as it was written, or it is refused."""
+        return cls(path, open_verified(path, "delta", _NEEDED))
 
     def changes(self) -> Changes:
         tables = {name: self._table(name) for name in self.manifest["tables"]}
@@ -131,22 +124,13 @@ def write_delta(
         frame: pl.DataFrame | None = getattr(changes, name)
         if frame is not None and frame.height:
             frame.write_ipc(aside / f"{name}.arrow", compression="uncompressed")
-    files = {
-        str(file.relative_to(aside)): {
-            "num_bytes": file.stat().st_size,
-            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-        }
-        for file in sorted(aside.rglob("*"))
-        if file.is_file()
-    }
     manifest = {
         "version": version,
         "number": number,
         "recipe_digest": recipe_digest,
         "tables": list(changes.tables),
-        "files": files,
     }
-    publish(aside, "delta", {**facts, **manifest})
+    publish_with_checksums(aside, "delta", {**facts, **manifest})
     aside.rename(into)
     return into
 

@@ -118,7 +118,7 @@ class Entities:
         self._new_places: dict[Id, int] = {}
         self._columns: dict[str, pl.Series] = {}
         self._check()
-        self.make_stranger: Callable[[], Batch] = self._blank  # a bundle puts its Plan's answer to nulls here
+        self.make_stranger: Callable[[], Batch] | None = None  # a bundle puts its Plan's answer to nulls here
 
     @classmethod
     def open(cls, path: Path, side: Side, layout: Layout, id_column: str) -> Entities:
@@ -142,7 +142,9 @@ class Entities:
     @cached_property
     def stranger(self) -> Batch:
         """The features of one of which nothing is known."""
-        return self.make_stranger()
+        found = self._blank() if self.make_stranger is None else self.make_stranger()
+        self.make_stranger = None  # it holds the bundle, which holds us: files would wait for the collector
+        return found
 
     @cached_property
     def raw_schema(self) -> pl.Schema:

@@ -28,11 +28,17 @@ recmill rollback --bundle runs/quickstart/bundle 0000000176-bc89affa
 
 
 def _rollback(parsed: argparse.Namespace) -> None:
-    from recmill.bundle import Bundle, current_of, previous_of, set_current, versions_of
+    from recmill.bundle import current_of, previous_of, set_current, versions_of
     from recmill.errors import ArtifactError
 
-    folder, before = parsed.bundle, current_of(parsed.bundle)
-    if before is None:
+    folder = parsed.bundle
+    try:
+        before = current_of(folder)
+    except ArtifactError:
+        if parsed.version is None:
+            raise
+        before = None
+    if before is None and not versions_of(folder):
         raise ArtifactError(
             f"{folder} holds no versions. Give the folder that `recmill export --into` was given."
         )
@@ -41,8 +47,7 @@ def _rollback(parsed: argparse.Namespace) -> None:
         known = ", ".join(versions_of(folder))
         raise ArtifactError(f"{folder} has no version before {before}. Name one of: {known}.")
     set_current(folder, version)
-    Bundle.open(folder)
     if parsed.json:
         print(json.dumps({"version": version, "previous": before}))
     else:
-        print(f"serves {version}   before {before}")
+        print(f"serves {version}   before {before or 'none'}")

@@ -18,7 +18,7 @@ from recmill.errors import ArtifactError
 from recmill.export.as_of_end import DEFAULT_MEMORY, AsOfEnd, read_as_of_end
 from recmill.export.check import check_bundle
 from recmill.export.sides import write_items, write_users, write_vectors
-from recmill.export.versions import exporting, keep_newest, written_aside
+from recmill.export.versions import exporting, is_whole, keep_newest, written_aside
 from recmill.learner.graphs import write_graphs
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
@@ -80,7 +80,7 @@ def export(
     version = _version(folder, chosen, source, options)
     num_rows = num_bad = 0
     with exporting(into):
-        was_there = _is_whole(into / version)
+        was_there = is_whole(into / version)
         if not was_there:
             with written_aside(into, version) as aside:
                 found = read_as_of_end(
@@ -280,11 +280,3 @@ def _digest(content: Any) -> str:
 
 def _modified(path: str) -> int | None:
     return os.stat(path).st_mtime_ns if os.path.exists(path) else None  # a URL has no such time
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        Bundle.open(path)
-    except ArtifactError:
-        return False
-    return True

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recmill.artifact import is_published
-from recmill.bundle import Bundle, current_of, kept_checkpoint, set_current, versions_of
+from recmill.bundle import Bundle, kept_checkpoint, previous_of, set_current
 from recmill.checkpoint import CheckpointFolder
 from recmill.errors import ArtifactError
-from recmill.export.versions import exporting, keep_newest, written_aside
+from recmill.export.versions import exporting, is_whole, keep_newest, written_aside
 from recmill.lock import LOCK
 
 
@@ -39,16 +39,14 @@ def publish(
     _check_gate(bundle, despite_gate)
     if checkpoint is not None:
         _check_checkpoint(bundle, checkpoint)
-    bundle.verify()
     with exporting(into):
-        previous = current_of(into)
-        if bundle.version not in versions_of(into):
+        if not is_whole(into / bundle.version):
             _copy(bundle.path, into, bundle.version)
         if checkpoint is not None:
             _keep_checkpoint(checkpoint, kept_checkpoint(into, bundle.version))
         set_current(into, bundle.version)
         removed = keep_newest(into, keep) if keep is not None else []
-    return Published(Bundle.open(into / bundle.version), previous, tuple(removed))
+    return Published(Bundle.open(into / bundle.version), previous_of(into), tuple(removed))
 
 
 def _check_gate(bundle: Bundle, despite_gate: bool) -> None:

@@ -121,8 +121,11 @@ def _gone_back(
     if previous is None:
         then = "There is no version before it, so it stays current."
     else:
-        set_current(folder, previous)
-        then = f"{previous} is current again."
+        try:
+            set_current(folder, previous)
+            then = f"{previous} is current again."
+        except ArtifactError as error:
+            then = f"It stays current, because the one before it cannot be: {error}"
     return RolloutError(
         f"{server.url} did not serve {version} within {timeout_seconds:g} s ({_words(found)}). {then} "
         "The server's log says why it did not take it."

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recmill.artifact import is_published, read_manifest
-from recmill.bundle import current_of, kept_checkpoint, previous_of, versions_of
+from recmill.bundle import Bundle, current_of, kept_checkpoint, previous_of, versions_of
 from recmill.errors import ArtifactError
 from recmill.lock import lock_folder
 
@@ -43,6 +43,15 @@ def written_aside(into: Path, version: str) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a version is there and not damaged."""
+    try:
+        Bundle.open(path)
+    except ArtifactError:
+        return False
+    return True
+
+
 def keep_newest(into: Path, number: int) -> list[str]:
     """Remove all but the newest versions; the current and the previous one stay in any case. Returns what went."""
     known = sorted(versions_of(into), key=lambda version: _created_at(into / version))
@@ -64,7 +73,10 @@ def remove(path: Path) -> None:
 
 
 def _created_at(path: Path) -> float:
-    return float(read_manifest(path, "bundle")["created_at"])
+    try:
+        return float(read_manifest(path, "bundle")["created_at"])
+    except (ArtifactError, KeyError, TypeError, ValueError):  # damaged: nobody can serve it, so it goes first
+        return 0.0
 
 
 def _sync_folder(path: Path) -> None:

@@ -26,26 +26,30 @@ class Tail:
     done: dict[str, int] = field(default_factory=dict)
     _sizes: Mapping[str, int] = field(default_factory=dict)  # at the last look
 
-    def read(self) -> Iterator[LogBatch]:
-        """What is new; call it to the end, then again later."""
+    def read(self, until: Mapping[str, int] | None = None) -> Iterator[LogBatch]:
+        """What is new; call it to the end, then again later. `until` is where an earlier tail was `done`."""
         source = open_source(self.spec, self.data)
         before, self._sizes = self._sizes, {file.name: file.size for file in source.files}
+        before = before if until is None else until
         for index, file in enumerate(source.files):
             start = self.done.get(file.name, 0)
-            if file.size < start:
+            end = file.size if until is None else until.get(file.name, 0)
+            if file.size < max(start, end):
                 raise LogError(
-                    f"{file.path}: has {file.size:,} bytes, but {start:,} were read before. "
+                    f"{file.path}: has {file.size:,} bytes, but {max(start, end):,} were read before. "
                     "A log that is followed only grows; start again from a new export."
                 )
-            for unit in self._new_units(source, index, file, start, before):
+            if end <= start:
+                continue
+            for unit in self._new_units(source, index, file, start, end, before):
                 yield from source.read(unit)
                 self.done[file.name] = unit.end
 
     def _new_units(
-        self, source: Source, index: int, file: LogFile, start: int, before: Mapping[str, int]
+        self, source: Source, index: int, file: LogFile, start: int, end: int, before: Mapping[str, int]
     ) -> Iterator[Unit]:
         if isinstance(source, TextSource) and source.can_cut(file):
-            end = _end_of_last_line(file)
+            end = min(end, _end_of_last_line(file))
             if end > start:
                 yield Unit(index, start, end)
         elif start == 0 and before.get(file.name) == file.size:

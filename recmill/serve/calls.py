@@ -154,8 +154,8 @@ def _changed(service: Service, number: int) -> Changed:
 
 
 def _lookup(service: Service, request: Lookup) -> PackedRows:
-    user, items, degraded = service.lookup_rows(request.query)
-    return PackedRows(user=user, items=items, degraded=degraded, version=service.bundle.version)
+    user, items, degraded, version = service.lookup_rows(request.query)
+    return PackedRows(user=user, items=items, degraded=degraded, version=version)
 
 
 CALLS = {

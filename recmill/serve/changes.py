@@ -1,8 +1,10 @@
-"""Changes that requests ask for: kept for the next version, and told to the other processes of one server."""
+"""Changes that requests ask for: kept for versions to come, and told to the other processes of one server."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +13,14 @@ import msgspec
 from recmill.serve import messages as m
 from recmill.serve.recommender import Recommender
 
+_MOST_EVENTS = 10_000  # that are kept for versions to come
+
 
 class Change(m.Message, frozen=True, kw_only=True):
-    """Some items, ids or events, and the process that was asked."""
+    """Some items, ids or events, the process that was asked, and when."""
 
     by: int
+    at: float = msgspec.field(default_factory=time.time)
     items: list[m.NewItem] = msgspec.field(default_factory=list)
     removed: list[m.Id] = msgspec.field(default_factory=list)
     events: list[m.Event] = msgspec.field(default_factory=list)
@@ -33,11 +38,12 @@ class Change(m.Message, frozen=True, kw_only=True):
 
 
 class Catalogue:
-    """Items that requests added or removed. A version that comes later takes them over."""
+    """Items that requests added or removed, and the latest events. A version that is opened later takes them over."""
 
     def __init__(self) -> None:
         self._added: dict[str, m.NewItem] = {}
         self._removed: dict[str, m.Id] = {}
+        self._events: deque[tuple[float, m.Event]] = deque(maxlen=_MOST_EVENTS)
 
     def note(self, change: Change) -> None:
         for item in change.items:
@@ -46,21 +52,19 @@ class Catalogue:
         for id in change.removed:
             self._removed[str(id)] = id
             self._added.pop(str(id), None)
+        self._events.extend((change.at, event) for event in change.events)
 
     def give_to(self, recommender: Recommender) -> None:
-        """Items that the version does not have, and what must not be shown; events are in its own log by now."""
+        """Items that the version does not have, what must not be shown, and events that its log cannot have."""
         if recommender.recaller is None:
             return
-        new = [
-            item
-            for item, place in zip(
-                self._added.values(),
-                recommender.recaller.items.places([item.id for item in self._added.values()]).tolist(),
-                strict=True,
-            )
-            if place < 0
-        ]
-        Change(by=0, items=new, removed=list(self._removed.values())).apply(recommender)
+        added = list(self._added.values())
+        places = recommender.recaller.items.places([item.id for item in added]).tolist()
+        new = [item for item, place in zip(added, places, strict=True) if place < 0]
+        known_until = recommender.log_end or recommender.bundle.manifest.get("created_at", 0.0)
+        events = [event for at, event in self._events if at > known_until]
+        change = Change(by=0, items=new, removed=list(self._removed.values()), events=events)
+        change.apply(recommender, in_store=False)
 
 
 class Journal:

@@ -145,7 +145,7 @@ class Scoring:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self.batcher: Batcher[pl.DataFrame, Any] = Batcher(desk.queue, self._score_all)
+        self.batcher: Batcher[pl.DataFrame, tuple[str, Any]] = Batcher(desk.queue, self._score_all)
 
     def server(self) -> ServerFacts:
         return ServerFacts(name="recmill", version=__version__, extensions=list(EXTENSIONS))
@@ -176,7 +176,9 @@ class Scoring:
         seconds = [given for given in (rows.seconds, remaining) if given is not None]
         deadline = time.monotonic() + (min(seconds) if seconds else self.desk.limits.deadline_seconds)
         group = tuple(rows.frame.schema.items())
-        return bundle.version, await self.batcher.answer(rows.frame, group, height, deadline)
+        answered_by, scores = await self.batcher.answer(rows.frame, group, height, deadline)
+        self._check_version(version, answered_by)
+        return answered_by, scores
 
     def _bundle(self, name: str, version: str) -> Bundle:
         self.desk.offers(CALLS["infer"])
@@ -185,13 +187,18 @@ class Scoring:
             raise NotFound(
                 f'There is no model "{name[:60]}". Models here: {", ".join(_models(bundle)) or "none"}.'
             )
-        if version and version != bundle.version:
-            raise NotFound(f'Version "{version[:60]}" of {MODEL} does not serve now; {bundle.version} does.')
+        self._check_version(version, bundle.version)
         return bundle
 
-    def _score_all(self, frames: Sequence[pl.DataFrame]) -> list[Any]:
-        scores = CALLS["infer"].run(self.desk.service, pl.concat(frames) if len(frames) > 1 else frames[0])
-        return np.split(scores, np.cumsum([frame.height for frame in frames])[:-1])
+    def _check_version(self, asked: str, serving: str) -> None:
+        if asked and asked != serving:
+            raise NotFound(f'Version "{asked[:60]}" of {MODEL} does not serve now; {serving} does.')
+
+    def _score_all(self, frames: Sequence[pl.DataFrame]) -> list[tuple[str, Any]]:
+        together = pl.concat(frames) if len(frames) > 1 else frames[0]
+        version, scores = CALLS["infer"].run(self.desk.service, together)
+        ends = np.cumsum([frame.height for frame in frames])[:-1]
+        return [(version, part) for part in np.split(scores, ends)]
 
 
 def _models(bundle: Bundle) -> list[str]:

@@ -144,7 +144,10 @@ class KnownFeatures(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """What serves, and since when. `freshness_seconds` is the age of the newest training row that answers know."""
+    """What serves, and since when. `freshness_seconds` is the age of the newest training row that answers know.
+
+    `refused` has the versions and deltas of the folder that are not taken, and why.
+    """
 
     version: str
     previous: str | None
@@ -162,3 +165,4 @@ class Status(Message, frozen=True, kw_only=True):
     ready: bool
     manifest: dict[str, Any]
     store: str | None = None  # why changes have not reached the feature store; null when all have
+    refused: dict[str, str] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -64,9 +66,15 @@ class Recommender:
     def __init__(self, bundle: Bundle, store: Store | None = None) -> None:
         self.bundle = bundle
         bundle.plan  # noqa: B018, read now: what is damaged or not trusted is refused before anything answers
+        for side in (bundle.users, bundle.items):
+            if side is not None:
+                side.stranger  # noqa: B018, made now: until then it keeps a dropped version's files open
         self.lookup = Lookup(bundle, store)
         self.writer = StoreWriter(self.lookup) if store is not None else None
         self.gate = Gate()
+        self.catching_up = threading.Lock()  # with the deltas of this version
+        if store is not None:
+            weakref.finalize(self, store.close)  # not before the last request that uses it has ended
         models = bundle.manifest["models"]
         self.ranker = RankModel(bundle) if "ranking" in models else None
         self.recaller = Recaller(bundle) if bundle.items is not None else None
@@ -289,22 +297,29 @@ class Recommender:
         return len(known)
 
     def add_events(self, events: Sequence[m.Event], in_store: bool = True) -> int:
-        """What users just did joins their histories; the next answer knows of it.
+        """What users just did joins their histories; the next answer knows of it. All of them count, or none.
 
         `in_store`: also in a store that is shared with others, who may have put them there already.
         """
-        for event in events:
-            self._add_event(event, in_store)
+        self._recaller()
+        all_values = [self._event_values(event) for event in events]
+        for event, values in zip(events, all_values, strict=True):
+            self._add_event(event, values, in_store)
         return len(events)
 
-    def _add_event(self, event: m.Event, in_store: bool) -> None:
+    def _event_values(self, event: m.Event) -> dict[str, Any]:
+        """The other columns of an event; BadRequest for one that the log could not hold."""
+        log, columns = self.bundle.recipe.log, self.lookup.raw_columns
+        ids = {log.user: event.user, log.item: event.item}
+        columns.typed({name: id for name, id in ids.items() if name is not None}, columns.kinds, "The event")
+        values = columns.typed(event.values, columns.kinds, "The event")
+        return {name: value for name, value in values.items() if name not in ids}
+
+    def _add_event(self, event: m.Event, values: Mapping[str, Any], in_store: bool) -> None:
         lookup, columns = self.lookup, self.lookup.raw_columns
-        values = columns.typed(event.values, set(columns.kinds), "The event")
         with self.gate.reading():
             own = lookup.raw_user(event.user, in_store=False)
             item = lookup.raw_items([event.item])[0]
-        ids = (self.bundle.recipe.log.user, self.bundle.recipe.log.item)
-        values = {name: value for name, value in values.items() if name not in ids}
 
         def after(raw: m.Values) -> pl.DataFrame:
             raw = raw | {name: value for name, value in values.items() if columns.owners.get(name) == "user"}

@@ -1,4 +1,4 @@
-"""What all doors ask: the version that serves, the one before it, a canary and a shadow; versions come and go live."""
+"""What every transport asks: answers by the current version, a canary or one by name. Versions come and go live."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from recmill.artifact import MANIFEST
 from recmill.batches import Array
-from recmill.bundle import Bundle, current_of, previous_of, set_current, versions_of
-from recmill.bundle.delta import Delta, deltas_folder
+from recmill.bundle import CURRENT, Bundle, named_by, previous_of, set_current, versions_of
+from recmill.bundle.delta import Delta
 from recmill.errors import ArtifactError, NotFound, RecmillError
 from recmill.serve import messages as m
-from recmill.serve.changes import Catalogue, Change, Journal
+from recmill.serve.agreement import Agreement
+from recmill.serve.changes import Change, Journal
 from recmill.serve.coordinate import Coordinator, Stages
 from recmill.serve.recommender import Recommender
 from recmill.serve.request_log import RequestLog
 from recmill.serve.telemetry import Telemetry
+from recmill.serve.versions import Versions
+from recmill.serve.watch import LOOK_EVERY, Watcher
 from recmill.store import DEFAULT_PREFIX, RedisStore
 
 if TYPE_CHECKING:
     from recmill.serve.server import Settings
 
 _NOT_SHOWN = ("files", "recipe", "checkpoint", "log_sizes")  # large, or paths of the machine that made it
-_OTHERS = 2  # versions that are opened beside those that serve, to compare with
 _SHADOW_QUEUE = 64
-_LOOK_EVERY = 0.5  # seconds between looks for new versions and deltas
 _logger = logging.getLogger("recmill.serve")
 
 
@@ -65,23 +65,57 @@ class Service:
         self.telemetry = telemetry
         self.ready = False
         self.started_at = time.time()
-        self._lock = threading.Lock()  # of the versions below
-        self._others: dict[str, Recommender] = {}
-        self._catalogue = Catalogue()
         folder = telemetry.folder if telemetry is not None else None  # of several processes on one port
         self._journal = Journal(folder / "changes.jsonl") if folder is not None else None
+        self.agreement = Agreement(folder)
         looks = options.watch_seconds is not None or self._journal is not None
         self._watcher = Watcher(self, options.watch_seconds, telemetry) if looks else None
         self._coordinator = Coordinator(options.stages) if options.stages is not None else None
         self._shadow_pool = ThreadPoolExecutor(1, "shadow") if options.shadow else None
         self._shadowing = threading.BoundedSemaphore(_SHADOW_QUEUE)
-        self.folder = path if current_of(path) is not None else path.parent
-        self.current = self._open(Bundle.open(path, options.trust_code))
-        self.previous: Recommender | None = None
-        self._canary: Recommender | None = None
-        self._shadow: Recommender | None = None
-        self._canary = self._named(options.canary[0]) if options.canary else None
-        self._shadow = self._named(options.shadow) if options.shadow else None
+        self.folder = path if (path / CURRENT).is_file() else path.parent
+        self.versions = Versions(self._open_first(), self._open_version)
+        if options.canary:
+            self.versions.canary = self.versions.named(options.canary[0])
+        if options.shadow:
+            self.versions.shadow = self.versions.named(options.shadow)
+
+    def _open_first(self) -> Recommender:
+        """The version that is agreed on, or the first whole one of those that the folder names."""
+        reasons: list[str] = []
+        for version in self._first_versions():
+            path = self.folder / version
+            try:
+                if self.agreement.refuses(path):
+                    continue
+                recommender = self._open(Bundle.open(path, self.options.trust_code))
+            except ArtifactError as error:
+                self.agreement.refuse(path, str(error))
+                _logger.error("%s", error)
+                if self.telemetry is not None:
+                    self.telemetry.swap(False)
+                reasons.append(str(error))
+                continue
+            self.agreement.serve(version)
+            return recommender
+        raise ArtifactError(" ".join(reasons) or f"{self.folder}: every version was refused.")
+
+    def _first_versions(self) -> Iterator[str]:
+        """Versions to begin with, best first. Of processes that start together, the first one proposes."""
+        agreed = self.agreement.version
+        if agreed is not None:
+            yield agreed
+        names = named_by(self.folder) if self.folder == self.path else [self.path.name]
+        yield from dict.fromkeys([self.agreement.propose(names[0]), *names])
+
+    def _open_version(self, version: str) -> Recommender:
+        known = versions_of(self.folder)
+        if version not in known:
+            raise NotFound(f'No version "{version}"; there are: {", ".join(known)}.')
+        recommender = self._open(Bundle.open(self.folder / version, self.options.trust_code))
+        if self._watcher is not None:
+            self._watcher.catch_up(recommender)
+        return recommender
 
     def _open(self, bundle: Bundle) -> Recommender:
         url, prefix = self.options.features, self.options.prefix or DEFAULT_PREFIX
@@ -94,9 +128,8 @@ class Service:
 
     def warm_up(self) -> None:
         """Be as quick from the first answer on; then say so."""
-        for recommender in (self.current, self._canary, self._shadow):
-            if recommender is not None:
-                recommender.warm_up()
+        for recommender in self.versions.all():
+            recommender.warm_up()
         if self._watcher is not None:
             self._watcher.look()
             self._watcher.start()
@@ -112,11 +145,13 @@ class Service:
             self.options.request_log.close()
         if self.options.stages is not None:
             self.options.stages.close()
-        for recommender in (self.current, self.previous, self._canary, self._shadow, *self._others.values()):
-            if recommender is not None:
-                recommender.close()
+        self.versions.close()
 
     # questions
+
+    @property
+    def current(self) -> Recommender:
+        return self.versions.current
 
     @property
     def bundle(self) -> Bundle:
@@ -146,11 +181,15 @@ class Service:
     def features(self, query: m.Features) -> m.KnownFeatures:
         return self.current.features(query)
 
-    def score(self, rows: pl.DataFrame) -> Array:
-        return self.current.score(rows)
+    def score(self, rows: pl.DataFrame) -> tuple[str, Array]:
+        """The version that answers, and its scores."""
+        current = self.current
+        return current.version, current.score(rows)
 
-    def lookup_rows(self, query: m.Rank) -> tuple[bytes, list[bytes], list[str]]:
-        return self.current.lookup_rows(query)
+    def lookup_rows(self, query: m.Rank) -> tuple[bytes, list[bytes], list[str], str]:
+        """As the recommender has them, and the version that answers."""
+        current = self.current
+        return *current.lookup_rows(query), current.version
 
     def rank_rows(self, user: bytes, items: Sequence[bytes], context: m.Values) -> m.Ranked:
         return self.current.rank_rows(user, items, context)
@@ -164,35 +203,15 @@ class Service:
         if self._coordinator is not None:
             return self._coordinator
         if version is not None:
-            return self._named(version)
-        if (
-            self._canary is not None
-            and self.options.canary is not None
-            and share_of(user) < self.options.canary[1]
-        ):
-            return self._canary
+            return self.versions.named(version)
+        canary, share = self.versions.canary, self.options.canary
+        if canary is not None and share is not None and share_of(user) < share[1]:
+            return canary
         return self.current
-
-    def _named(self, version: str) -> Recommender:
-        serving = {one.version: one for one in (self.current, self.previous) if one is not None}
-        if version in serving:
-            return serving[version]
-        with self._lock:
-            if version not in self._others:
-                known = versions_of(self.folder)
-                if version not in known:
-                    raise NotFound(f'No version "{version}"; there are: {", ".join(known)}.')
-                for old in list(self._others)[: len(self._others) - _OTHERS + 1]:
-                    if self._others[old] not in (self._canary, self._shadow):
-                        self._others.pop(old).close()
-                self._others[version] = self._open(
-                    Bundle.open(self.folder / version, self.options.trust_code)
-                )
-            return self._others[version]
 
     def _compare(self, compare: Callable[[Recommender], tuple[bool, float]]) -> None:
         """Ask the shadow too, behind the answer's back; when it falls behind, some are left out."""
-        shadow, pool = self._shadow, self._shadow_pool
+        shadow, pool = self.versions.shadow, self._shadow_pool
         if shadow is None or pool is None or not self._shadowing.acquire(blocking=False):
             return
 
@@ -221,8 +240,7 @@ class Service:
         return self._change(Change(by=os.getpid(), removed=list(items)))
 
     def _change(self, change: Change) -> int:
-        number = change.apply(self.current)
-        self._catalogue.note(change)
+        number = self.versions.change(change, in_store=True)
         if self._journal is not None:
             self._journal.write(change)
         return number
@@ -230,12 +248,15 @@ class Service:
     def take_changes(self) -> None:
         """Apply what other processes of this server were asked to change; they have changed a store already."""
         for change in self._journal.others() if self._journal is not None else ():
-            change.apply(self.current, in_store=False)
-            self._catalogue.note(change)
+            try:
+                self.versions.change(change, in_store=False)
+            except RecmillError as error:
+                _logger.warning("a change of process %d is left out: %s", change.by, error)
 
     def rollback(self, version: str | None = None) -> m.Status:
         """Serve an earlier version again, here and by every server of this folder."""
-        version = version or (self.previous.version if self.previous else previous_of(self.folder))
+        previous = self.versions.previous
+        version = version or (previous.version if previous else previous_of(self.folder))
         if version is None:
             raise NotFound(f"There is no version before {self.current.version} to go back to.")
         if version not in versions_of(self.folder):
@@ -247,146 +268,76 @@ class Service:
     # changes from the folder
 
     def swap(self, path: Path) -> None:
-        """Serve another version, once it is whole, checked and warm; until then the old one answers."""
+        """Serve another version, once it is whole and warm; until then the old one answers."""
         bundle = Bundle.open(path, self.options.trust_code)
-        expected, found = (one.manifest.get("recipe_digest") for one in (self.bundle, bundle))
-        if found != expected:
+        if bundle.manifest.get("recipe_digest") != self.bundle.manifest.get("recipe_digest"):
             raise ArtifactError(
                 f"Bundle {path} is of another recipe than {self.current.version}; it is refused."
             )
-        bundle.verify()
-        with self._lock:
-            known = self._others.pop(bundle.version, None)
-        if self.previous is not None and self.previous.version == bundle.version:
-            known = self.previous
-        fresh = known or self._open(bundle)
-        fresh.warm_up()
-        self._catalogue.give_to(fresh)
-        with self._lock:
-            dropped, self.previous, self.current = self.previous, self.current, fresh
-        if dropped is not None and dropped not in (self.current, self._canary, self._shadow):
-            dropped.close()
+        self.versions.serve(path.name, Recommender.warm_up)
+        self.agreement.serve(path.name)
 
-    def apply(self, path: Path) -> None:
-        """Take a delta of the current version; one that is damaged, not the next, or of another recipe is refused."""
-        delta = Delta.open(path)
-        if delta.manifest["recipe_digest"] != self.bundle.manifest["recipe_digest"]:
+    def apply(self, path: Path, recommender: Recommender) -> None:
+        """Give a version its next delta; one that is damaged, not the next, or of another recipe is refused."""
+        delta, version = Delta.open(path), recommender.version
+        if delta.manifest["recipe_digest"] != recommender.bundle.manifest["recipe_digest"]:
+            raise ArtifactError(f"Delta {path} is of another recipe than {version}; it is refused.")
+        if (delta.version, delta.number) != (version, recommender.num_deltas + 1):
             raise ArtifactError(
-                f"Delta {path} is of another recipe than {self.current.version}; it is refused."
+                f"Delta {path} is number {delta.number} of {delta.version}; expected "
+                f"{recommender.num_deltas + 1} of {version}. It is refused."
             )
-        if (delta.version, delta.number) != (self.current.version, self.num_deltas + 1):
-            raise ArtifactError(
-                f"Delta {path} is number {delta.number} of {delta.version}; expected {self.num_deltas + 1} of "
-                f"{self.current.version}. It is refused."
-            )
-        self.current.apply(delta.changes())
-        self.current.num_deltas = delta.number
-        self.current.log_end = delta.manifest.get("log_end", self.current.log_end)
+        recommender.apply(delta.changes(), in_store=recommender is self.current)
+        recommender.num_deltas = delta.number
+        recommender.log_end = delta.manifest.get("log_end", recommender.log_end)
 
     def status(self) -> m.Status:
-        bundle = self.bundle
-        recaller = self.current.recaller
-        canary = self.options.canary
+        current, previous, canary = self.current, self.versions.previous, self.options.canary
+        bundle, recaller = current.bundle, current.recaller
         manifest = {name: value for name, value in bundle.manifest.items() if name not in _NOT_SHOWN}
         return m.Status(
             version=bundle.version,
-            previous=self.previous.version if self.previous else previous_of(self.folder),
+            previous=previous.version if previous else self._previous_of_folder(),
             canary=f"{canary[0]}={canary[1]:.4g}" if canary else None,
             versions=versions_of(self.folder),
+            refused=self._refused(),
             recipe=bundle.recipe.name,
             role=self.options.role,
             models=list(bundle.models),
             channels=recaller.channels if recaller is not None else [],
             num_items=len(bundle.items) if bundle.items is not None else 0,
             num_users=len(bundle.users) if bundle.users is not None else 0,
-            deltas=self.num_deltas,
+            deltas=current.num_deltas,
             started_at=self.started_at,
-            freshness_seconds=time.time() - self.current.log_end if self.current.log_end else None,
+            freshness_seconds=time.time() - current.log_end if current.log_end else None,
             ready=self.ready,
-            store=self.current.lookup.store.problem,
+            store=current.lookup.store.problem,
             manifest={
                 **manifest,
                 "steps": bundle.manifest["checkpoint"]["steps"],
                 "num_bytes": bundle.num_bytes,
-                "context_columns": self._context_columns(),
+                "context_columns": _context_columns(current),
             },
         )
 
-    def _context_columns(self) -> list[str]:
-        lookup = self.current.lookup
-        return sorted({column for name in lookup.context_features for column in lookup.columns_of(name)})
+    def _refused(self) -> dict[str, str]:
+        """Versions and deltas by name, without the paths of this machine."""
+        here = f"{self.folder}/"
+        refused = self.agreement.refused()
+        if self._watcher is not None and self._watcher.problem:
+            refused[CURRENT] = self._watcher.problem
+        return {path.removeprefix(here): reason.replace(here, "") for path, reason in refused.items()}
 
-
-class Watcher:
-    """Looks at the folder every so often. What is refused is refused once, with the reason; the old keeps serving."""
-
-    def __init__(self, service: Service, seconds: float | None, telemetry: Telemetry | None) -> None:
-        """Without `seconds`, only changes of other processes are looked for."""
-        self.service = service
-        self.seconds = seconds
-        self.telemetry = telemetry
-        self._refused: set[tuple[str, int]] = set()  # path, and when it was changed last
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10)
-
-    def _run(self) -> None:
-        while not self._stop.wait(_LOOK_EVERY if self.seconds is None else self.seconds):
-            try:
-                self.look()
-            except Exception:
-                _logger.exception("looking at %s failed", self.service.folder)
-
-    def look(self) -> None:
-        """Take the version that is current, then its deltas one after the other."""
-        service = self.service
-        service.take_changes()
-        if self.seconds is None:
-            return
+    def _previous_of_folder(self) -> str | None:
         try:
-            wanted = current_of(service.folder)
-        except RecmillError as error:
-            _logger.warning("%s", error)
-            return
-        if wanted is not None and wanted != service.current.version:
-            taken = self._try(service.folder / wanted, service.swap)
-            if self.telemetry is not None and taken is not None:
-                self.telemetry.swap(taken)
-        while (path := self._next_delta()) is not None:
-            taken = self._try(path, service.apply)
-            if self.telemetry is not None and taken is not None:
-                self.telemetry.delta(taken)
-            if not taken:
-                return
-
-    def _next_delta(self) -> Path | None:
-        service = self.service
-        path = deltas_folder(service.folder, service.current.version) / f"{service.num_deltas + 1:06d}"
-        return path if path.is_dir() else None
-
-    def _try(self, path: Path, take: Callable[[Path], None]) -> bool | None:
-        """Whether it was taken; None when it was refused before and has not changed since."""
-        try:
-            mark = (str(path), (path / MANIFEST).stat().st_mtime_ns)
-        except OSError:
-            mark = (str(path), 0)
-        if mark in self._refused:
+            return previous_of(self.folder)
+        except ArtifactError:
             return None
-        try:
-            take(path)
-        except (RecmillError, OSError, ValueError) as error:
-            self._refused.add(mark)
-            _logger.warning("%s", error)
-            return False
-        _logger.info("serving %s with %d deltas", self.service.current.version, self.service.num_deltas)
-        return True
+
+
+def _context_columns(recommender: Recommender) -> list[str]:
+    lookup = recommender.lookup
+    return sorted({column for name in lookup.context_features for column in lookup.columns_of(name)})
 
 
 def open_service(settings: Settings, telemetry: Telemetry) -> Service:
@@ -398,7 +349,7 @@ def open_service(settings: Settings, telemetry: Telemetry) -> Service:
         role=settings.role,
         stages=settings.stages(),
         request_log=RequestLog(log, settings.request_log_share, telemetry) if log is not None else None,
-        watch_seconds=_LOOK_EVERY if settings.watch else None,
+        watch_seconds=LOOK_EVERY if settings.watch else None,
         canary=settings.canary,
         shadow=settings.shadow,
         trust_code=settings.trust_code,

@@ -262,6 +262,9 @@ class _StatusMetrics:
         yield Gauge("recmill_deltas_in_version", "Deltas on top of the current version.", status.deltas)
         behind = "1 while changes wait for the feature store, and once some were dropped."
         yield Gauge("recmill_store_behind", behind, float(status.store is not None))
+        yield Gauge(
+            "recmill_refused_versions", "Versions and deltas that are not taken.", len(status.refused)
+        )
         yield Gauge("recmill_started_seconds", "When the server started, in Unix time.", status.started_at)
         if status.freshness_seconds is not None:
             yield Gauge(

@@ -5,7 +5,7 @@ dense weights, items and users that are new or have done something. The towers' 
 vectors of items nobody touched remain right; a new export brings them up to date.
 
 Nothing is kept but what is published. A follower that was killed starts from the bundle again, learns the rows since
-its export once more and goes on with the next delta.
+its export once more and goes on with the next delta; clicks that a delta had are in no other one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import polars as pl
 
 from recmill.batches import Batch, Layout, collate
 from recmill.bundle import Bundle, current_of
-from recmill.bundle.delta import Changes, TableChange, deltas_folder, deltas_of, write_delta
+from recmill.bundle.delta import Changes, Delta, TableChange, deltas_folder, deltas_of, write_delta
 from recmill.checkpoint import CheckpointFolder
 from recmill.embeddings.table import EmbeddingTable
 from recmill.errors import ArtifactError, FeatureError, LogError
@@ -96,6 +96,7 @@ class Follower:
         self._dense()  # traced now: the first delta need not wait for it
         self._functions: dict[int, tuple[tuple[LogFile, ...], RowFunction]] = {}
         self._recent: Batch | None = None  # clicks of the past, to tell new ones apart from
+        self._learn_published()
 
     def _check(self, folder: CheckpointFolder) -> None:
         if folder.recipe != self.bundle.recipe:
@@ -110,17 +111,30 @@ class Follower:
                     "that are not there yet when a log is followed. Export again and again instead."
                 )
 
+    def _learn_published(self) -> None:
+        """Learn again what an earlier follower learned. Its items, users and clicks are published already."""
+        if not self.number:
+            return
+        last = Delta.open(deltas_of(self.bundles, self.bundle.version)[-1])
+        rows, _ = self._new_rows(last.manifest["log_sizes"])
+        if rows.height:
+            self._learn_all(rows)
+
     def publish_once(self) -> Published | None:
         """Learn what is new and publish it; None when there is nothing."""
         started = time.monotonic()
         rows, num_bad = self._new_rows()
         if not rows.height:
             return None
-        applied = self.bundle.plan.apply(rows, labels=True)
-        loss = {model: self._learn(learner, applied) for model, learner in self.learners.items()}
+        applied, loss = self._learn_all(rows)
         changes = self._changes(rows, applied)
         self.number += 1
-        facts = {"created_at": time.time(), "log_end": self._log_end(rows), "num_rows": rows.height}
+        facts = {
+            "created_at": time.time(),
+            "log_end": self._log_end(rows),
+            "log_sizes": dict(self.tail.done),
+            "num_rows": rows.height,
+        }
         digest = self.bundle.manifest["recipe_digest"]
         path = write_delta(self.bundles, self.bundle.version, self.number, digest, changes, facts)
         return Published(
@@ -140,9 +154,14 @@ class Follower:
         """Whether another version has become the current one."""
         return current_of(self.bundles) != self.bundle.version
 
-    def _new_rows(self) -> tuple[pl.DataFrame, int]:
-        """New rows of the log as prepare would make them, in log order."""
-        batches = list(self.tail.read())
+    def _learn_all(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
+        """Features of rows, and the loss of each model."""
+        applied = self.bundle.plan.apply(rows, labels=True)
+        return applied, {model: self._learn(learner, applied) for model, learner in self.learners.items()}
+
+    def _new_rows(self, until: Mapping[str, int] | None = None) -> tuple[pl.DataFrame, int]:
+        """New rows of the log as prepare would make them, in log order; those of the bytes `until` if it is given."""
+        batches = list(self.tail.read(until))
         frames = [batch.frame for batch in batches if batch.frame.height]
         num_bad = sum(len(batch.bad) for batch in batches)
         if not frames:

@@ -56,7 +56,7 @@ def test_a_damaged_bundle_is_not_published(own_bundles: Path, tmp_path: Path) ->
     file = bundle.path / max(bundle.manifest["files"])
     size = file.stat().st_size
     file.write_bytes(os.urandom(size))
-    with pytest.raises(ArtifactError, match="digest of its record"):
+    with pytest.raises(ArtifactError, match="checksums of its record"):
         publish(own_bundles, tmp_path / "live", despite_gate=True)
     assert current_of(tmp_path / "live") is None
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from shop import Shop
 
 from recmill.bundle import Bundle, current_of, publish_bundle, set_current, versions_of
-from recmill.bundle.delta import Changes, TableChange, deltas_folder, write_delta
-from recmill.errors import ArtifactError, NotFound
+from recmill.bundle.delta import Changes, Delta, TableChange, deltas_folder, write_delta
+from recmill.errors import ArtifactError, BadRequest, NotFound
 from recmill.serve.changes import Change, Journal
-from recmill.serve.messages import NewItem, Rank, Recommend
+from recmill.serve.messages import Event, Features, NewItem, Rank, Recommend
 from recmill.serve.service import Options, Service, share_of
 
 
@@ -44,9 +49,18 @@ def another_version(own_bundles: Path, suffix: str = "aaaaaaaa", **fields: objec
     return version
 
 
-def a_delta(own_bundles: Path, number: int, shift: float = 1.0, digest: str | None = None) -> Path:
+def damage(file: Path, place: int = -1) -> None:
+    """Turn one bit around."""
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+def a_delta(
+    own_bundles: Path, number: int, shift: float = 1.0, digest: str | None = None, version: str = ""
+) -> Path:
     """Every row of the ranker's item table moved a little."""
-    bundle = Bundle.open(own_bundles)
+    bundle = Bundle.open(own_bundles / version)
     rows = bundle.collection("deep").rows["item"]
     keys = np.arange(rows.num_rows)
     change = TableChange(keys, rows.lookup(keys) + np.float32(shift), np.empty(0, np.int64))
@@ -98,11 +112,8 @@ def test_a_damaged_version_is_refused_and_the_old_one_keeps_serving(
 ) -> None:
     old, before = service.current.version, scores(service)
     new = another_version(own_bundles)
-    file = next((own_bundles / new / "tables" / "deep").rglob("rows.npy"))
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
     set_current(own_bundles, new)
+    damage(next((own_bundles / new / "tables" / "deep").rglob("rows.npy")))
     look(service)
     assert service.current.version == old
     assert scores(service) == before
@@ -164,6 +175,71 @@ def test_what_was_removed_stays_so_in_the_next_version_and_what_was_added_comes_
     assert "added" in found
 
 
+def test_of_events_that_come_together_all_count_or_none(service: Service) -> None:
+    good, bad = Event(user="new", item="i1"), Event(user="new", item="i2", values={"no such column": 1})
+    with pytest.raises(BadRequest, match="no such column"):
+        service.add_events([good, bad])
+    user = service.features(Features(user="new")).user
+    assert user is not None
+    assert not user.found
+    assert service.add_events([good, good]) == 2
+
+
+def test_scores_name_the_version_that_gave_them_though_another_took_over_while_they_waited(
+    service: Service, own_bundles: Path
+) -> None:
+    from recmill.serve.calls import Desk
+    from recmill.serve.inference import Rows, Scoring
+    from recmill.serve.telemetry import Telemetry
+
+    new = another_version(own_bundles)
+    rows = Rows(pl.DataFrame({"item_id": ["i1"]}), "", seconds=60)
+
+    async def ask(version: str) -> str:
+        scoring = Scoring(Desk(service, Telemetry()))
+        answer = asyncio.ensure_future(scoring.score("ranking", version, rows))
+        await asyncio.sleep(0)  # it waits for others to be scored with
+        service.swap(own_bundles / new)
+        return (await answer)[0]
+
+    old = service.current.version
+    assert asyncio.run(ask("")) == new
+    service.swap(own_bundles / old)
+    with pytest.raises(NotFound, match=f"{new} does"):
+        asyncio.run(ask(old))
+
+
+def test_versions_that_went_leave_no_files_open_though_requests_were_under_way(
+    service: Service, own_bundles: Path
+) -> None:
+    versions = [service.current.version, *(another_version(own_bundles, f"{n:08x}") for n in range(2))]
+    done = threading.Event()
+    problems: list[Exception] = []
+
+    def ask() -> None:
+        while not done.is_set():
+            try:
+                service.recommend(Recommend(user="u1", where="price > 1"))
+            except Exception as error:
+                problems.append(error)
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    counts = []
+    gc.collect()
+    gc.disable()  # what waits for the collector would stay open
+    try:
+        for number in range(9):
+            service.swap(own_bundles / versions[(number + 1) % 3])
+            counts.append(len(os.listdir("/proc/self/fd")))
+    finally:
+        gc.enable()
+        done.set()
+        asker.join()
+    assert problems == []
+    assert max(counts[-3:]) <= max(counts[:3]) + 5
+
+
 def test_processes_of_one_server_hear_of_each_others_changes(own_bundles: Path, tmp_path: Path) -> None:
     service = Service(own_bundles)
     journal = Journal(tmp_path / "changes.jsonl")
@@ -177,7 +253,171 @@ def test_processes_of_one_server_hear_of_each_others_changes(own_bundles: Path, 
     assert {"theirs", "mine"} <= found
 
 
+# damaged versions
+
+
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "plan/*", "graphs/rank.onnx", "items/raw.arrow", "users/keys.npy"]
+)
+def test_a_damaged_current_version_is_not_served_at_the_start_but_the_one_before(
+    own_bundles: Path, name: str
+) -> None:
+    old = current_of(own_bundles)
+    new = another_version(own_bundles)
+    set_current(own_bundles, new)
+    file = next(path for path in (own_bundles / new).glob(name) if path.is_file())
+    damage(file, file.stat().st_size // 2)
+    service = Service(own_bundles, Options(watch_seconds=60))
+    service.warm_up()
+    assert service.recommend(Recommend(user="u1")).version == old
+    assert file.name in service.status().refused[new]
+    assert str(own_bundles) not in service.status().refused[new]
+    service.close()
+
+
+def test_a_damaged_version_is_refused_by_name_as_canary_and_in_open_bundle(own_bundles: Path) -> None:
+    import recmill
+
+    new = another_version(own_bundles)
+    damage(own_bundles / new / "items" / "popularity.npy")
+    service = Service(own_bundles)
+    with pytest.raises(ArtifactError, match="damaged"):
+        service.recommend(Recommend(user="u1", version=new))
+    with pytest.raises(ArtifactError, match="damaged"):
+        Service(own_bundles, Options(canary=(new, 0.5)))
+    with pytest.raises(ArtifactError, match="damaged"):
+        recmill.open_bundle(own_bundles / new)
+
+
+def test_nothing_is_served_when_both_versions_are_damaged(own_bundles: Path) -> None:
+    old = current_of(own_bundles)
+    new = another_version(own_bundles)
+    set_current(own_bundles, new)
+    for version in (old, new):
+        damage(own_bundles / str(version) / "items" / "popularity.npy")
+    with pytest.raises(ArtifactError, match=f"{new} is damaged.*{old} is damaged"):
+        Service(own_bundles)
+
+
+def test_what_one_process_refuses_none_serves_and_one_that_is_started_again_serves_the_same(
+    own_bundles: Path, tmp_path: Path
+) -> None:
+    old = current_of(own_bundles)
+    new = another_version(own_bundles)
+    first, second = (sharing_service(own_bundles, tmp_path) for _ in range(2))
+    set_current(own_bundles, new)
+    look(first)
+    assert first.current.version == new
+    damage(own_bundles / new / "items" / "popularity.npy")
+    look(second)
+    look(first)
+    restarted = sharing_service(own_bundles, tmp_path)
+    assert {one.current.version for one in (first, second, restarted)} == {old}
+
+
+def test_a_process_that_is_started_again_serves_no_version_of_another_recipe(
+    own_bundles: Path, tmp_path: Path
+) -> None:
+    old = current_of(own_bundles)
+    first = sharing_service(own_bundles, tmp_path)
+    set_current(own_bundles, another_version(own_bundles, recipe_digest="something else"))
+    look(first)
+    assert sharing_service(own_bundles, tmp_path).current.version == first.current.version == old
+
+
+def test_without_a_watch_processes_serve_the_same_version_and_follow_each_others_rollback(
+    own_bundles: Path, tmp_path: Path
+) -> None:
+    old = str(current_of(own_bundles))
+    new = another_version(own_bundles)
+    first = sharing_service(own_bundles, tmp_path, watch_seconds=None)
+    set_current(own_bundles, new)
+    second = sharing_service(own_bundles, tmp_path, watch_seconds=None)
+    assert second.current.version == old
+    first.rollback(new)
+    look(second)
+    assert second.current.version == new
+
+
+def sharing_service(own_bundles: Path, folder: Path, watch_seconds: float | None = 60) -> Service:
+    """One of several processes of a server, which share a folder."""
+    from recmill.serve.telemetry import Telemetry
+
+    telemetry = Telemetry()
+    telemetry.folder = folder
+    return Service(own_bundles, Options(watch_seconds=watch_seconds), telemetry)
+
+
+def test_a_damaged_current_file_is_told_once_and_what_serves_goes_on(
+    service: Service, own_bundles: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (own_bundles / "current").write_text("{")
+    look(service)
+    look(service)
+    assert [record.getMessage().count("is damaged") for record in caplog.records] == [1]
+    assert service.status().version == service.recommend(Recommend(user="u1")).version
+    assert list(service.status().refused) == ["current"]
+
+
 # canary and shadow
+
+
+def shown(service: Service, user: str, **fields: Any) -> set[Any]:
+    query = Recommend(user=user, k=1000, candidates=10_000, show_seen=True, **fields)
+    return {item.id for item in service.recommend(query).items}
+
+
+def user_of(canary: bool, share: float = 0.5) -> str:
+    return next(user for user in (f"u{n}" for n in range(1, 99)) if (share_of(user) < share) == canary)
+
+
+def test_changes_reach_canary_shadow_and_named_versions_and_those_opened_later(own_bundles: Path) -> None:
+    old = str(current_of(own_bundles))
+    canary, named, late = (another_version(own_bundles, f"{number:08x}") for number in range(3))
+    service = Service(own_bundles, Options(canary=(canary, 0.5)))
+    ours, theirs = user_of(canary=False), user_of(canary=True)
+    shown(service, ours, version=named)
+    gone = service.recommend(Recommend(user=theirs, k=1)).items[0].id
+    service.remove_items([gone])
+    service.add_items([NewItem(id="added", values={"category": "garden"})])
+    service.add_events([Event(user=ours, item="added"), Event(user=theirs, item="added")])
+    for user, version in ((ours, None), (theirs, None), (ours, named), (ours, late), (ours, old)):
+        found = shown(service, user, version=version)
+        assert gone not in found
+        assert "added" in found
+        unseen = Recommend(user=user, k=1000, candidates=10_000, version=version)
+        assert "added" not in {item.id for item in service.recommend(unseen).items}
+
+
+def test_changes_of_other_processes_reach_the_canary(own_bundles: Path, tmp_path: Path) -> None:
+    service = Service(own_bundles, Options(canary=(another_version(own_bundles), 0.5)))
+    service._journal = Journal(tmp_path / "changes.jsonl")
+    Journal(tmp_path / "changes.jsonl").write(Change(by=0, removed=["i1"]))
+    service.take_changes()
+    assert "i1" not in shown(service, user_of(canary=True))
+
+
+def test_an_item_that_was_added_again_is_shown_after_a_rollback(service: Service, own_bundles: Path) -> None:
+    service.remove_items(["i1"])
+    set_current(own_bundles, another_version(own_bundles))
+    look(service)
+    service.add_items([NewItem(id="i1", values={"category": "garden"})])
+    service.rollback()
+    assert "i1" in shown(service, "u1")
+
+
+def test_a_canary_has_its_own_deltas(own_bundles: Path) -> None:
+    canary = another_version(own_bundles)
+    service = Service(own_bundles, Options(watch_seconds=60, canary=(canary, 0.5)))
+    query = [Rank(user=user_of(canary=is_canary), items=["i1", "i2"]) for is_canary in (False, True)]
+    before = [service.rank(one).scores for one in query]
+    a_delta(own_bundles, 1, version=canary)
+    service.warm_up()
+    after = [service.rank(one).scores for one in query]
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+    assert (service.num_deltas, service.versions.named(canary).num_deltas) == (0, 1)
+    service.close()
 
 
 def test_a_canary_answers_its_share_of_users_and_always_the_same(own_bundles: Path) -> None:
@@ -241,7 +481,7 @@ def test_many_named_versions_do_not_pile_up(service: Service, own_bundles: Path)
     versions = [another_version(own_bundles, f"{number:08x}") for number in range(6)]
     for version in versions:
         assert service.recommend(Recommend(user="u1", version=version)).version == version
-    assert len(service._others) <= 2
+    assert len(service.versions.all()) <= 3
 
 
 def test_deltas_published_before_the_start_are_taken_at_the_start(
@@ -281,12 +521,61 @@ def test_a_delta_with_a_part_missing_is_refused(service: Service, own_bundles: P
     assert (service.num_deltas, scores(service)) == (0, before)
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"kind": "delta", "format": 1}', '{"kind": "delta", "files": 3}']
+)
+def test_a_delta_with_a_damaged_manifest_is_refused_once_and_the_start_goes_on(
+    own_bundles: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (a_delta(own_bundles, 1) / "manifest.json").write_text(text)
+    service = Service(own_bundles, Options(watch_seconds=60))
+    service.warm_up()
+    look(service)
+    assert (service.ready, service.num_deltas) == (True, 0)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    assert list(service.status().refused) == [f"{service.current.version}.deltas/000001"]
+    service.close()
+
+
+def test_every_damaged_byte_of_a_deltas_manifest_is_noticed(service: Service, own_bundles: Path) -> None:
+    manifest = a_delta(own_bundles, 1) / "manifest.json"
+    whole = manifest.read_bytes()
+    for place in range(0, len(whole), 7):
+        damage(manifest, place)
+        try:
+            same = Delta.open(manifest.parent).manifest
+        except ArtifactError:
+            pass
+        else:
+            assert json.dumps(same) == json.dumps({**json.loads(whole), "digest": None} | same)
+        manifest.write_bytes(whole)
+
+
+def test_a_rollback_while_deltas_are_applied_leaves_each_version_its_own_count(
+    service: Service, own_bundles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = service.current.version, another_version(own_bundles)
+    set_current(own_bundles, new)
+    look(service)
+    a_delta(own_bundles, 1, version=new)
+    changes = Delta.changes
+
+    def slow(delta: Delta) -> Changes:
+        service.rollback(old)
+        return changes(delta)
+
+    monkeypatch.setattr(Delta, "changes", slow)
+    look(service)
+    counts = {one.version: one.num_deltas for one in service.versions.all()}
+    assert (service.current.version, counts) == (old, {old: 0, new: 1})
+
+
 def test_a_delta_of_another_recipe_or_out_of_turn_is_refused(service: Service, own_bundles: Path) -> None:
     before = scores(service)
     with pytest.raises(ArtifactError, match="another recipe"):
-        service.apply(a_delta(own_bundles, 1, digest="other"))
+        service.apply(a_delta(own_bundles, 1, digest="other"), service.current)
     with pytest.raises(ArtifactError, match="expected 1"):
-        service.apply(a_delta(own_bundles, 3))
+        service.apply(a_delta(own_bundles, 3), service.current)
     assert scores(service) == before
 
 
