@@ -86,6 +86,7 @@ def test_a_cluster_is_loaded_too(bundle: Bundle, tmp_path: Path) -> None:
         load(store, bundle, ("item",))
         assert store.get("item", range(1, 501), 2.0)[1].all()
         assert store.loaded() == bundle.version
+        assert store.is_loaded(2.0)
         store.close()
         for node in nodes:
             client = node.client()
