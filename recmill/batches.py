@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow.parquet as pq
 
 from recmill.ahead import read_ahead
 from recmill.errors import ArtifactError
 from recmill.features.chain import ColumnInfo
 from recmill.features.labels import check_binary
+from recmill.shard_file import ShardFile
 from recmill.table import Table
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -74,8 +73,33 @@ class Layout:
     def columns(self) -> list[str]:
         return [*self.features, *self.labels]
 
+    def misfit(self, rows: pl.DataFrame) -> str | None:
+        """What is wrong with the type of a column; None when all are as a batch needs them."""
+        for names, expected, fits in (
+            (self.numbers, "numbers", _is_number),
+            (self.keys, "ids", lambda dtype: _element(dtype).is_integer()),
+            (self.lists, "lists of numbers", lambda dtype: _is_list(dtype) and _is_number(_element(dtype))),
+            (self.labels, "numbers", _is_number),
+        ):
+            for name in names:
+                if not fits(rows.schema[name]):
+                    return f'has {rows.schema[name]} in column "{name}", expected {expected}'
+        return None
+
 
 _KINDS = {"numbers": ("number",), "keys": ("id", "key", "ids", "keys"), "lists": ("numbers",)}
+
+
+def _is_list(dtype: pl.DataType) -> bool:
+    return isinstance(dtype, pl.List)
+
+
+def _element(dtype: pl.DataType) -> pl.DataType:
+    return dtype.inner if isinstance(dtype, pl.List) else dtype  # type: ignore[return-value]
+
+
+def _is_number(dtype: pl.DataType) -> bool:
+    return dtype.is_float()
 
 
 def collate(rows: pl.DataFrame, layout: Layout, with_labels: bool = True) -> Batch:
@@ -107,6 +131,15 @@ def _list_of(column: pl.Series, dtype: type[np.generic]) -> Keys:
     return Keys(values, offsets)
 
 
+def read_rows(shard: ShardFile, group: int, layout: Layout) -> pl.DataFrame:
+    """The rows of a row group, with columns that fit the layout."""
+    rows = shard.read(group, layout.columns)
+    problem = layout.misfit(rows)
+    if problem is not None:
+        raise shard.damaged(problem)
+    return rows
+
+
 @dataclass(frozen=True)
 class Cursor:
     """How far the reading is: the next row to come. Part of every checkpoint."""
@@ -120,7 +153,7 @@ class Cursor:
 class Unit:
     """A piece of work: one row group of one shard."""
 
-    shard: Path
+    shard: ShardFile
     group: int
     rows: int
 
@@ -144,7 +177,7 @@ class Batches:
     ) -> None:
         self.layout = Layout.of(table.columns, features)
         self.batch_size = batch_size
-        self.shards = table.shards(split)
+        self.shards = table.files(split)
         self.seed = seed
         self.where = where
         self.num_rows = table.num_rows(split) if where is None else sum(unit.rows for unit in self.units)
@@ -157,17 +190,14 @@ class Batches:
         return [
             Unit(shard, group, num_rows)
             for shard in self.shards
-            for file in [pq.ParquetFile(shard)]
-            for group in range(file.num_row_groups)
-            if (num_rows := self._count(file, group))
+            for group, all_rows in enumerate(shard.group_rows())
+            if (num_rows := all_rows if self.where is None else self._count(shard, group, self.where))
         ]
 
-    def _count(self, file: pq.ParquetFile, group: int) -> int:
-        if self.where is None:
-            return int(file.metadata.row_group(group).num_rows)
-        labels = file.read_row_group(group, columns=[self.where], use_threads=False)
-        values = labels[0].to_numpy()
-        check_binary(self.where, values)  # one star is no click
+    @staticmethod
+    def _count(shard: ShardFile, group: int, label: str) -> int:
+        values = shard.read(group, [label])[label].to_numpy()
+        check_binary(label, values)  # one star is no click
         return int((values == 1).sum())
 
     @property
@@ -212,11 +242,7 @@ class Batches:
 
     def _read_unit(self, number: int, epoch: int) -> pl.DataFrame:
         unit = self.units[number]
-        table = pq.ParquetFile(unit.shard).read_row_group(
-            unit.group, columns=self.layout.columns, use_threads=False
-        )
-        rows = pl.from_arrow(table)
-        assert isinstance(rows, pl.DataFrame)
+        rows = read_rows(unit.shard, unit.group, self.layout)
         if self.where is not None:
             rows = rows.filter(pl.col(self.where) == 1)
         if self.seed is None:

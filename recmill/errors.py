@@ -22,6 +22,7 @@ RecmillError            message says where, what was found, what was expected, w
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 
@@ -138,3 +139,21 @@ def first_line(error: BaseException) -> str:
     """What other programs' errors come to: the first line that says anything."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:500] if lines else type(error).__name__
+
+
+# How other programs say that there is no memory, or no room for another thread's stack.
+_OUT_OF_MEMORY = (
+    "bad_alloc",
+    "allocate memory",
+    "out of memory",
+    "can't start new thread",
+    "resource temporarily unavailable",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory or threads were asked for and not to be had, whoever asked."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    text = str(error).lower()
+    return isinstance(error, (RuntimeError, OSError)) and any(sign in text for sign in _OUT_OF_MEMORY)

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import polars as pl
-import pyarrow.parquet as pq
 
 from recmill.ahead import read_ahead
 from recmill.artifact import WORK, is_published, write_whole
-from recmill.batches import Batch, Batches, Cursor, Layout, collate
+from recmill.batches import Batch, Batches, Cursor, Layout, collate, read_rows
 from recmill.errors import ArtifactError, RecmillError
 from recmill.features.plan import Plan
+from recmill.shard_file import ShardFile
 from recmill.table import Table
 
 T = TypeVar("T")
@@ -136,9 +136,9 @@ class TableBeingWritten:
                 "fitted on: the log changed meanwhile. Delete the Table and prepare it again."
             )
 
-    def shards(self, is_over: threading.Event) -> Iterator[Path]:
+    def shards(self, is_over: threading.Event) -> Iterator[ShardFile]:
         """Files of training rows, in their order, each when it is whole. `is_over` ends the waiting."""
-        given: list[Path] = []
+        given: list[ShardFile] = []
         for number in itertools.count():
             found = self._wait(partial(self._find_part, number), is_over)
             if not isinstance(found, list):
@@ -146,7 +146,7 @@ class TableBeingWritten:
             given += found
             yield from found
         if not is_over.is_set():
-            files = self.finished.shards("train")
+            files = self.finished.files("train")
             if files[: len(given)] != given:
                 raise self._began_anew()
             yield from files[len(given) :]
@@ -169,7 +169,7 @@ class TableBeingWritten:
     def _find_table(self) -> Table | None:
         return Table.open(self.path) if self.is_finished() else None
 
-    def _find_part(self, number: int) -> list[Path] | Literal["all"] | None:
+    def _find_part(self, number: int) -> list[ShardFile] | Literal["all"] | None:
         """Training shards of a part of the log; "all" when the Table is finished."""
         if self.is_finished():
             return "all"
@@ -179,7 +179,7 @@ class TableBeingWritten:
             shards = json.loads((self.work / "done" / f"parquet-{number:06d}.json").read_text())
         except FileNotFoundError:
             return None
-        return [self.path / shard["file"] for shard in shards if shard["split"] == "train"]
+        return [ShardFile.of(self.path, shard) for shard in shards if shard["split"] == "train"]
 
     def _note(self) -> dict[str, str]:
         """What the writer says. A note from before the work was opened is of an earlier one, and says nothing."""
@@ -280,15 +280,11 @@ class GrowingBatches:
     ) -> Iterator[tuple[pl.DataFrame, int]]:
         """Rows of each unit from the cursor on, with the number of rows up to its end."""
         for shard in self.table.shards(is_over):
-            file = pq.ParquetFile(shard)
-            for group in range(file.num_row_groups):
-                ends.append((ends[-1] if ends else 0) + file.metadata.row_group(group).num_rows)
+            for group, num_rows in enumerate(shard.group_rows()):
+                ends.append((ends[-1] if ends else 0) + num_rows)
                 unit = len(ends) - 1
                 if unit >= cursor.unit:
-                    rows = pl.from_arrow(
-                        file.read_row_group(group, columns=self.layout.columns, use_threads=False)
-                    )
-                    assert isinstance(rows, pl.DataFrame)
+                    rows = read_rows(shard, group, self.layout)
                     yield rows[cursor.row if unit == cursor.unit else 0 :], ends[-1]
             self.table.check_rows(not ends or ends[-1] <= self.num_rows)
             if ends and ends[-1] == self.num_rows:

@@ -81,6 +81,11 @@ def hash_bytes(data: bytes, offsets: Array) -> Array:
     return _native.hash_texts(offsets, np.frombuffer(data, np.uint8), 0)
 
 
+def checksum(content: bytes) -> str:
+    """XXH64 of a piece of a file, in hex: tells damage, not tampering."""
+    return f"{int(hash_bytes(content, np.array([0, len(content)], np.int64))[0]):016x}"
+
+
 def hash_positions(positions: pl.Series, seed: int) -> Array:
     """Random-looking 64-bit numbers that depend on a row's place in the log and nothing else."""
     return _native.hash_ints(positions.to_numpy(), seed)

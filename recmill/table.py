@@ -15,6 +15,7 @@ from recmill.artifact import read_manifest
 from recmill.errors import ArtifactError
 from recmill.features.planned import Planned
 from recmill.kernels import RowDigest
+from recmill.shard_file import ShardFile
 from recmill.spec.recipe import SPLITS
 
 
@@ -28,17 +29,9 @@ class Table(Planned):
     @classmethod
     def open(cls, path: str | Path) -> Table:
         """Open a published Table and check that its shards are there and have the right size."""
-        path = Path(path)
-        table = cls(path, read_manifest(path, "table"))
-        for shard in table.manifest["shards"]:
-            file = path / shard["file"]
-            size = file.stat().st_size if file.is_file() else None
-            if size != shard["num_bytes"]:
-                found = "is missing" if size is None else f"has {size:,} bytes"
-                raise ArtifactError(
-                    f"Table {path} is damaged: {shard['file']} {found}, its record says {shard['num_bytes']:,}. "
-                    "Delete the Table and run `recmill prepare` again."
-                )
+        table = cls(Path(path), read_manifest(Path(path), "table"))
+        for shard in table.files():
+            shard.check_size()
         return table
 
     @property
@@ -52,28 +45,32 @@ class Table(Planned):
         """The split's Parquet files in row order."""
         return [self.path / shard["file"] for shard in self.manifest["shards"] if shard["split"] == split]
 
-    def scan(self, split: str = "train") -> pl.LazyFrame:
-        """The split's rows, in order, as a lazy Polars frame."""
+    def files(self, split: str | None = None) -> list[ShardFile]:
+        """The shards of a split, or of all, whose rows are verified as they are read."""
+        return [
+            ShardFile.of(self.path, shard)
+            for shard in self.manifest["shards"]
+            if split is None or shard["split"] == split
+        ]
+
+    def check_split(self, split: str) -> None:
+        """Raise when there are no rows of this split."""
         if split not in SPLITS:
             raise ArtifactError(f'Table {self.path} has no split "{split}"; known: {", ".join(SPLITS)}.')
-        shards = self.shards(split)
-        if not shards:
+        if not self.files(split):
             raise ArtifactError(f"Table {self.path} has no {split} rows; its recipe holds none out.")
-        return pl.scan_parquet(shards)
+
+    def scan(self, split: str = "train") -> pl.LazyFrame:
+        """The split's rows, in order, as a lazy Polars frame. Its files are verified first."""
+        self.check_split(split)
+        for shard in self.files(split):
+            shard.verify()
+        return pl.scan_parquet(self.shards(split))
 
     def verify(self) -> None:
-        """Read every shard and compare it with its digest."""
-        for shard in self.manifest["shards"]:
-            try:
-                found = RowDigest.of(pl.read_parquet(self.path / shard["file"]))
-            except (pl.exceptions.PolarsError, OSError) as error:
-                raise ArtifactError(
-                    f"Table {self.path} is damaged: {shard['file']} cannot be read: {error}"
-                ) from None
-            if found != RowDigest.read(shard):
-                raise ArtifactError(
-                    f"Table {self.path} is damaged: {shard['file']} does not have the digest of its record."
-                )
+        """Compare every shard with its record."""
+        for shard in self.files():
+            shard.verify()
 
 
 def table_digest(shards: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> str:

@@ -24,7 +24,7 @@ LAYERS = (
     ("checkpoint", "bundle", "store", "protocols"),
     ("embeddings", "index", "metrics"),
     ("growing",),
-    ("table", "batches", "features"),
+    ("table", "shard_file", "batches", "features"),
     ("ahead", "artifact", "kernels", "machine", "progress", "tracking"),
     ("lock", "spec"),
     ("errors",),

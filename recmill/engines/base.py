@@ -45,6 +45,7 @@ class Shard:
     rows: int
     num_bytes: int
     digest: str
+    checksums: tuple[str, ...] = ()  # of the bytes, where they are Parquet
 
 
 class Engine(Protocol):

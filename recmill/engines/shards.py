@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from recmill.artifact import unique_aside
 from recmill.engines.base import Format, Shard
 from recmill.kernels import RowDigest
+from recmill.shard_file import checksums_of
 from recmill.spec.recipe import COPY, POSITION, SPLIT, SPLITS
 
 ROWS_PER_GROUP = 1 << 16
@@ -125,8 +126,13 @@ class _OpenShard(ABC):
         self._flush()
         self.end()
         self.sink.close()
+        size, checksums = self.aside.stat().st_size, self.checksums()
         os.replace(self.aside, self.path)
-        return Shard(self.split, self.file, self.digest.rows, self.path.stat().st_size, self.digest.hex())
+        return Shard(self.split, self.file, self.digest.rows, size, self.digest.hex(), checksums)
+
+    def checksums(self) -> tuple[str, ...]:
+        """Of the finished file's bytes, if its readers compare them."""
+        return ()
 
     def abandon(self) -> None:
         self.sink.close()
@@ -144,6 +150,9 @@ class _ParquetShard(_OpenShard):
 
     def end(self) -> None:
         self.writer.close()
+
+    def checksums(self) -> tuple[str, ...]:
+        return checksums_of(self.aside)
 
 
 class _Int32Shard(_OpenShard):

@@ -103,7 +103,7 @@ def _measure_live(
 
 def _split(table: Table, options: Options) -> str:
     if options.split is not None:
-        table.scan(options.split)  # says what is wrong with it
+        table.check_split(options.split)
         return options.split
     for split in ("test", "eval"):
         if table.num_rows(split):
@@ -192,6 +192,6 @@ def _score(
 
 
 def _frames(table: Table, split: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-    for shard in table.shards(split):
-        rows = pl.read_parquet(shard, columns=list(dict.fromkeys(columns)))
-        yield from rows.iter_slices(ROWS_AT_ONCE)
+    for shard in table.files(split):
+        for rows in shard.frames(list(dict.fromkeys(columns))):
+            yield from rows.iter_slices(ROWS_AT_ONCE)

@@ -15,6 +15,7 @@ from recmill.artifact import is_published, read_manifest
 from recmill.bundle import Bundle, current_of, kept_checkpoint
 from recmill.checkpoint import CheckpointFolder
 from recmill.errors import ArtifactError
+from recmill.shard_file import ShardFile, checksums_of
 from recmill.spec.load import recipe_to_dict
 from recmill.spec.recipe import Recipe
 from recmill.table import Table
@@ -107,7 +108,7 @@ def _replanned(live: CheckpointFolder, table: Table, splits: Sequence[str], fold
     live.plan.save(folder / "plan")
     shards = []
     for split in splits:
-        for number, source in enumerate(table.shards(split)):
+        for number, source in enumerate(table.files(split)):
             file = folder / f"{split}-{number:05}.parquet"
             rows = _applied(live, source)
             rows.write_parquet(file)
@@ -117,16 +118,18 @@ def _replanned(live: CheckpointFolder, table: Table, splits: Sequence[str], fold
                     "split": split,
                     "rows": rows.height,
                     "num_bytes": file.stat().st_size,
+                    "digest": "",
+                    "checksums": checksums_of(file),
                 }
             )
     columns = [asdict(column) for column in live.columns]
     return Table(folder, {"shards": shards, "columns": columns, "recipe": recipe_to_dict(live.recipe)})
 
 
-def _applied(live: CheckpointFolder, shard: Path) -> pl.DataFrame:
+def _applied(live: CheckpointFolder, shard: ShardFile) -> pl.DataFrame:
     """Features of a shard's raw columns. Rows are new to the live model: nothing of them was used to fit its Plan."""
     names = raw_columns(live.recipe)
-    stored = pl.read_parquet(shard, columns=[f"raw_{name}" for name in names])
+    stored = pl.concat(shard.frames([f"raw_{name}" for name in names]))
     rows = stored.rename({f"raw_{name}": name for name in names})
     also_kept = [name for name in live.plan.recipe.table.keep if name not in names]
     rows = rows.with_columns(pl.lit(None).alias(name) for name in also_kept)

@@ -168,7 +168,7 @@ class TableInput:
             raise ArtifactError(
                 f"Table {table.path} holds no rows out. Score the rows it was trained on with --split train."
             )
-        table.scan(self.split)  # says what is wrong with it
+        table.check_split(self.split)
         self.table = table
         self.kept = raw_columns(table, keep)
         _checked_names([column.name for column in self.kept])

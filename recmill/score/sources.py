@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import polars as pl
-import pyarrow.parquet as pq
 
+from recmill.shard_file import ShardFile
 from recmill.spec.recipe import POSITION
 from recmill.table import Table
 
@@ -40,20 +39,21 @@ class TableUnit:
 class TableRows:
     """Rows of a Table in order, some of its columns; a row's position is the shard's number and its own in it."""
 
-    path: Path
-    shards: tuple[str, ...]
+    shards: tuple[ShardFile, ...]
     columns: tuple[str, ...]
 
     @classmethod
     def of(cls, table: Table, splits: Sequence[str], columns: Sequence[str]) -> TableRows:
-        shards = [str(shard.relative_to(table.path)) for split in splits for shard in table.shards(split)]
-        return cls(table.path.absolute(), tuple(shards), tuple(dict.fromkeys(columns)))
+        shards = [
+            replace(shard, table=table.path.absolute()) for split in splits for shard in table.files(split)
+        ]
+        return cls(tuple(shards), tuple(dict.fromkeys(columns)))
 
     def units(self) -> list[TableUnit]:
         return [unit for number in range(len(self.shards)) for unit in self._cut(number)]
 
     def _cut(self, shard: int) -> Iterator[TableUnit]:
-        metadata = pq.ParquetFile(self.path / self.shards[shard]).metadata
+        metadata = self.shards[shard].metadata()
         first_row = num_rows = num_bytes = 0
         groups: list[int] = []
         for group in range(metadata.num_row_groups):
@@ -74,11 +74,9 @@ class TableRows:
         return max((unit.first_row + unit.num_rows for unit in self.units()), default=0)
 
     def read(self, unit: TableUnit) -> Iterator[pl.DataFrame]:
-        file = pq.ParquetFile(self.path / self.shards[unit.shard])
         position = self.first_position(unit)
         for group in unit.groups:
-            rows = pl.from_arrow(file.read_row_group(group, columns=list(self.columns), use_threads=False))
-            assert isinstance(rows, pl.DataFrame)
+            rows = self.shards[unit.shard].read(group, self.columns)
             for some in rows.iter_slices(ROWS_AT_ONCE):
                 places = pl.int_range(position, position + some.height, dtype=pl.Int64, eager=True)
                 yield some.with_columns(places.alias(POSITION))
