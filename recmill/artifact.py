@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import secrets
@@ -50,18 +51,41 @@ def sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def publish(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:
-    """Make a finished directory an artifact: all of it is on the disk before the manifest says so."""
-    for file in path.rglob("*"):
+def sync_all(folder: Path) -> None:
+    """Wait until every file below a folder is on the disk."""
+    for file in folder.rglob("*"):
         if file.is_file():
             sync(file)
+
+
+def publish(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:
+    """Make a finished directory an artifact: all of it is on the disk before the manifest says so."""
+    sync_all(path)
     write_manifest(path, kind, manifest)
 
 
 def write_manifest(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:
     """What says that a directory is whole, and of which kind."""
-    text = json.dumps({"kind": kind, "format": 1, **manifest}, indent=1) + "\n"
+    text = json.dumps(with_checksum({"kind": kind, "format": 1, **manifest}), indent=1) + "\n"
     write_whole(path / MANIFEST, text, durable=True)
+
+
+def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object that notices when it is damaged."""
+    as_read = json.loads(json.dumps(content))  # lists for tuples, text for numeric keys
+    return {**content, "checksum": _checksum(as_read)}
+
+
+def without_checksum(content: Any) -> Any:
+    """The object as it was; a ValueError when it is damaged. Those of earlier versions have no checksum."""
+    is_checked = isinstance(content, dict) and "checksum" in content
+    if is_checked and content.pop("checksum") != _checksum(content):
+        raise ValueError("it does not have its own checksum")
+    return content
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def is_published(path: Path) -> bool:
@@ -80,10 +104,10 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
             f"{name} {path} is incomplete (no manifest). Run `{_MAKERS[kind]}` again; it resumes."
         )
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = without_checksum(json.loads((path / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise ArtifactError(
-            f"{name} {path} has a damaged manifest: {error}. Run `{_MAKERS[kind]}` again."
+            f"{name} {path} has a damaged manifest: {error}. Delete it and run `{_MAKERS[kind]}` again."
         ) from None
     if not isinstance(manifest, dict) or manifest.get("kind") != kind:
         found = manifest.get("kind") if isinstance(manifest, dict) else None

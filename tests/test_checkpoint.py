@@ -154,6 +154,71 @@ def test_any_flipped_bit_of_a_manifest_is_noticed(tmp_path):
             Checkpoint.open(tmp_path / "step-00000010").verify()
 
 
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x01
+    path.write_bytes(bytes(content))
+
+
+def test_a_damaged_manifest_of_an_older_checkpoint_is_set_aside_and_the_run_goes_on(tmp_path):
+    checkpoints, tables = Checkpoints(tmp_path, "auc", Saving(full_every=1, keep=9)), new_tables()
+    for step in (10, 20, 30):
+        checkpoints.save(step, {"model.w": np.zeros(3, np.float32)}, tables, {}, {"auc": 0.6})
+    checkpoints.wait()
+    damage(tmp_path / "step-00000010/manifest.json")
+    assert checkpoints.find("last").step == 30
+    assert checkpoints.find("20").step == 20
+    with pytest.raises(ArtifactError, match="step-00000010"):
+        checkpoints.find("best")
+    warnings: list[str] = []
+    again = Checkpoints(tmp_path, "auc", Saving(full_every=1, keep=9))
+    last = again.last_good(warnings.append)
+    assert last is not None
+    assert last.step == 30
+    assert "step-00000010" in warnings[0]
+    assert "It is not needed" in warnings[0]
+    again.restore(last, tables)
+    again.forget_after(30)
+    again.save(40, {"model.w": np.zeros(3, np.float32)}, tables, {}, {})
+    again.wait()
+    assert [found.step for found in again.all()] == [20, 30, 40]
+
+
+def test_deltas_without_their_base_are_set_aside_too(tmp_path):
+    checkpoints, tables = Checkpoints(tmp_path, "auc", Saving(full_every=2, keep=9)), new_tables()
+    for step in (10, 20, 30, 40):
+        checkpoints.save(step, {"model.w": np.zeros(3, np.float32)}, tables, {}, {"auc": 0.6})
+    checkpoints.wait()
+    damage(tmp_path / "step-00000010/manifest.json")
+    last = Checkpoints(tmp_path, "auc").last_good(lambda warning: None)
+    assert last is not None
+    assert last.step == 40
+    assert [found.step for found in checkpoints.all()] == [30, 40]
+
+
+def test_damage_while_training_does_not_make_a_delta_of_another_base(tmp_path):
+    checkpoints, tables = Checkpoints(tmp_path, "auc", Saving(full_every=9, keep=9)), new_tables()
+    for step in (10, 20, 30):
+        teach(tables, step, step)
+        checkpoints.save(step, {"model.w": np.zeros(3, np.float32)}, tables, {}, {})
+        checkpoints.wait()
+        if step == 20:
+            damage(tmp_path / "step-00000020/manifest.json")
+    assert checkpoints.find("30").delta_of is None
+    restored = new_tables()
+    checkpoints.restore(checkpoints.find("30"), restored)
+    assert contents(restored) == contents(tables)
+
+
+def test_a_checkpoint_that_stands_on_itself_is_damaged(tmp_path):
+    saved(tmp_path, 2)
+    second = Checkpoint.open(tmp_path / "step-00000020")
+    with pytest.raises(ArtifactError, match=r"stands on step-00000020, which is not there"):
+        Checkpoints(tmp_path, "auc").chain(
+            Checkpoint(second.path, {**second.manifest, "delta_of": second.path.name})
+        )
+
+
 def test_the_last_the_best_and_what_they_stand_on_stay(tmp_path):
     tables = new_tables()
     checkpoints = Checkpoints(tmp_path, "auc", Saving(full_every=3, keep=1))

@@ -23,6 +23,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ from typing import Any, TypeVar
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from recmill.artifact import MANIFEST, publish, read_manifest, write_manifest
+from recmill.artifact import MANIFEST, publish, read_manifest, sync_all, write_manifest
 from recmill.checkpoint.records import read_records, write_records
 from recmill.embeddings.peers import Peers
 from recmill.embeddings.table import Array, EmbeddingTable, Records, Snapshot, Waiting
@@ -76,6 +77,7 @@ class CheckpointFolder(Planned):
         path.mkdir(parents=True, exist_ok=True)
         if not (path / "plan").exists():
             plan.save(path / "plan.partial")
+            sync_all(path / "plan.partial")
             os.rename(path / "plan.partial", path / "plan")
         manifest = {
             "recipe": recipe_to_dict(recipe),
@@ -89,7 +91,7 @@ class CheckpointFolder(Planned):
     @property
     def models(self) -> list[str]:
         """The models that have checkpoints: retrieval, ranking or both."""
-        return [name for name in ("retrieval", "ranking") if Checkpoints(self.path / name).all()]
+        return [name for name in ("retrieval", "ranking") if Checkpoints(self.path / name).paths()]
 
     def of(self, model: str, saving: Saving | None = None, peers: Peers | None = None) -> Checkpoints:
         return Checkpoints(self.path / model, METRICS[model], saving or Saving(), peers)
@@ -194,37 +196,60 @@ class Checkpoints:
         self.peers = peers
         self._writing: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._saved: str | None = None  # the checkpoint that tables count their changes from
+
+    def paths(self) -> list[Path]:
+        """Where published checkpoints are, damaged ones too, oldest first."""
+        return [path for path in self._folders() if (path / MANIFEST).is_file()]
+
+    def _folders(self) -> list[Path]:
+        found = (path for path in self.folder.glob("step-*") if _NAME.fullmatch(path.name))
+        return sorted(found, key=_step_of)
 
     def all(self) -> list[Checkpoint]:
-        """Every whole checkpoint, oldest first."""
-        names = sorted(path.name for path in self.folder.glob("step-*") if _NAME.fullmatch(path.name))
-        found = [self.folder / name for name in names if (self.folder / name / MANIFEST).is_file()]
-        return [Checkpoint.open(path) for path in found]
+        """Every whole checkpoint, oldest first; a damaged manifest is an error."""
+        return [Checkpoint.open(path) for path in self.paths()]
+
+    def readable(self) -> list[Checkpoint]:
+        """Those of them whose manifest is not damaged."""
+        found = []
+        for path in self.paths():
+            with suppress(ArtifactError):
+                found.append(Checkpoint.open(path))
+        return found
 
     def find(self, which: str) -> Checkpoint:
-        """`last`, `best` (by the metric; the last when there is none) or a step."""
-        known = self.all()
-        if not known:
+        """`last`, `best` (by the metric; the last when there is none) or a step. No other needs to be whole."""
+        paths = self.paths()
+        if not paths:
             raise ArtifactError(f"{self.folder} has no checkpoint. Run `recmill train` first.")
-        if which == "last":
-            return known[-1]
         if which == "best":
-            return best_of(known, self.metric) or known[-1]
-        for checkpoint in known:
-            if str(checkpoint.step) == which:
-                return checkpoint
-        steps = ", ".join(str(checkpoint.step) for checkpoint in known)
-        raise ArtifactError(f"{self.folder} has no checkpoint of step {which}; it has: {steps}, last, best.")
+            return best_of(known := self.all(), self.metric) or known[-1]
+        steps = {str(_step_of(path)): path for path in paths}
+        if which != "last" and which not in steps:
+            raise ArtifactError(
+                f"{self.folder} has no checkpoint of step {which}; it has: {', '.join(steps)}, last, best."
+            )
+        return Checkpoint.open(paths[-1] if which == "last" else steps[which])
 
     def chain(self, checkpoint: Checkpoint) -> list[Checkpoint]:
         """The full checkpoint that this one stands on, the deltas after it, and itself; all verified, by one worker."""
-        chain = [checkpoint]
-        while chain[0].delta_of is not None:
-            path = self.folder / chain[0].delta_of
-            chain.insert(0, Checkpoint.open(path))
+        chain = self._bases(checkpoint)
         if self.is_first:
             for part in chain:
                 part.verify()
+        return chain
+
+    def _bases(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+        """What the chain is, as far as manifests tell."""
+        chain = [checkpoint]
+        while (name := chain[0].delta_of) is not None:
+            path = self.folder / name
+            if not (_NAME.fullmatch(name) and path.is_dir() and _step_of(path) < chain[0].step):
+                raise ArtifactError(
+                    f"Checkpoint {checkpoint.path} is damaged: it stands on {name}, which is not there."
+                )
+            chain.insert(0, Checkpoint.open(path))
         return chain
 
     @property
@@ -234,20 +259,21 @@ class Checkpoints:
 
     def last_good(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest checkpoint that can be restored. Damaged ones are named, set aside and passed over."""
-        names = sorted(
-            (path.name for path in self.folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True
-        )
-        for name in names:
-            path = self.folder / name
+        good = None
+        for path in reversed(self._folders()):
             try:
                 checkpoint = Checkpoint.open(path)
-                self.chain(checkpoint)
-                return checkpoint
+                if good is None:
+                    self.chain(checkpoint)
+                else:  # nobody needs it now: its payload is compared when somebody does
+                    self._bases(checkpoint)
+                good = good or checkpoint
             except (ArtifactError, OSError, KeyError, TypeError, ValueError) as error:
-                warn(f"{error} Going back to the checkpoint before it; this one is now {name}.damaged.")
-                _remove(path.with_name(f"{name}.damaged"))
-                os.rename(path, path.with_name(f"{name}.damaged"))
-        return None
+                instead = "Going back to the checkpoint before it" if good is None else "It is not needed"
+                warn(f"{error} {instead}; this one is now {path.name}.damaged.")
+                _remove(path.with_name(f"{path.name}.damaged"))
+                os.rename(path, path.with_name(f"{path.name}.damaged"))
+        return good
 
     def restore(self, checkpoint: Checkpoint, tables: Mapping[str, EmbeddingTable]) -> dict[str, Array]:
         """Fill empty tables; the dense arrays are returned. The next delta stands on this checkpoint."""
@@ -255,6 +281,7 @@ class Checkpoints:
             part.restore_into(tables)
         for table in tables.values():
             table.mark_saved()
+        self._saved = checkpoint.path.name
         return checkpoint.arrays()
 
     def save(
@@ -324,15 +351,15 @@ class Checkpoints:
         """Drop what a run that goes on from `step` will write again, and what an interrupted write left."""
         if not self.is_first:
             return
-        for checkpoint in self.all():
-            if checkpoint.step > step:
-                _remove(checkpoint.path)
+        for path in self.paths():
+            if _step_of(path) > step:
+                _remove(path)
         for path in self.folder.glob("*.partial"):
             _remove(path)
 
     def prune(self, keep: int | None = None) -> list[Checkpoint]:
         """Keep the last ones, the best one and what they stand on; returns what went."""
-        known = self.all()
+        known = self.readable()
         best = best_of(known, self.metric)
         wanted = {checkpoint.path.name for checkpoint in known[-(keep or self.saving.keep) :]}
         wanted |= {best.path.name} if best else set()
@@ -346,12 +373,13 @@ class Checkpoints:
 
     def _base(self) -> Checkpoint | None:
         """What the next delta stands on; None when the next checkpoint is to be full."""
-        since_full = 0
-        for checkpoint in reversed(known := self.all()):
-            since_full += 1
-            if checkpoint.delta_of is None:
-                break
-        return known[-1] if known and since_full < self.saving.full_every else None
+        known = self.readable()
+        if not known or known[-1].path.name != self._saved:  # a delta holds what changed since that one
+            return None
+        since_full = 1 + next(
+            (number for number, found in enumerate(reversed(known)) if found.delta_of is None), len(known)
+        )
+        return known[-1] if since_full < self.saving.full_every else None
 
     def _write(self, saving: _Saving, manifest: dict[str, Any]) -> None:
         """Each worker its part; the first one publishes when all are on the disk."""
@@ -389,6 +417,7 @@ class Checkpoints:
         _remove(final)
         os.rename(aside, final)
         _sync_folder(self.folder)
+        self._saved = final.name
         self.prune()
 
 
@@ -485,6 +514,10 @@ def _check_fits(path: Path, name: str, found: Mapping[str, Any], table: Embeddin
                 f'Checkpoint {path}: table "{name}" has {key} {found[key]}, the model wants {wanted[key]}. '
                 "Is it a checkpoint of this recipe?"
             )
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _remove(path: Path) -> None:

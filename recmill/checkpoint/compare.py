@@ -13,11 +13,12 @@ from recmill.embeddings.table import Array
 
 def diff(checkpoints: Checkpoints, first: Checkpoint, second: Checkpoint) -> dict[str, Any]:
     """What changed from one checkpoint to another: keys that came and went, and how far weights moved."""
+    chains = checkpoints.chain(first), checkpoints.chain(second)
     before, after = first.arrays(), second.arrays()
     names = [name for name in after if name.startswith("model.") and name in before]
     tables = {}
     for table in second.manifest["tables"]:
-        old, new = (_rows_by_key(checkpoints.chain(part), table) for part in (first, second))
+        old, new = (_rows_by_key(chain, table) for chain in chains)
         both = np.intersect1d(old[0], new[0], assume_unique=True)
         moved = np.linalg.norm(
             new[1][np.searchsorted(new[0], both)] - old[1][np.searchsorted(old[0], both)], axis=1

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from recmill.artifact import with_checksum, without_checksum, write_whole
 from recmill.errors import ArtifactError, FeatureError
 from recmill.features import category
 from recmill.features.base import (
@@ -34,7 +35,7 @@ from recmill.features.base import (
 from recmill.features.chain import Chain, ColumnInfo, check_finite, run_chains
 from recmill.features.labels import check_binary
 from recmill.features.stored import StoredKeyed, SubsetKeyed, no_answers
-from recmill.kernels import CountOptions, Extracted, Measured
+from recmill.kernels import CountOptions, Extracted, Measured, checksum
 from recmill.spec.check_inputs import model_labels
 from recmill.spec.kinds import kinds_of_columns
 from recmill.spec.load import recipe_from_dict, recipe_to_dict
@@ -263,9 +264,10 @@ class Plan:
         (into / "tables").mkdir(parents=True, exist_ok=True)
         for name, keyed in self.tables.items():
             keyed.save(into / "tables" / table_file(name))
-        (into / "plan.json").write_text(json.dumps(self._to_json(), indent=1) + "\n", encoding="utf-8")
+        content = with_checksum(self._to_json(into / "tables"))
+        write_whole(into / "plan.json", json.dumps(content, indent=1) + "\n")
 
-    def _to_json(self) -> dict[str, Any]:
+    def _to_json(self, tables: Path) -> dict[str, Any]:
         return {
             "format": 1,
             "num_rows": self.num_rows,
@@ -276,6 +278,7 @@ class Plan:
                     "rows": len(keyed),
                     "facts": keyed.facts,
                     "digest": keyed.digest(),
+                    "checksum": _checksum(tables / table_file(name)),
                 }
                 for name, keyed in sorted(self.tables.items())
             },
@@ -288,13 +291,13 @@ class Plan:
     def read(cls, path: Path, stored: Mapping[str, Path] | None = None) -> Plan:
         """Open a saved plan. Tables that are in a folder of `stored` stay there."""
         try:
-            saved = json.loads((path / "plan.json").read_text(encoding="utf-8"))
+            saved = without_checksum(json.loads((path / "plan.json").read_text(encoding="utf-8")))
             plan = cls(recipe_from_dict(saved["recipe"], str(path / "plan.json")))
             for name, entry in saved["tables"].items():
                 keyed = (
                     StoredKeyed(stored[name])
                     if stored and name in stored
-                    else Keyed(pl.read_parquet(path / "tables" / entry["file"]), entry["facts"])
+                    else _read_keyed(path / "tables" / entry["file"], entry)
                 )
                 if keyed.digest() != entry["digest"]:
                     raise ArtifactError(
@@ -318,6 +321,17 @@ class Plan:
         states = {t.name: t.state for chain in self.features for t in chain.transforms if t.state}
         text = json.dumps([states, sorted((name, keyed.digest()) for name, keyed in self.tables.items())])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _read_keyed(path: Path, entry: Mapping[str, Any]) -> Keyed:
+    """Bytes first: a reader of Parquet may do anything with damaged ones."""
+    if entry.get("checksum", "") not in ("", _checksum(path)):
+        raise ValueError(f"{path.name} does not have the checksum of its record")
+    return Keyed(pl.read_parquet(path), entry["facts"])
+
+
+def _checksum(path: Path) -> str:
+    return checksum(path.read_bytes())
 
 
 def _of_answers(plan: Plan, function: Callable[[Plan], MapFunction], answers: Answers) -> MapFunction:
