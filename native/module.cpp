@@ -1,6 +1,7 @@
 // The native core: kernels over plain pointers. No torch, no Arrow headers; every loop releases the GIL.
 #include <nanobind/nanobind.h>
 
+void register_abort(nanobind::module_& m);
 void register_delimited(nanobind::module_& m);
 void register_counter(nanobind::module_& m);
 void register_lookup(nanobind::module_& m);
@@ -12,6 +13,7 @@ void register_dense(nanobind::module_& m);
 NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);  // threads of a server may still hold objects when the process ends
   m.doc() = "recmill's native kernels";
+  register_abort(m);
   register_delimited(m);
   register_counter(m);
   register_lookup(m);

@@ -147,6 +147,7 @@ _OUT_OF_MEMORY = (
     "allocate memory",
     "out of memory",
     "can't start new thread",
+    "failed to map segment",
     "resource temporarily unavailable",
 )
 
@@ -156,4 +157,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     text = str(error).lower()
-    return isinstance(error, (RuntimeError, OSError)) and any(sign in text for sign in _OUT_OF_MEMORY)
+    return isinstance(error, (RuntimeError, OSError, ImportError)) and any(
+        sign in text for sign in _OUT_OF_MEMORY
+    )

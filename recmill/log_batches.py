@@ -124,9 +124,13 @@ class LogBatches:
 
     def unit(self, number: int, epoch: int) -> Batch:
         """All rows of a unit, in order, with their features."""
-        frames = [self._rows_of_split(frame) for frame in self.log.read(self.units[number].piece)]
-        self._check_unit(number, sum(frame.height for frame in frames))
-        return joined([self._collated(frame) for frame in frames if frame.height])
+        parts = []
+        for frame in self.log.read(self.units[number].piece):  # raw rows are large: one frame of them at a time
+            rows = self._rows_of_split(frame)
+            if rows.height:
+                parts.append(self._collated(rows))
+        self._check_unit(number, sum(part.size for part in parts))
+        return joined(parts)
 
     def _rows(self, cursor: Cursor) -> Iterator[tuple[Batch, int, int]]:
         """Rows with their features from the cursor on, thousands at a time; the unit and row at which they begin."""

@@ -88,6 +88,7 @@ def test_the_version_is_shown(recmill: Run) -> None:
         (["prepare", "quickstart", "--data", "x", "--into", "y", "--memory", "0GB"], "must be a size such as 500MB or 2GB, got 0GB"),
         (["prepare", "quickstart", "--data", "x", "--into", "y", "--workers", "0"], "must be a whole number from 1, got 0"),
         (["prepare", "quickstart", "--data", "x", "--into", "y", "--max-bad", "200%"], "must be a share such as 0.001 or 0.1%, got 200%"),
+        (["train", "quickstart", "--follow", "s3://x/y", "--publish", "b", "--into", "c"], "--follow s3://x/y: objects of a store do not grow."),
         (["run", "quickstart", "--data", "x", "--rows", "5"], "--rows is for generated logs"),
         (["generate", "shop", "--rows", "ten", "--into", "x"], "must be a whole number from 1, got ten"),
         (["generate", "shop", "--rows", "9" * 5000, "--into", "x"], "must be a whole number from 1, got 9"),

@@ -29,6 +29,7 @@ from recmill.cli import (
     train,
     tune,
 )
+from recmill.cli.memory import aborts_explained, lack_of_memory
 from recmill.errors import RecmillError
 
 
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        code = int(parsed.command(parsed) or 0)
+        with aborts_explained(parsed.command_name):
+            code = int(parsed.command(parsed) or 0)
         sys.stdout.flush()  # so that a reader who is gone is noticed here
         return code
     except RecmillError as error:
@@ -53,7 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output is gone (`| head`): say nothing more, as other tools do.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # Rust's panics are no exceptions of Python's usual kind
+        if (lack := lack_of_memory(parsed.command_name, error)) is not None:
+            print(f"recmill: {lack}", file=sys.stderr)
+            return lack.exit_code
+        if not isinstance(error, OSError):
+            raise
         print(f"recmill: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
         return 1
 

@@ -30,7 +30,7 @@ def add_command(
         epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(command=run)
+    parser.set_defaults(command=run, command_name=name)
     return parser
 
 

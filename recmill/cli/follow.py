@@ -36,6 +36,11 @@ def add_follow_options(parser: Any) -> None:
 def check_follow_flags(parsed: argparse.Namespace) -> None:
     if parsed.follow and not parsed.publish:
         raise UsageError("--follow needs --publish DIR: the bundles whose deltas it writes.")
+    if parsed.follow and "://" in parsed.follow:
+        raise UsageError(
+            f"--follow {parsed.follow}: objects of a store do not grow. Follow a directory that this machine sees, or "
+            "prepare, train and export again and again from the URL."
+        )
     names = {"publish": "--publish", "every": "--every", "rate": "--rate", "seconds": "--for"}
     for name, flag in names.items():
         if getattr(parsed, name) is not None and not parsed.follow:

@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from recmill.artifact import write_whole
 from recmill.dealing.tasks import DataWorkers, a_trifle_of
 from recmill.engines.ray_connection import connected
-from recmill.errors import RecmillError, ResourceError, TrainingError
+from recmill.errors import RecmillError, ResourceError, TrainingError, first_line, is_out_of_memory
 from recmill.lock import lock_folder
 from recmill.machine import available_cores
 from recmill.progress import Progress as Bars
@@ -225,16 +225,13 @@ def _forget_missing(into: Path) -> None:
     path = into / _SNAPSHOT
     try:
         known = json.loads(path.read_text())
-    except (OSError, ValueError):
+        there = [(into / result["checkpoint_dir_name"]).is_dir() for result in known["checkpoint_results"]]
+        for name in ("checkpoint_results", "checkpoint_report_indices"):
+            known[name] = [entry for entry, is_there in zip(known[name], there, strict=True) if is_there]
+    except (OSError, ValueError, KeyError, TypeError):  # Ray's list is a convenience: a damaged one goes
         known = {}
-    if known.get("ray_version") != ray.__version__:
+    if known.get("ray_version") != ray.__version__ or not known["checkpoint_results"]:
         path.unlink(missing_ok=True)
-        return
-    there = [(into / result["checkpoint_dir_name"]).is_dir() for result in known["checkpoint_results"]]
-    for name in ("checkpoint_results", "checkpoint_report_indices"):
-        known[name] = [entry for entry, is_there in zip(known[name], there, strict=True) if is_there]
-    if not known["checkpoint_results"]:
-        path.unlink()
         return
     known["latest_checkpoint_result"] = known["checkpoint_results"][-1]
     write_whole(path, json.dumps(known))
@@ -302,8 +299,21 @@ def _work(config: Mapping[str, Any]) -> list[Trained]:
     except RecmillError as error:
         ray.get(job.desk.fail.remote(_picklable(error)))
         return []
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        ray.get(job.desk.fail.remote(_lack_of_memory(workers.rank, error)))
+        return []
     finally:
         workers.close()
+
+
+def _lack_of_memory(rank: int, error: Exception) -> ResourceError:
+    """Starting again would not help."""
+    return ResourceError(
+        f"Worker {rank} ran out of memory: {first_line(error)}. Use a smaller batch "
+        "(--set ranking.train.batch_size=256), more --workers, or --table-memory; then go on with --resume."
+    )
 
 
 def _both(first: OnStep, second: OnStep | None) -> OnStep:

@@ -1,0 +1,93 @@
+"""Lack of memory, whoever notices it: one error that says what was being done, how much there is and what to change."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from recmill.errors import ResourceError, first_line, is_out_of_memory
+
+_ADVICE = {
+    "train": "use a smaller batch (--set ranking.train.batch_size=256), fewer --threads, or --table-memory",
+    "prepare": "lower --memory and --workers",
+    "serve": "use fewer --processes and --threads",
+}
+_OTHERWISE = "use fewer threads and workers"
+# What goes on in each part of the package.
+_DOING = {
+    "shard_file": "rows of a Table were read",
+    "batches": "rows of a Table were read",
+    "growing": "rows of a Table were read",
+    "ahead": "rows were read ahead",
+    "logs": "a log was read",
+    "log_batches": "a log was read",
+    "features": "features were computed",
+    "embeddings": "rows of embedding tables were looked up or updated",
+    "learner": "the model ran",
+    "models": "the model ran",
+    "checkpoint": "a checkpoint was read or written",
+}
+_ALMOST = 0.9  # of the limit: libraries fail in many ways when little is left
+
+
+@contextmanager
+def aborts_explained(command: str) -> Iterator[None]:
+    """Some libraries end the process when an allocation fails, which it does only below a limit of address space."""
+    limit = _limit_bytes()
+    if limit is None:
+        yield
+        return
+    from recmill import _native
+
+    text = f"recmill: {_message(command, ': native code could not go on', limit)}\n"
+    _native.explain_aborts(text, ResourceError.exit_code)
+    try:
+        yield
+    finally:
+        _native.explain_aborts("", ResourceError.exit_code)
+
+
+def lack_of_memory(command: str, error: BaseException) -> ResourceError | None:
+    """What to say of an error that comes from a lack of memory; None for others."""
+    limit = _limit_bytes()
+    if not is_out_of_memory(error) and not (limit and _peak_bytes() > _ALMOST * limit):
+        return None
+    doing = _doing(error.__traceback__)
+    asked = first_line(error).rstrip(".")
+    return ResourceError(_message(command, f" while {doing}: {asked}" if doing else f": {asked}", limit))
+
+
+def _message(command: str, what: str, limit: int | None) -> str:
+    found = f" The limit of address space (ulimit -v) is {limit >> 20:,} MB." if limit is not None else ""
+    return f"{command} ran out of memory{what}.{found} Allow more, or {_ADVICE.get(command, _OTHERWISE)}."
+
+
+def _doing(trace: TracebackType | None) -> str | None:
+    """What the innermost part of the package was at."""
+    found = None
+    while trace is not None:
+        name = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if name.startswith("recmill."):
+            is_import = trace.tb_frame.f_code.co_name == "<module>"
+            found = "modules were loaded" if is_import else _DOING.get(name.split(".")[1], found)
+        trace = trace.tb_next
+    return found
+
+
+def _limit_bytes() -> int | None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _peak_bytes() -> int:
+    """The most address space that this process ever had; 0 where the system does not tell."""
+    if sys.platform != "linux":
+        return 0
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmPeak:"):
+            return int(line.split()[1]) << 10
+    return 0
