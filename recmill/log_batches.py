@@ -125,7 +125,9 @@ class LogBatches:
     def unit(self, number: int, epoch: int) -> Batch:
         """All rows of a unit, in order, with their features."""
         parts = []
-        for frame in self.log.read(self.units[number].piece):  # raw rows are large: one frame of them at a time
+        for frame in self.log.read(
+            self.units[number].piece
+        ):  # raw rows are large: one frame of them at a time
             rows = self._rows_of_split(frame)
             if rows.height:
                 parts.append(self._collated(rows))
