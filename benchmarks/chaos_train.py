@@ -1,7 +1,10 @@
-"""What becomes of a training run on Ray whose processes are killed. Every row must be learned exactly once.
+"""What becomes of a training run that is disturbed. Every row must be learned exactly once, or an error says why not.
 
-    python benchmarks/chaos_train.py [--runs 10] [--seed 1] [--rows 24000]
+    python benchmarks/chaos_train.py [--only ray] [--runs 10] [--seed 1] [--rows 24000]
+    python benchmarks/chaos_train.py --only local [--tries 10] [--fault "shard flips"]
 
+`--only local` needs no Ray: flipped bits in a Table and in checkpoints, kills before the calls with which a checkpoint
+is saved, two writers, a worker that stands still, a log that loses its end (chaos_local.py). Without it, the script
 starts a cluster of three nodes on this machine, trains straight from a raw log once undisturbed (two workers, two data
 workers), then again and again; each time one process is killed with SIGKILL at a random moment: a training worker, a
 data task, or the raylet of a node, with all that runs on it. Prints a line for each run. Counts are how often each
@@ -26,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from chaos_local import FAULTS, run_local
 from ray.cluster_utils import Cluster
 
 from recmill.checkpoint import CheckpointFolder
@@ -216,19 +220,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--only", choices=("local", "ray"), help="leave out the other part")
+    parser.add_argument("--tries", type=int, default=10, help="of each local fault (default: 10)")
+    parser.add_argument("--fault", action="append", choices=FAULTS, help="local faults (default: all)")
     parser.add_argument("--runs", type=int, default=10, help="disturbed runs (default: 10)")
     parser.add_argument("--seed", type=int, default=1, help="of the data, the victims and the moments")
     parser.add_argument("--rows", type=int, default=24_000, help="rows of the log (default: 24000)")
     given = parser.parse_args()
-    draw, recipe = random.Random(given.seed), load_recipe("criteo-deeprec", SET)
+    bad = 0
     with _folder() as folder:
-        log = write_log(folder / "log", given.rows, given.seed)
-        stage = Stage()
-        try:
-            with redirect_stdout(sys.stderr):  # Ray prints there what died
-                return _all_runs(stage, recipe, log, folder, given.runs, draw)
-        finally:
-            stage.close()
+        if given.only != "ray":
+            (folder / "local").mkdir()
+            bad += run_local(folder / "local", given.tries, given.seed, given.fault or list(FAULTS), _say)
+        if given.only != "local":
+            bad += _on_ray(folder, given)
+    return 1 if bad else 0
+
+
+def _on_ray(folder: Path, given: argparse.Namespace) -> int:
+    """How many disturbed runs on Ray went wrong."""
+    draw, recipe = random.Random(given.seed), load_recipe("criteo-deeprec", SET)
+    log = write_log(folder / "log", given.rows, given.seed)
+    stage = Stage()
+    try:
+        with redirect_stdout(sys.stderr):  # Ray prints there what died
+            return _all_runs(stage, recipe, log, folder, given.runs, draw)
+    finally:
+        stage.close()
 
 
 def _all_runs(
@@ -258,7 +276,7 @@ def _all_runs(
         )
         shutil.rmtree(folder / f"run-{number}")
     _say(f"{num_runs - wrong} of {num_runs} runs learned every row exactly once")
-    return 1 if wrong else 0
+    return wrong
 
 
 def _say(line: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from pathlib import Path
@@ -11,7 +10,7 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from recmill.artifact import MANIFEST
+from recmill.artifact import read_manifest, write_manifest
 from recmill.batches import Batches
 from recmill.engines import shards
 from recmill.errors import ArtifactError
@@ -50,9 +49,9 @@ def flip(path: Path, place: int) -> None:
 
 def change_record(table: Table, **facts) -> Table:
     """As if the record of the training shard had always been like that."""
-    manifest = json.loads((table.path / MANIFEST).read_text())
+    manifest = read_manifest(table.path, "table")
     next(shard for shard in manifest["shards"] if shard["split"] == "train").update(facts)
-    (table.path / MANIFEST).write_text(json.dumps(manifest))
+    write_manifest(table.path, "table", manifest)
     return Table.open(table.path)
 
 

@@ -181,7 +181,8 @@ class TableInput:
         ranking = open_models(model).ranking()
         stored = [column.stored for column in self.kept]
         rows = TableRows.of(self.table, [self.split], [*ranking.layout.features, ranking.label, *stored])
-        return engine.map(engine.read(rows), ScoreTable(model, rows.shards, self.kept))
+        files = tuple(shard.file for shard in rows.shards)
+        return engine.map(engine.read(rows), ScoreTable(model, files, self.kept))
 
     def finish(self) -> None:
         """What a Table holds was read before."""

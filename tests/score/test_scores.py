@@ -17,6 +17,7 @@ import pytest
 from shop import Shop
 from small_criteo import Criteo, read, write_log
 
+from recmill.artifact import read_manifest, write_manifest
 from recmill.batches import collate
 from recmill.checkpoint import CheckpointFolder
 from recmill.evaluate import Options as EvaluateOptions
@@ -222,9 +223,9 @@ def test_a_log_without_labels_gets_the_same_scores_and_no_metrics(
 
 def test_rows_that_the_recipe_drops_are_counted(recmill, criteo: Criteo, tmp_path: Path) -> None:
     checkpoint = Path(shutil.copytree(criteo.checkpoint, tmp_path / "c"))
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest = read_manifest(checkpoint, "checkpoint")
     manifest["recipe"]["rows"] = [{"filter": "i1 > 2"}]
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    write_manifest(checkpoint, "checkpoint", manifest)
     args = ["--checkpoint", checkpoint, "--data", criteo.log, "--into", tmp_path / "s", "--quiet"]
     code, out, _ = recmill("score", *args, "--keep", "i1")
     assert code == 0

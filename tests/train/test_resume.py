@@ -120,3 +120,22 @@ def progress_of(into: Path) -> int:
     """The step of the newest checkpoint."""
     steps = [int(path.name[5:]) for path in (into / "ranking").glob("step-????????")]
     return max(steps, default=0)
+
+
+def test_a_second_writer_is_refused_and_the_first_goes_on(table, tmp_path):
+    first = start(table, tmp_path / "c", "--resume", "--set", "ranking.train.epochs=1")
+    while not progress_of(tmp_path / "c"):
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.01)
+    os.kill(first.pid, signal.SIGSTOP)  # so that it cannot end before the second one looks
+    try:
+        second = start(table, tmp_path / "c", "--resume")
+        _, said = second.communicate(timeout=120)
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    assert second.returncode == 1
+    assert f"process {first.pid} on" in said
+    finish(first)
+    checkpoints = CheckpointFolder.open(tmp_path / "c").of("ranking")
+    for checkpoint in checkpoints.all():
+        checkpoints.chain(checkpoint)
