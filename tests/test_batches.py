@@ -135,7 +135,7 @@ def test_an_id_out_of_range_is_an_error():
 
 def test_a_split_without_rows_is_an_error(tmp_path):
     generate("criteo", 50, 1, tmp_path / "log")
-    recipe = load_recipe("criteo-dlrm", ["split="])
+    recipe = load_recipe("criteo-dlrm", ["split=", "ranking=", "tune="])
     table = prepare(recipe, str(tmp_path / "log"), tmp_path / "table").table
     with pytest.raises(ArtifactError, match="no eval rows"):
         Batches(table, 10, split="eval")
