@@ -109,7 +109,7 @@ def _run(
     if data is None:
         stage("generate", lambda: _generate(recipe, into / "log", options.rows))
     if options.at_once and models_of(recipe) and not is_published(into / "table"):
-        _check_order(recipe)
+        check_order(recipe)
         with preparing(recipe, ran.data, into / "table", options.prepare) as job:
             following = partial(open_growing, str((into / "table").absolute()), _known_place(ran.data))
             stage(
@@ -133,7 +133,7 @@ def _run(
     return ran
 
 
-def _check_order(recipe: Recipe) -> None:
+def check_order(recipe: Recipe) -> None:
     """Fail at once, not when the features are fitted."""
     if recipe.table.order != "log":
         raise RecmillError(

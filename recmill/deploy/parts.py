@@ -117,6 +117,13 @@ class Site:
         ]
 
 
+def check_measured(recipe: Recipe) -> None:
+    """Raises when the stage that evaluates would have nothing to measure."""
+    if recipe.split is None:
+        problem = "split is missing: nothing is held out, so that no model can be evaluated. Add [split]"
+        raise DeployError(f"recipe {recipe.name}", [problem])
+
+
 def _name_of(recipe: Recipe) -> str:
     if is_app_name(recipe.name):
         return recipe.name

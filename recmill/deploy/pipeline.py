@@ -29,6 +29,7 @@ from recmill.deploy.parts import (
     Files,
     Object,
     Site,
+    check_measured,
     container,
     kustomization,
     pod_security,
@@ -56,6 +57,7 @@ _HOUR = 3600
 def render(recipe: Recipe, settings: Settings) -> Files:
     """base: the WorkflowTemplate and its rights; overlays: storage, and storage with a daily run; run.yaml: one run."""
     site = Site.of(recipe, settings)
+    check_measured(recipe)
     files = {"base/workflow.yaml": dumps([workflow_template(site)]), "base/rights.yaml": dumps(rights(site))}
     if site.recipe_objects():
         files["base/recipe.yaml"] = dumps(site.recipe_objects())

@@ -13,6 +13,7 @@ from recmill.deploy.serve_pods import redis, roles, servers
 from recmill.deploy.serving import Choices, Serving, chosen, max_servers
 from recmill.deploy.settings import DeployError, Settings
 from recmill.deploy.yaml import dumps
+from recmill.spec.kinds import crossed_features
 from recmill.spec.recipe import Recipe
 
 GROUPS: dict[str, Callable[[Serving], list[Object]]] = {
@@ -76,6 +77,12 @@ def misfit(recipe: Recipe, choice: str) -> str | None:
         return f'redis.enabled needs users and items, and recipe "{recipe.name}" has none: it scores rows'
     if choice == "split" and (scores_rows or recipe.retrieval is None or recipe.ranking is None):
         return f'serve.split needs retrieval and ranking of users and items, and recipe "{recipe.name}" lacks some'
+    crossed = crossed_features(recipe) if choice == "split" else []
+    if crossed:
+        return (
+            f'serve.split lets features and ranking run apart, but feature "{crossed[0]}" looks at users and items '
+            "together: leave serve.split out"
+        )
     return None
 
 

@@ -9,6 +9,7 @@ from recmill.deploy.parts import (
     Files,
     Object,
     Site,
+    check_measured,
     container,
     kustomization,
     pod_spec,
@@ -28,6 +29,7 @@ _GATE_FAILED = 1
 def render(recipe: Recipe, settings: Settings) -> Files:
     """base: the Job; overlays: the storage that it mounts."""
     site = Site.of(recipe, settings)
+    check_measured(recipe)
     files = {"base/job.yaml": dumps([job(site)])}
     if site.recipe_objects():
         files["base/recipe.yaml"] = dumps(site.recipe_objects())

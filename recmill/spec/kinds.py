@@ -88,6 +88,15 @@ def parts_of_features(recipe: r.Recipe) -> dict[str, Part]:
     return parts
 
 
+def crossed_features(recipe: r.Recipe) -> list[str]:
+    """The ranker's features that look at users and items together."""
+    if recipe.ranking is None:
+        return []
+    names = recipe.ranking.features or [feature.name for feature in recipe.features]
+    parts = parts_of_features(recipe)
+    return [name for name in dict.fromkeys((*names, *recipe.ranking.wide)) if parts[name] == "crossed"]
+
+
 def kinds_along(feature: r.Feature | r.Label, kinds: Mapping[str, str]) -> list[str]:
     """The kind before the first step (of the first column), and after each step, of a valid feature."""
     current = [kinds[column] for column in feature.columns]

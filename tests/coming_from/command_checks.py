@@ -25,7 +25,7 @@ from recmill.learner.saved import open_learner
 from recmill.metrics import exact_auc
 from recmill.serve.messages import Recall, Recommend
 from recmill.spec.load import load_recipe
-from recmill.tracking import MLLOG_FILE, read_history
+from recmill.tracking import MLLOG_FILE, TENSORBOARD_DIRECTORY, read_history
 
 __all__ = ["CHECKS"]
 
@@ -83,10 +83,12 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
 
 @check("train --track")
 def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
-    if part.value != "mllog":
-        return
     assert row.command is not None
     _, _, into = small.run_command(row.base, row.command, capsys)
+    if part.value == "tensorboard":
+        assert list((into / "ranking" / TENSORBOARD_DIRECTORY).glob("events.out.tfevents.*"))
+        return
+    assert part.value == "mllog"
     lines = (into / "ranking" / MLLOG_FILE).read_text().splitlines()
     assert all(line.startswith(":::MLLOG {") for line in lines)
     assert {"eval_accuracy", "run_stop"} <= {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import shlex
 import typing
 from typing import Any
 
@@ -30,6 +31,7 @@ from small_runs import SmallRuns
 from their_settings import SHOWN_BY, THEIRS
 
 from recmill.cli import build_parser
+from recmill.run import check_order
 from recmill.serve.proto import recmill_pb2
 from recmill.spec.load import load_recipe, recipe_to_dict
 from recmill.spec.recipe import Recipe
@@ -106,6 +108,14 @@ def test_flags_on_a_page_exist(row: Row, capsys: pytest.CaptureFixture[str]) -> 
         build_parser().parse_args([*name_of(row.command), "--help"])
     known = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", capsys.readouterr().out))
     assert set(flags_of(row.command)) <= known
+
+
+def test_every_mode_of_e2eaiok_may_learn_while_it_prepares() -> None:
+    lines = re.findall(r"^recmill (run .*)", page_text("e2eaiok"), re.MULTILINE)
+    asked = [build_parser().parse_args(shlex.split(line)) for line in lines]
+    assert [one.recipe for one in asked] == ["criteo-dlrm", "criteo-small-dlrm", "criteo-full-dlrm"]
+    for one in asked:
+        check_order(load_recipe(one.recipe, one.settings))
 
 
 @pytest.mark.parametrize("page", BASES)

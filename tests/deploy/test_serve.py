@@ -28,7 +28,7 @@ from recmill.deploy.serve_pods import DRAIN_SECONDS, PRE_STOP_SECONDS
 from recmill.deploy.serving import ROLES, Serving, chosen, startup_seconds
 from recmill.deploy.settings import DeployError, Settings, number_of
 from recmill.deploy.yaml import loads
-from recmill.spec.load import load_recipe
+from recmill.spec.load import load_recipe, recipe_from_dict, recipe_to_dict
 from recmill.spec.recipe import Recipe
 from recmill.spec.steps import Function
 
@@ -230,6 +230,24 @@ def test_a_recipe_that_scores_rows_has_no_store_and_no_roles() -> None:
         "redis.enabled",
         "serve.split",
     ]
+
+
+def test_features_of_users_and_items_together_cannot_be_served_apart(quickstart: Recipe) -> None:
+    tree = recipe_to_dict(quickstart)
+    crossed = {"name": "pair", "columns": ["user_id", "item_id"], "steps": ["cross", {"hash": 100}]}
+    recipe = recipe_from_dict({**tree, "name": "mine", "features": [*tree["features"], crossed]})
+    assert "overlays/split/split.yaml" not in render(recipe, "serve", Settings())
+    for target in ("serve", "helm"):
+        with pytest.raises(
+            DeployError, match=r'serve\.split .* feature "pair" looks at users and items together'
+        ):
+            render(recipe, target, Settings.of(["serve.split=true"]))
+
+
+@pytest.mark.parametrize("target", ["train-job", "pipeline"])
+def test_a_recipe_that_holds_nothing_out_cannot_be_evaluated(quickstart: Recipe, target: str) -> None:
+    with pytest.raises(DeployError, match=r"split is missing: nothing is held out"):
+        render(dataclasses.replace(quickstart, name="mine", split=None), target, Settings())
 
 
 def test_every_mount_has_a_volume_also_for_a_recipe_of_ones_own(quickstart: Recipe) -> None:
