@@ -53,7 +53,10 @@ class IdleConnections:
         if num_connections > self.max_connections and (found := self._silent or self._answered):
             oldest = next(iter(found))
             self.remove(oldest)
-            oldest.transport.close()
+            oldest.connections.discard(oldest)
+            # A client that does not even take its answer would stay for ever.
+            stays = oldest.transport.get_write_buffer_size() > 0
+            oldest.transport.abort() if stays else oldest.transport.close()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -234,14 +237,18 @@ class HttpServer(uvicorn.Server):
                 connection.expire(now)  # type: ignore[union-attr]
         return await super().on_tick(counter)
 
+    def drain(self) -> None:
+        """Let every answer from now on be the last of its connection, and end the server soon."""
+        self.is_draining = self.should_exit = True
+        for connection in list(self.server_state.connections):
+            connection.drain()  # type: ignore[union-attr]
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what comes a little longer, each time as the last answer of its connection; then end.
 
         Nothing is reset: a client that was idle sees its connection end, one that comes later finds no listener.
         """
-        self.is_draining = True
-        for connection in list(self.server_state.connections):
-            connection.drain()  # type: ignore[union-attr]
+        self.drain()
         await self._until_quiet()
         await self._accept_the_last(sockets or [])
         await self._until_quiet()

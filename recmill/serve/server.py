@@ -201,8 +201,8 @@ async def serve(settings: Settings, say: Callable[[Ready], None], stop: asyncio.
 
 async def drain(grpc: GrpcDoor, http: HttpServer, answering: asyncio.Future[None], seconds: float) -> None:
     """Take nothing new, and answer what is under way; after so many seconds, no more."""
+    http.drain()
     await grpc.set_ready(False)
-    http.should_exit = True
     await asyncio.gather(grpc.server.stop(seconds), asyncio.wait([answering], timeout=seconds + 1))
 
 

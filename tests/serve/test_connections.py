@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import grpc
@@ -209,6 +211,32 @@ def test_requests_sent_ahead_are_bounded(small: Running) -> None:
         connection.sendall(ASK * 2_000)
         answer_of(connection)
     assert httpx.get(f"{small.http}/health/ready").status_code == 200
+
+
+def test_what_comes_while_a_server_drains_is_answered_as_the_last_of_its_connection(start: Start) -> None:
+    server = start(limits=LIMITS)
+    kept = HTTPConnection(*address(server, "http"), timeout=20)
+
+    def ask() -> tuple[int, str | None]:
+        kept.request("POST", "/v1/recommend", QUESTION, {"content-type": "application/json"})
+        answer = kept.getresponse()
+        answer.read()
+        return answer.status, answer.getheader("connection")
+
+    assert ask() == (200, None)
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    eventually(lambda: status_of(server, "/health/ready") == 503)
+    assert ask() == (200, "close")
+    stopping.join()
+    with pytest.raises(ConnectionRefusedError):
+        connect(server)
+
+
+def status_of(server: Running, path: str) -> int:
+    with connect(server) as connection:
+        connection.sendall(b"GET %s HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path.encode())
+        return int(answer_of(connection).split()[1])
 
 
 def test_connections_follow_from_the_limit_of_open_files() -> None:
