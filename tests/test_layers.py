@@ -27,6 +27,7 @@ LAYERS = (
     ("table", "shard_file", "batches", "features"),
     ("ahead", "artifact", "kernels", "machine", "progress", "tracking"),
     ("lock", "spec"),
+    ("packages",),
     ("errors",),
 )
 PARTS = {file.stem for file in PACKAGE.iterdir()}  # other names of the package are its own

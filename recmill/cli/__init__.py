@@ -31,6 +31,7 @@ from recmill.cli import (
 )
 from recmill.cli.memory import aborts_explained, lack_of_memory
 from recmill.errors import RecmillError
+from recmill.packages import missing_package
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,6 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RecmillError as error:
         print(f"recmill: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if (missing := missing_package(error, "This command")) is None:
+            raise
+        print(f"recmill: {missing}", file=sys.stderr)
+        return missing.exit_code
     except KeyboardInterrupt:
         print("recmill: interrupted; run the same command again to go on", file=sys.stderr)
         return 130

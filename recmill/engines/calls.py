@@ -5,8 +5,8 @@ Clusters lose the type of an error on its way, and say little about how far they
 
 from __future__ import annotations
 
+import builtins
 import os
-import pickle
 import shutil
 import threading
 import traceback
@@ -15,8 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from recmill.errors import RecmillError, ResourceError
+import msgspec
+
+from recmill import errors
+from recmill.errors import ArtifactError, RecmillError, ResourceError
 
 _MAX_ATTEMPTS = 6
 _SECONDS_BETWEEN_LOOKS = 0.25
@@ -40,7 +44,7 @@ class Call:
             self._begin(number)
             yield
         except Exception as error:
-            self._write(f"failed/{number}-{uuid.uuid4().hex}", _pickled(error))
+            self._write(f"failed/{number}-{uuid.uuid4().hex}", _record_of(error))
             raise
 
     def _begin(self, number: int) -> None:
@@ -69,8 +73,7 @@ class Call:
         )
         if not records:
             return None
-        error: Exception = pickle.loads(records[0].read_bytes())
-        return error
+        return _error_of(records[0].read_bytes())
 
     def _done_numbers(self) -> set[int]:
         return {int(name) for name in os.listdir(self.folder / "done")}
@@ -110,14 +113,44 @@ def new_call(work: Path) -> Iterator[Call]:
         shutil.rmtree(call.folder, ignore_errors=True)
 
 
-def _pickled(error: Exception) -> bytes:
-    """The error as it is if it survives pickling, else what it said. Where it was raised goes along as a note."""
+@dataclass(frozen=True)
+class _Record:
+    """An error on disk, as JSON. Never as pickle: others may be able to write into the folder."""
+
+    kind: str
+    arguments: list[Any]
+    message: str
+    is_ours: bool
+    trace: str
+
+
+def _record_of(error: Exception) -> bytes:
+    arguments = list(error.__reduce__()[1])
     trace = "".join(traceback.format_exception(error))
+    record = _Record(type(error).__name__, arguments, str(error), isinstance(error, RecmillError), trace)
+    return msgspec.json.encode(record, enc_hook=str)
+
+
+def _error_of(content: bytes) -> Exception:
+    """The error as it was, if it is one of ours or of Python's own; else what it said."""
     try:
-        error.add_note(f"raised in a task:\n{trace}")
-        content = pickle.dumps(error)
-        pickle.loads(content)
-        return content
-    except Exception:
-        said = RecmillError(str(error)) if isinstance(error, RecmillError) else RuntimeError(trace)
-        return pickle.dumps(said)
+        record = msgspec.json.decode(content, type=_Record)
+    except msgspec.DecodeError as error:
+        return ArtifactError(
+            f"A task failed, and what it wrote about it is damaged: {error}. Run the command again."
+        )
+    said = RecmillError(record.message) if record.is_ours else RuntimeError(record.trace)
+    raised = _made_again(record) or said
+    raised.add_note(f"raised in a task:\n{record.trace}")
+    return raised
+
+
+def _made_again(record: _Record) -> Exception | None:
+    kind = getattr(errors, record.kind, None) or getattr(builtins, record.kind, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return None
+    try:
+        error = kind(*record.arguments)
+    except TypeError:  # it is made of something else than it holds
+        return None
+    return error if str(error) == record.message else None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ import pyarrow as pa
 
 from recmill.engines.calls import Call, new_call
 from recmill.engines.cluster import Gather, Report, decode, encode
-from recmill.errors import MissingPackage, RecmillError, ResourceError, first_line
+from recmill.errors import ArtifactError, MissingPackage, RecmillError, ResourceError, first_line
 from recmill.machine import available_cores
 
 P = TypeVar("P")
@@ -169,17 +170,17 @@ class _Tasks:
     """What goes with each task of a call: where to find what it runs, and where to say what became of it."""
 
     call: Call
+    # Of the file with what they run. It travels with Spark's own task, so that a file that others changed is not run.
+    digest: str
 
     @classmethod
     def shipping(cls, shipped: Any, call: Call) -> _Tasks:
-        from pyspark import cloudpickle
-
-        with open(call.folder / "shipped", "wb") as file:
-            cloudpickle.dump(shipped, file)  # type: ignore[no-untyped-call]
-        return cls(call)
+        content = _pickled(shipped)
+        (call.folder / "shipped").write_bytes(content)
+        return cls(call, sha256(content).hexdigest())
 
     def shipped(self) -> Any:
-        return _unpickled(self.call.folder / "shipped")
+        return _unpickled(self.call.folder / "shipped", self.digest)
 
     @contextmanager
     def watched(self, number: int) -> Iterator[None]:
@@ -195,10 +196,15 @@ class _Tasks:
 
 
 @lru_cache(maxsize=2)
-def _unpickled(path: Path) -> Any:
+def _unpickled(path: Path, digest: str) -> Any:
     """What a call shipped, read once for each process. The call before may have tasks that are about to end."""
-    with open(path, "rb") as file:
-        return pickle.load(file)
+    content = path.read_bytes()
+    if sha256(content).hexdigest() != digest:
+        raise ArtifactError(
+            f"{path} is not what this call wrote: another program changed it, so it is not run. "
+            "Check who may write there, and run the same command again; it resumes."
+        )
+    return pickle.loads(content)
 
 
 # What runs on the nodes: functions of Arrow batches, for `mapInArrow`.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recmill.errors import RecmillError
+from recmill.packages import check_installed
 from recmill.serve.connections import ConnectionReaper, connections_for, raise_file_limit
 from recmill.serve.limits import Limits
 from recmill.serve.security import Tls, Tokens, check_address, is_loopback
@@ -111,6 +112,16 @@ class Ready:
 def run(settings: Settings, say: Callable[[Ready], None]) -> int:
     """Serve until SIGTERM or Ctrl-C; `say` is called once, when the first answers can be asked for."""
     settings.check()
+    check_installed(
+        "Serving",
+        "starlette",
+        "uvicorn",
+        "httptools",
+        "grpc",
+        "grpc_health",
+        "grpc_reflection",
+        "prometheus_client",
+    )
     log_to_stderr()
     if settings.token_file is None and not settings.admin_is_open:
         _logger.warning(

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recmill.errors import ArtifactError, MissingPackage, RecipeError
+from recmill.errors import ArtifactError, RecipeError
 from recmill.lock import lock_folder
+from recmill.packages import check_installed
 from recmill.spec import recipe as r
 from recmill.spec.convert import to_plain
 from recmill.spec.load import recipe_to_dict
@@ -58,10 +59,7 @@ def open_study(
 
     Trials that were running when their search died count as interrupted and will be tried again.
     """
-    try:
-        import optuna  # noqa: F401
-    except ImportError:
-        raise MissingPackage("recmill tune", "optuna", "tune") from None
+    check_installed("recmill tune", "optuna", "torch", "safetensors")
     tune = searched(recipe)
     with lock_folder(into):
         yield Study(into, recipe, tune, table, budget, seed, on_end)

@@ -305,26 +305,26 @@ class Server:
         self.probes = probes  # startupProbe and so on -> URL
         self._made = process
         self._stop = threading.Event()
-        self._running: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._keep_running)
         self.ended: list[Ran] = []
 
+    def start(self) -> None:
+        self._running = self._made.start()
+        self._thread.start()
+
     def _keep_running(self) -> None:
-        while not self._stop.is_set():
-            self._running = self._made.start()
+        while True:
             started = time.monotonic()
             output, _ = self._running.communicate()
             seconds = time.monotonic() - started
             self.ended.append(Ran("serve", self._made.command, self._running.returncode, output, seconds))
-            self._stop.wait(5)
-
-    def start(self) -> None:
-        self._thread.start()
+            if self._stop.wait(5):
+                return
+            self._running = self._made.start()
 
     def stop(self) -> None:
         """Told to end, it must end well."""
         self._stop.set()
-        assert self._running is not None
         self._running.terminate()
         self._thread.join(60)
         if self._thread.is_alive():

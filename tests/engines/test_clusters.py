@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +16,7 @@ from engine_confs import ClusterConf
 
 from recmill.engines.calls import new_call
 from recmill.engines.cluster import Cluster, cut, decode, encode
-from recmill.errors import LogError, MissingPackage, RecmillError, ResourceError
+from recmill.errors import ArtifactError, LogError, MissingPackage, RecipeError, RecmillError, ResourceError
 
 
 @pytest.fixture
@@ -149,7 +150,9 @@ def test_a_part_that_is_lost_again_and_again_is_an_error(tmp_path: Path) -> None
     ("error", "kind"),
     [
         (LogError("a log"), LogError),
-        (MissingPackage("This", "that", "those"), RecmillError),  # cannot be pickled as it is
+        (RecipeError("mine.toml", ["one", "two"]), RecipeError),
+        (FileNotFoundError(2, "No such file", "a.csv"), FileNotFoundError),
+        (MissingPackage("This", "that", "those"), RecmillError),  # which is not made of what it says
         (type("Local", (Exception,), {})("of its own"), RuntimeError),
     ],
 )
@@ -162,6 +165,35 @@ def test_an_error_that_cannot_be_sent_is_told(
         found = call.failure()
     assert type(found) is kind
     assert str(error) in str(found)
+
+
+class Harm:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.marker),)
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+
+def test_a_record_that_others_wrote_is_never_run(tmp_path: Path) -> None:
+    with new_call(tmp_path) as call:
+        (call.folder / "failed" / "0-planted").write_bytes(pickle.dumps(Harm(tmp_path / "harm")))
+        assert "what it wrote about it is damaged" in str(call.failure())
+    assert not (tmp_path / "harm").exists()
+
+
+def test_functions_that_others_changed_are_never_run(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    from recmill.engines.spark import _Tasks
+
+    with new_call(tmp_path) as call:
+        tasks = _Tasks.shipping("a function", call)
+        assert tasks.shipped() == "a function"
+        other = _Tasks.shipping("another", call)
+        (call.folder / "shipped").write_bytes(pickle.dumps(Harm(tmp_path / "harm")))
+        with pytest.raises(ArtifactError, match="is not what this call wrote"):
+            other.shipped()
+    assert not (tmp_path / "harm").exists()
 
 
 def test_rows_are_cut_by_bucket_and_keep_their_order() -> None:
