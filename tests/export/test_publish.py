@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -86,8 +87,7 @@ def test_a_version_that_no_server_takes_is_rolled_back(own_bundles: Path) -> Non
     before = current_of(own_bundles)
     assert before is not None
     newer = own_bundles / "0000000999-newer"
-    newer.mkdir()
-    (newer / "manifest.json").write_text((own_bundles / before / "manifest.json").read_text())
+    shutil.copytree(own_bundles / before, newer)
     set_current(own_bundles, newer.name)
     said: list[str] = []
     with pytest.raises(RolloutError, match=f"{before} is current again"):
