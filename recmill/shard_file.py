@@ -164,8 +164,8 @@ def _span(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
 def _end_of(metadata: pq.FileMetaData, group: int) -> int:
     columns = [metadata.row_group(group).column(number) for number in range(metadata.num_columns)]
     return max(
-        column.total_compressed_size
-        + (column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)
+        int(column.total_compressed_size)
+        + int(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)
         for column in columns
     )
 

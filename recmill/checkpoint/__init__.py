@@ -347,6 +347,11 @@ class Checkpoints:
         if failure is not None:
             raise failure
 
+    def settle(self) -> None:
+        """Until nothing is written any more, after a run that failed. Of several workers, others may be gone."""
+        if self._writing is not None and self.peers is None:
+            self._writing.join()
+
     def forget_after(self, step: int) -> None:
         """Drop what a run that goes on from `step` will write again, and what an interrupted write left."""
         if not self.is_first:

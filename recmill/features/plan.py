@@ -225,14 +225,13 @@ class Plan:
         chains = [chain for chain in self.features if wanted is None or chain.feature.name in wanted]
         columns = run_chains(frame, [(chain, len(chain.all_steps)) for chain in chains])
         if labels:
-            columns += self._labels(frame)
+            columns += self._labels(self.labels, frame)
             columns += [frame[name].alias(f"raw_{name}") for name in self.recipe.table.keep]
         check_finite(columns)
         columns += [frame[name] for name in (POSITION, SPLIT, COPY) if name in frame.columns]
         return pl.DataFrame(columns)
 
-    def _labels(self, frame: pl.DataFrame) -> list[pl.Series]:
-        chains = self.labels
+    def _labels(self, chains: Sequence[Chain], frame: pl.DataFrame) -> list[pl.Series]:
         columns = run_chains(frame, [(chain, len(chain.transforms)) for chain in chains])
         for chain, column in zip(chains, columns, strict=True):
             if column.null_count():

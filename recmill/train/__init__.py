@@ -245,7 +245,10 @@ def _train_model(
             trainer.on_saved = partial(_tell_of_saved, options.on_report)
         if trainer.evaluate is not None:
             trainer.evaluate = reporter.announced(trainer.evaluate, learner)
-        trainer.train()
+        try:
+            trainer.train()
+        finally:
+            checkpoints.settle()  # the folder's lock must outlast whoever writes there
     return ended(trainer.state)
 
 

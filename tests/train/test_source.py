@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from recmill.errors import RecmillError
@@ -10,6 +12,7 @@ from recmill.learner.retrieval import Retriever
 from recmill.logs.generate import generate
 from recmill.prepare import prepare
 from recmill.spec.load import load_recipe
+from recmill.train import Options, train
 from recmill.train.source import LogSource, TableSource
 
 SMALL = ["ranking.bottom=[32, 16]", "ranking.top=[32]", "ranking.train.batch_size=100"]
@@ -63,3 +66,16 @@ def test_a_softmax_over_items_is_given_clicks_alone(folder):
         (Retriever(recipe, table.columns), int(table.scan("train").collect()[label].sum())),
     ):
         assert sum(batch.size for batch, _ in source.batches(learner).read()) == rows
+
+
+def test_nothing_is_written_any_more_when_a_run_has_failed(log, tmp_path):
+    def fail(model, progress):
+        if progress.step == 3:
+            raise RecmillError("stop")
+
+    saving = "ranking.train.saving={ every_steps = 1, full_every = 2, keep = 2 }"
+    recipe = load_recipe("criteo-deeprec", [*SMALL, saving])
+    with pytest.raises(RecmillError, match="stop"):
+        train(recipe, log, tmp_path / "c", Options(threads=1, on_step=fail))
+    assert not [thread for thread in threading.enumerate() if thread.name == "checkpoint"]
+    assert not list((tmp_path / "c").rglob("*.partial"))
