@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from recmill.artifact import write_manifest
 from recmill.cli import main
+from recmill.lock import lock_folder
 
 torch.set_num_threads(1)
 SHORT = [
@@ -232,3 +234,12 @@ def test_while_prepared_is_for_tables_that_training_reads_itself(recmill, tmp_pa
         code, _, errors = recmill("train", "criteo-deeprec", *rows, *into)
         assert code == 2
         assert "--while-prepared reads the shards of a --table" in errors
+
+
+def test_prune_leaves_a_folder_alone_that_is_being_written(tmp_path: Path, capsys) -> None:
+    (tmp_path / "c/ranking/step-00000001").mkdir(parents=True)
+    write_manifest(tmp_path / "c", "checkpoint", {})
+    write_manifest(tmp_path / "c/ranking/step-00000001", "step", {})
+    with lock_folder(tmp_path / "c"):
+        assert main(["checkpoint", "prune", str(tmp_path / "c")]) == 1
+    assert "is being written by" in capsys.readouterr().err

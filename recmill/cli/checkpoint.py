@@ -99,7 +99,10 @@ def _diff(parsed: argparse.Namespace, checkpoints: Any) -> dict[str, Any]:
 
 
 def _prune(parsed: argparse.Namespace, checkpoints: Any) -> dict[str, Any]:
-    gone = checkpoints.prune(parsed.keep or 1)
+    from recmill.lock import lock_folder
+
+    with lock_folder(checkpoints.folder.parent):  # a run that saves counts on what it stands on
+        gone = checkpoints.prune(parsed.keep or 1)
     return {
         "removed": [checkpoint.step for checkpoint in gone],
         "kept": [checkpoint.step for checkpoint in checkpoints.all()],
