@@ -38,6 +38,8 @@ def write_whole(path: Path, text: str, durable: bool = False, contended: bool = 
     if durable:
         sync(aside)
     os.replace(aside, path)
+    if durable:
+        sync(path.parent)
 
 
 def unique_aside(path: Path) -> Path:
@@ -46,22 +48,44 @@ def unique_aside(path: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file is on the disk."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+    """Wait until a file is on the disk; or the names in a directory, where the file system can tell."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def sync_all(folder: Path) -> None:
-    """Wait until every file below a folder is on the disk."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            sync(file)
+    """Wait until every file below a folder is on the disk, and its name. Unfinished work and locks may be lost."""
+    for path, folders, files in os.walk(folder):
+        if WORK in folders:
+            folders.remove(WORK)
+        for name in files:
+            if not name.startswith(LOCK):
+                sync(Path(path, name))
+        sync(Path(path))
 
 
 def publish(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:
-    """Make a finished directory an artifact: all of it is on the disk before the manifest says so."""
+    """Make a finished directory an artifact: all of it is on the disk before the manifest says so.
+
+    Unfinished work may still be there: until the manifest is, a killed job needs it to go on.
+    """
     sync_all(path)
     write_manifest(path, kind, manifest)
+    sync(path.parent)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """The same file under another name: a link where the disk can. What is published is never changed."""
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without links
+        shutil.copyfile(source, target)
 
 
 def write_manifest(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:

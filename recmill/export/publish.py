@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from recmill.artifact import is_published
+from recmill.artifact import is_published, link_or_copy
 from recmill.bundle import Bundle, kept_checkpoint, previous_of, set_current
 from recmill.checkpoint import CheckpointFolder
 from recmill.errors import ArtifactError
@@ -84,13 +83,6 @@ def _copy(path: Path, into: Path, name: str) -> None:
             path,
             aside,
             ignore=shutil.ignore_patterns(f"{LOCK}*"),
-            copy_function=_link_or_copy,
+            copy_function=link_or_copy,
             dirs_exist_ok=True,
         )
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another disk, or one without links
-        shutil.copyfile(source, target)

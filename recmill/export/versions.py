@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recmill.artifact import is_published, read_manifest
+from recmill.artifact import is_published, read_manifest, sync
 from recmill.bundle import Bundle, current_of, kept_checkpoint, previous_of, versions_of
 from recmill.errors import ArtifactError
 from recmill.lock import lock_folder
@@ -38,7 +38,7 @@ def written_aside(into: Path, version: str) -> Iterator[Path]:
         yield aside
         remove(into / version)
         os.rename(aside, into / version)
-        _sync_folder(into)
+        sync(into)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -77,11 +77,3 @@ def _created_at(path: Path) -> float:
         return float(read_manifest(path, "bundle")["created_at"])
     except (ArtifactError, KeyError, TypeError, ValueError):  # damaged: nobody can serve it, so it goes first
         return 0.0
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,7 +15,15 @@ from typing import Any
 
 import polars as pl
 
-from recmill.artifact import WORK, full_disk_is_an_error, is_published, open_work, publish, write_whole
+from recmill.artifact import (
+    WORK,
+    full_disk_is_an_error,
+    is_published,
+    link_or_copy,
+    open_work,
+    publish,
+    write_whole,
+)
 from recmill.engines import check_engine, open_engine
 from recmill.engines.base import Engine, MapFunction
 from recmill.engines.frames import FrameEngine
@@ -91,10 +99,11 @@ def prepare(
     _check_against_reality(recipe)
     source = open_source(recipe.log, data)
     job = _fingerprint(recipe, source, options, plan)
-    if is_published(into):
+    if is_published(into) and not (into / WORK).exists():
         return _already_there(into, job)
     with lock_folder(into):
-        if is_published(into):  # by the one that had the lock before
+        if is_published(into):  # by the one that had the lock before, or that was killed when all was done
+            _remove_work(into)
             return _already_there(into, job)
         return _prepare(recipe, data, source, into, job, options, progress, plan)
 
@@ -304,9 +313,9 @@ def _publish(
         raise LogError("No rows are left: row operations take them all. See [[rows]].")
     if was_fitted and not any(shard["split"] == "train" for shard in shards):
         raise LogError(_NOTHING_TO_TRAIN_ON)
+    # Work stays as it is until the manifest is there: a job that is killed before goes on with it.
     shutil.rmtree(into / "plan", ignore_errors=True)
-    os.replace(into / WORK / "plan", into / "plan")
-    forget_records(into / "rejected")
+    shutil.copytree(into / WORK / "plan", into / "plan", copy_function=link_or_copy)
     columns = [vars(column) for column in plan.columns()]
     names = [
         *(str(column["name"]) for column in columns),
@@ -328,6 +337,12 @@ def _publish(
             "recipe": recipe_to_dict(plan.recipe),
         },
     )
+    _remove_work(into)
+
+
+def _remove_work(into: Path) -> None:
+    """What a published Table does not need; the work goes last, so that a kill in between is noticed."""
+    forget_records(into / "rejected")
     shutil.rmtree(into / WORK, ignore_errors=True)
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recmill.artifact import full_disk_is_an_error, is_published, open_work, publish, read_manifest
+from recmill.artifact import WORK, full_disk_is_an_error, is_published, open_work, publish, read_manifest
 from recmill.engines import check_engine, open_engine
 from recmill.engines.base import Shard
 from recmill.engines.frames import FrameEngine
@@ -95,12 +95,13 @@ def score(
     into = into.absolute()
     asked = _asked(model, rows, table, options)
     job = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
-    if is_published(into):
+    if is_published(into) and not (into / WORK).exists():
         return _already_there(into, job)
     if table is not None:
         check_features(open_models(model), table)
     with lock_folder(into):
-        if is_published(into):  # by the one that had the lock before
+        if is_published(into):  # by the one that had the lock before, or that was killed when all was done
+            _remove_work(into)
             return _already_there(into, job)
         return _score(model, rows, table, into, options, progress, asked, job)
 
@@ -126,10 +127,15 @@ def _score(
         if options.recall is not None:
             writer.write_recall(options.recall, table, options.without_seen)
         publish(into, KIND, {"job": job, "asked": asked, **writer.facts()})
-    shutil.rmtree(work, ignore_errors=True)
-    forget_records(into / "rejected")
+    _remove_work(into)
     found = Scored.open(into)
     return Scored(into, found.manifest, went_on=went_on)
+
+
+def _remove_work(into: Path) -> None:
+    """What published scores do not need; the work goes last, so that a kill in between is noticed."""
+    forget_records(into / "rejected")
+    shutil.rmtree(into / WORK, ignore_errors=True)
 
 
 def _asked(model: ModelRef, rows: Input | None, table: Table | None, options: Options) -> dict[str, Any]:
