@@ -13,26 +13,22 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import mmap
 import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import polars as pl  # noqa: F401, imported once, before the forks
-import pyarrow.parquet  # noqa: F401
-
 from recmill import prepare as preparation
 from recmill.cli import main as recmill
-from recmill.logs.base import open_source  # noqa: F401
+from recmill.lock import LOCK
 from recmill.spec.load import recipe_from_dict
 from recmill.table import Table
 
@@ -53,10 +49,9 @@ SMALL = [
 class Calls:
     """Counts the calls of a process that change files below a folder, and kills it before one of them."""
 
-    def __init__(self, root: Path, kill_at: int | None, counter: mmap.mmap) -> None:
+    def __init__(self, root: Path, kill_at: int | None = None) -> None:
         self.root = str(root)
         self.kill_at = kill_at
-        self.counter = counter
         self.count = 0
         sys.addaudithook(self._hear)
         fsync = os.fsync
@@ -75,7 +70,6 @@ class Calls:
 
     def _add(self) -> None:
         self.count += 1
-        self.counter[:8] = self.count.to_bytes(8, "little")
         if self.count == self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -85,28 +79,12 @@ def _is_write(arguments: tuple[Any, ...]) -> bool:
     return bool(set(mode or "") & set("wax+")) or bool((flags or 0) & WRITES)
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a process ended: its exit code (negative: the signal), and how many calls it made."""
-
-    code: int
-    calls: int
-
-
-def in_a_fork(work: Callable[[], object], root: Path, kill_at: int | None = None) -> Ended:
-    """Run in a process of its own, which starts at once: all is imported."""
-    counter = mmap.mmap(-1, 8)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            Calls(root, kill_at, counter)
-            work()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return Ended(code, int.from_bytes(counter[:8], "little"))
+def killed(name: str, base: Path, into: Path, at: int) -> bool:
+    """Run a stage in a process of its own until the call; False when it made fewer calls and came to its end."""
+    arguments = [sys.executable, __file__, "--stages", name, "--child", f"{base}", f"{into}", f"{at}"]
+    code = subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL).returncode
+    assert code in (0, -signal.SIGKILL), f"{name} ended with {code}"
+    return code != 0
 
 
 # stages
@@ -215,7 +193,7 @@ def train_stage(shop: Path) -> Stage:
 def export_stage(shop: Path) -> Stage:
     def result(into: Path) -> object:
         version = json.loads((into / "current").read_text())["version"]
-        names = sorted(path.name for path in into.iterdir())
+        names = sorted(path.name for path in into.iterdir() if not path.name.startswith(LOCK))
         return names, digests_of(into / version, but="manifest.json")
 
     places = ["--checkpoint", shop / "checkpoint", "--data", shop / "log"]
@@ -240,7 +218,9 @@ def make_shop(shop: Path) -> None:
 
 
 def names_in(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """All files but the lock that a killed process left."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(LOCK)]
+    return sorted(str(path.relative_to(folder)) for path in files)
 
 
 def digests_of(folder: Path, but: str) -> dict[str, str]:
@@ -262,27 +242,23 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-def chaos(stage: Stage, folder: Path, points: int, twice: bool, seed: int) -> Outcome:
-    reference = folder / "reference"
-    ended = in_a_fork(lambda: stage.work(reference), folder)
-    assert ended.code == 0, "the undisturbed run failed"
-    expected = stage.result(reference)
-    outcome, random_point = Outcome(ended.calls), random.Random(seed)
-    step = max(1, ended.calls // points) if points else 1
-    for kill_at in range(1, ended.calls + 1, step):
-        into = folder / "killed" / f"at-{kill_at}"
-        into.parent.mkdir(exist_ok=True)
-        if in_a_fork(lambda into=into: stage.work(into), folder, kill_at).code != -signal.SIGKILL:
-            continue  # it made fewer calls this time
+def chaos(name: str, base: Path, points: int, twice: bool, seed: int) -> Outcome:
+    stage, folder = stage_of(name, base), base / name
+    folder.mkdir()
+    calls = Calls(folder)
+    stage.work(folder / "reference")
+    expected, outcome, draw = stage.result(folder / "reference"), Outcome(calls.count), random.Random(seed)
+    step = max(1, outcome.calls // points) if points else 1
+    for kill_at in range(1, outcome.calls + 1, step):
+        into = folder / f"killed-at-{kill_at}"
+        if not killed(name, base, into, kill_at):
+            continue
         outcome.points += 1
         if twice:
-            again = random_point.randrange(1, ended.calls + 1)
-            in_a_fork(lambda into=into: stage.work(into), folder, again)
-        if in_a_fork(lambda into=into: stage.work(into), folder).code != 0:
-            outcome.problems.append(f"call {kill_at}: cannot be resumed")
-            continue
-        outcome.resumed += 1
+            killed(name, base, into, draw.randrange(1, outcome.calls + 1))
         try:
+            stage.work(into)
+            outcome.resumed += 1
             found = stage.result(into)
         except Exception as error:
             outcome.problems.append(f"call {kill_at}: {type(error).__name__} {error}")
@@ -295,42 +271,51 @@ def chaos(stage: Stage, folder: Path, points: int, twice: bool, seed: int) -> Ou
     return outcome
 
 
+def stage_of(name: str, base: Path) -> Stage:
+    if name == "prepare":
+        return prepare_stage(base / "log")
+    if name == "run":
+        return run_stage()
+    return {"score": score_stage, "train": train_stage, "export": export_stage}[name](base / "shop")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--stages", default="prepare")
     parser.add_argument("--points", type=int, default=0)
     parser.add_argument("--twice", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     parsed = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="chaos-prepare-"))
-    lost = 0
+    if parsed.child:
+        base, into, kill_at = parsed.child
+        Calls(Path(into), int(kill_at))
+        stage_of(parsed.stages, Path(base)).work(Path(into))
+        return 0
+    base = Path(tempfile.mkdtemp(prefix="chaos-prepare-"))
     try:
-        write_log(folder / "log")
-        names = parsed.stages.split(",")
-        if set(names) & {"score", "train", "export"}:
-            assert in_a_fork(lambda: make_shop(folder / "shop"), folder).code == 0
-        stages: dict[str, Callable[[], Stage]] = {
-            "prepare": lambda: prepare_stage(folder / "log"),
-            "score": lambda: score_stage(folder / "shop"),
-            "train": lambda: train_stage(folder / "shop"),
-            "export": lambda: export_stage(folder / "shop"),
-            "run": run_stage,
-        }
-        for name in names:
-            (folder / name).mkdir()
-            started = time.monotonic()
-            found = chaos(stages[name](), folder / name, parsed.points, parsed.twice, parsed.seed)
-            lost += found.points - found.equal
-            print(
-                f"{name}: {found.calls} calls, {found.points} kill points, {found.resumed} resumed, "
-                f"{found.equal} equal, lost {found.points - found.equal}   {time.monotonic() - started:.0f} s",
-                flush=True,
-            )
-            for problem in found.problems:
-                print(f"  {problem}", flush=True)
+        return 1 if sum(_measured(name, base, parsed) for name in parsed.stages.split(",")) else 0
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return 1 if lost else 0
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _measured(name: str, base: Path, parsed: argparse.Namespace) -> int:
+    """How many kills of a stage lost something; prints what became of them."""
+    if name == "prepare":
+        write_log(base / "log")
+    elif name != "run" and not (base / "shop").exists():
+        make_shop(base / "shop")
+    started = time.monotonic()
+    found = chaos(name, base, parsed.points, parsed.twice, parsed.seed)
+    lost = found.points - found.equal
+    print(
+        f"{name}: {found.calls} calls, {found.points} kill points, {found.resumed} resumed, {found.equal} equal, "
+        f"lost {lost}   {time.monotonic() - started:.0f} s",
+        flush=True,
+    )
+    for problem in found.problems:
+        print(f"  {problem}", flush=True)
+    return lost
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def _read_clicks(folder: CheckpointFolder, data: str, users: pl.Series) -> pl.Da
             f'Recipe "{recipe.name}" must name log.user, log.item and log.time, and have a model: requests and clicks '
             "are joined by them."
         )
-    source, known = open_source(log, data), users.unique().implode()
+    source, known = open_source(log, data, may_grow=True), users.unique().implode()
     columns = [
         pl.col(log.user).cast(pl.String).alias("user"),
         pl.col(log.item).cast(pl.String).alias("items"),

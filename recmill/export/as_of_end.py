@@ -88,7 +88,7 @@ class LogRows:
     def __init__(self, recipe: r.Recipe, data: str, memory: int, progress: Progress) -> None:
         self.recipe = recipe
         self.kinds = kinds_of_columns(recipe)
-        self.source: Source = open_source(recipe.log, data)
+        self.source: Source = open_source(recipe.log, data, may_grow=True)
         self.progress = progress
         self.tally = Tally()
         self.sides = {

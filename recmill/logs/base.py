@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from recmill.errors import LogError
 from recmill.spec.recipe import POSITION as POSITION
 from recmill.spec.recipe import Column, Log, SideTable
 
@@ -30,11 +31,13 @@ DEFAULT_UNIT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class LogFile:
-    """One file of a log. `name` is relative to the data directory; `size` is the size on disk."""
+    """One file of a log as it was found. `name` is relative to the data directory; `size` is the size on disk."""
 
     path: str
     name: str
     size: int
+    modified_ns: int | None = None  # where the file system tells
+    inode: tuple[int, int] | None = None  # with its device, of local files
 
     @property
     def compression(self) -> str | None:
@@ -73,9 +76,11 @@ class LogBatch:
 class Source(ABC):
     """The files of one log, in natural order of their names. Small and picklable: it holds no open file."""
 
-    def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...]) -> None:
+    def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...], may_grow: bool = False) -> None:
+        """Files that may grow are read up to the size that they were found with."""
         self.spec = spec
         self.files = files
+        self.may_grow = may_grow
         self.columns: tuple[Column, ...] = spec.columns
 
     @property
@@ -87,9 +92,30 @@ class Source(ABC):
     def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[Unit]:
         """Cut the log into pieces of about `target_bytes`, or into about `parts` pieces, in log order."""
 
-    @abstractmethod
     def read(self, unit: Unit, chunk_bytes: int = 8 << 20) -> Iterator[LogBatch]:
-        """Stream a unit's rows. Memory stays within a small multiple of `chunk_bytes` or the longest row."""
+        """Stream a unit's rows. Memory stays within a small multiple of `chunk_bytes` or the longest row.
+
+        LogError when the file is no longer the one that was found: its rows could be of two versions.
+        """
+        from recmill.logs.files import check_unchanged
+
+        file = self.files[unit.file_index]
+        try:
+            yield from self._read(unit, chunk_bytes)
+        except LogError:
+            check_unchanged([file], self.may_grow)  # the better reason, if it is one
+            raise
+        check_unchanged([file], self.may_grow)
+
+    @abstractmethod
+    def _read(self, unit: Unit, chunk_bytes: int) -> Iterator[LogBatch]:
+        """The same, of a file that is taken to stay as it is."""
+
+    def check_unchanged(self) -> None:
+        """After a pass over the log: LogError when a file is not what it was when the log was opened."""
+        from recmill.logs.files import check_unchanged
+
+        check_unchanged(self.files, self.may_grow, same_machine=True)
 
     @abstractmethod
     def count_rows(self, unit: Unit) -> int:
@@ -126,8 +152,11 @@ def first_position(file_index: int) -> int:
     return file_index << _OFFSET_BITS
 
 
-def open_source(spec: Log | SideTable, data: str) -> Source:
-    """Find the files of a log under a data directory or URL."""
+def open_source(spec: Log | SideTable, data: str, may_grow: bool = False) -> Source:
+    """Find the files of a log under a data directory or URL.
+
+    Files that change while they are read are an error; those that `may_grow` must only not become shorter.
+    """
     # The readers build on this module, so they are imported late; and only the one that is needed.
     from recmill.logs.files import find_files
 
@@ -135,14 +164,14 @@ def open_source(spec: Log | SideTable, data: str) -> Source:
     if spec.format == "parquet":
         from recmill.logs.parquet import ParquetSource
 
-        return ParquetSource(spec, files)
+        return ParquetSource(spec, files, may_grow)
     if spec.format == "jsonl":
         from recmill.logs.jsonl import JsonLinesSource
 
-        return JsonLinesSource(spec, files)
+        return JsonLinesSource(spec, files, may_grow)
     from recmill.logs.delimited import DelimitedSource
 
-    return DelimitedSource(spec, files)
+    return DelimitedSource(spec, files, may_grow)
 
 
 def describe_files(spec: Log | SideTable, data: str) -> FilesReport:

@@ -76,6 +76,7 @@ class CountedLog:
             self.functions.append(keep)
         self.pieces, self.notes = _in_order(self.source, self.pieces, recipe.table.order)
         self.rows, self.tally = self._count(each)
+        self.source.check_unchanged()
         self.tally.check(self.source.files, max_bad)
 
     def num_rows(self, split: str) -> int:

@@ -49,7 +49,7 @@ class DelimitedSource(TextSource):
     def can_cut(self, file: LogFile) -> bool:
         return super().can_cut(file) and not self._quote
 
-    def read(self, unit: Unit, chunk_bytes: int = 8 << 20) -> Iterator[LogBatch]:
+    def _read(self, unit: Unit, chunk_bytes: int) -> Iterator[LogBatch]:
         stop = self.stop_of(unit)
         with Window(self.files[unit.file_index], chunk_bytes) as window:
             parser = self._parser(self.seek_unit(window, unit))

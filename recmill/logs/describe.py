@@ -40,7 +40,7 @@ def report_files(spec: Log | SideTable, data: str) -> FilesReport:
 
 
 def _read_first_rows(spec: Log | SideTable, data: str) -> tuple[int, tuple[BadRow, ...]]:
-    source = open_source(spec, data)
+    source = open_source(spec, data, may_grow=True)
     num_good, bad = 0, list[BadRow]()
     for unit in source.units(parts=1):
         for batch in source.read(unit, _FIRST_BYTES):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,6 +16,10 @@ from pyarrow import fs
 from recmill.errors import LogError
 from recmill.logs.base import COMPRESSIONS, LogFile
 
+_UNCHANGED = (
+    "A log must not change while it is read: name only finished files, or read a copy (which keeps its times, "
+    "if several machines have one each). Then run the same command again."
+)
 # bz2: pyarrow fails on files of several streams; the standard library drops a damaged second one in silence.
 _UNREADABLE_SUFFIXES = (".bz2", ".xz", ".zip", ".lz4", ".7z")
 
@@ -145,7 +151,45 @@ def _relative(info: Any, root: str) -> str:
 
 def _log_file(info: Any, root: str, data: str) -> LogFile:
     name = _relative(info, root)
-    return LogFile(path=_join(data, name), name=name, size=info.size or 0)
+    path = _join(data, name)
+    return LogFile(path, name, info.size or 0, info.mtime_ns, _inode(path))
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    if "://" in path:
+        return None
+    with explained(path):
+        status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def check_unchanged(files: Iterable[LogFile], may_grow: bool = False, same_machine: bool = False) -> None:
+    """LogError when a file is not the one that was found any more, by its size and time.
+
+    On the machine that found it, by its inode too; copies on other machines have others.
+    """
+    for file in files:
+        filesystem, inner = locate(file.path)
+        with explained(file.path):
+            info = filesystem.get_file_info(inner)
+        if not info.is_file:
+            raise LogError(f"{file.path}: was removed while it was being read. {_UNCHANGED}")
+        if same_machine and file.inode is not None and _inode(file.path) != file.inode:
+            raise LogError(f"{file.path}: was replaced while it was being read. {_UNCHANGED}")
+        if may_grow and info.size >= file.size:
+            continue
+        if (info.size, info.mtime_ns) != (file.size, file.modified_ns):
+            raise LogError(
+                f"{file.path}: changed while it was being read: {_version(info.size, info.mtime_ns)} now, "
+                f"{_version(file.size, file.modified_ns)} when it was found. {_UNCHANGED}"
+            )
+
+
+def _version(size: int, modified_ns: int | None) -> str:
+    if modified_ns is None:
+        return f"{size:,} bytes"
+    seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(modified_ns // 10**9))
+    return f"{size:,} bytes of {seconds}.{modified_ns % 10**9:09d} UTC"
 
 
 def _nothing_matches(missing: list[str], data: str) -> str:

@@ -33,7 +33,7 @@ _Positions = npt.NDArray[np.int64]
 class JsonLinesSource(TextSource):
     """Objects, one a line. Keys that the recipe does not name are ignored; a missing key is a null."""
 
-    def read(self, unit: Unit, chunk_bytes: int = 8 << 20) -> Iterator[LogBatch]:
+    def _read(self, unit: Unit, chunk_bytes: int) -> Iterator[LogBatch]:
         stop = self.stop_of(unit)
         decoder = LineDecoder(self.columns)
         with Window(self.files[unit.file_index], chunk_bytes) as window:

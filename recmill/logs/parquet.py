@@ -64,7 +64,7 @@ class ParquetSource(Source):
     def count_rows(self, unit: Unit) -> int:
         return unit.end - unit.start
 
-    def read(self, unit: Unit, chunk_bytes: int = 8 << 20) -> Iterator[LogBatch]:
+    def _read(self, unit: Unit, chunk_bytes: int) -> Iterator[LogBatch]:
         file = self.files[unit.file_index]
         offset = unit.start
         with _opened(file) as parquet:

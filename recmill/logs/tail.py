@@ -28,7 +28,7 @@ class Tail:
 
     def read(self, until: Mapping[str, int] | None = None) -> Iterator[LogBatch]:
         """What is new; call it to the end, then again later. `until` is where an earlier tail was `done`."""
-        source = open_source(self.spec, self.data)
+        source = open_source(self.spec, self.data, may_grow=True)
         before, self._sizes = self._sizes, {file.name: file.size for file in source.files}
         before = before if until is None else until
         for index, file in enumerate(source.files):

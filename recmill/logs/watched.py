@@ -96,6 +96,7 @@ class WatchedSource:
 
     def check(self) -> Tally:
         """The tally of a finished pass; raises when the log is empty or has too many bad rows."""
+        self.source.check_unchanged()
         total = self.tally()
         total.check(self.source.files, self.max_bad, self.rejected)
         return total
