@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from recmill.learner.graphs import write_graphs
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
-from recmill.logs.base import Source, open_source
+from recmill.logs.inputs import Inputs, open_inputs
 from recmill.logs.tail import sizes_of
 from recmill.progress import Progress
 from recmill.spec.kinds import parts_of_features
@@ -76,8 +75,8 @@ def export(
         raise ArtifactError(f"{folder.path} has no checkpoint yet. Run `recmill train` first.")
     chosen = choose(folder, options.which)
     _check_gate(folder, chosen, options)
-    source = open_source(folder.recipe.log, data)
-    version = _version(folder, chosen, source, options)
+    inputs = open_inputs(folder.recipe, data, may_grow=True)
+    version = _version(folder, chosen, inputs, options)
     num_rows = num_bad = 0
     with exporting(into):
         was_there = is_whole(into / version)
@@ -87,7 +86,8 @@ def export(
                     folder.recipe, folder.plan, data, aside / "work", progress, options.memory
                 )
                 num_rows, num_bad = found.num_rows, found.num_bad
-                _write(aside, version, folder, chosen, found, sizes_of(source), options)
+                inputs.check_unchanged()
+                _write(aside, version, folder, chosen, found, sizes_of(inputs.log), options)
         if options.publish:
             set_current(into, version)
         removed = keep_newest(into, options.keep) if options.keep is not None else []
@@ -257,16 +257,15 @@ def _evaluated(folder: CheckpointFolder) -> dict[str, Any]:
 
 
 def _version(
-    folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], source: Source, options: Options
+    folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], inputs: Inputs, options: Options
 ) -> str:
     """Equal for bundles that would be equal: made of the same checkpoints and log, in the same way."""
-    files = [(file.name, file.size, _modified(file.path)) for file in source.files]
     steps = {model: checkpoint.manifest["files"] for model, checkpoint in chosen.items()}
     content = [
         recipe_to_dict(folder.recipe),
         folder.plan.digest(),
         steps,
-        files,
+        inputs.fingerprint(),
         _evaluation(folder, chosen),
         options.rows,
         options.index,
@@ -276,7 +275,3 @@ def _version(
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _modified(path: str) -> int | None:
-    return os.stat(path).st_mtime_ns if os.path.exists(path) else None  # a URL has no such time

@@ -37,8 +37,8 @@ class Layout:
 class DelimitedSource(TextSource):
     """Rows of separated fields. Files with quotes are not cut: a newline may stand inside a field."""
 
-    def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...]) -> None:
-        super().__init__(spec, files)
+    def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...], may_grow: bool = False) -> None:
+        super().__init__(spec, files, may_grow)
         self._separator = spec.separator.encode(spec.encoding, "ignore")
         self._quote = spec.quote.encode(spec.encoding, "ignore")
         if not self._separator or set(self._separator) & set(b"\r\n" + self._quote):

@@ -31,7 +31,16 @@ def find_files(patterns: Sequence[str], data: str) -> tuple[LogFile, ...]:
     if missing or not patterns:
         raise LogError(_nothing_matches(missing, data))
     found = {file.name: file for files in matches.values() for file in files}
-    return tuple(sorted(found.values(), key=lambda file: natural_key(file.name)))
+    return tuple(sorted(_each_once(found.values()), key=lambda file: natural_key(file.name)))
+
+
+def _each_once(files: Iterable[LogFile]) -> list[LogFile]:
+    """A file that has several names, by links, under the one with the fewest directories."""
+    shortest_first = sorted(files, key=lambda file: (file.name.count("/"), natural_key(file.name)))
+    found: dict[object, LogFile] = {}
+    for file in shortest_first:
+        found.setdefault(file.inode or file.name, file)
+    return list(found.values())
 
 
 def match_pattern(pattern: str, data: str) -> tuple[LogFile, ...]:
@@ -123,9 +132,29 @@ def _list_matches(filesystem: Any, root: str, pattern: str) -> list[Any]:
     parts = pattern.split("/")
     fixed = next((i for i, part in enumerate(parts) if re.search(r"[*?\[]", part)), len(parts) - 1)
     directory = _join(root, "/".join(parts[:fixed])).rstrip("/")
-    selector = fs.FileSelector(directory, allow_not_found=True, recursive=len(parts) - fixed > 1)
-    infos = filesystem.get_file_info(selector)
+    recursive = len(parts) - fixed > 1
+    if recursive and isinstance(filesystem, fs.LocalFileSystem):
+        infos = filesystem.get_file_info(list(_walk(directory)))
+    else:
+        infos = filesystem.get_file_info(
+            fs.FileSelector(directory, allow_not_found=True, recursive=recursive)
+        )
     return [info for info in infos if info.is_file and _matches(_relative(info, root).split("/"), parts)]
+
+
+def _walk(directory: str) -> Iterator[str]:
+    """Every file below a local directory. Each directory is entered once, so that a loop of links has an end."""
+    waiting, entered = [directory] if os.path.isdir(directory) else [], set()
+    while waiting:
+        folder = waiting.pop(0)
+        if (known := _inode(folder)) in entered:
+            continue
+        entered.add(known)
+        for entry in sorted(os.scandir(folder), key=lambda entry: (entry.is_symlink(), entry.name)):
+            if entry.is_dir():
+                waiting.append(entry.path)
+            else:
+                yield entry.path
 
 
 def _compressed_forms(filesystem: Any, root: str, name: str) -> list[Any]:

@@ -34,6 +34,7 @@ from recmill.features.planned import check_plan
 from recmill.kernels import Measured
 from recmill.lock import lock_folder
 from recmill.logs.base import Source, open_source
+from recmill.logs.inputs import Inputs, open_inputs
 from recmill.logs.tally import DEFAULT_MAX_BAD, Tally
 from recmill.logs.watched import WatchedSource, cut_log, forget_records
 from recmill.prepare import rows as row_operations
@@ -97,27 +98,27 @@ def prepare(
     if options.engine != "local":  # tasks have working directories of their own
         into, data = into.absolute(), data if "://" in data else os.path.abspath(data)
     _check_against_reality(recipe)
-    source = open_source(recipe.log, data)
-    job = _fingerprint(recipe, source, options, plan)
+    inputs = open_inputs(recipe, data)
+    job = _fingerprint(inputs, options, plan)
     if is_published(into) and not (into / WORK).exists():
         return _already_there(into, job)
     with lock_folder(into):
         if is_published(into):  # by the one that had the lock before, or that was killed when all was done
             _remove_work(into)
             return _already_there(into, job)
-        return _prepare(recipe, data, source, into, job, options, progress, plan)
+        return _prepare(inputs, data, into, job, options, progress, plan)
 
 
 def _prepare(
-    recipe: Recipe,
+    inputs: Inputs,
     data: str,
-    source: Source,
     into: Path,
     job: str,
     options: Options,
     progress: Progress | None,
     plan: Plan | None,
 ) -> Prepared:
+    recipe, source = inputs.recipe, inputs.log
     work = open_work(into, job, "table")
     went_on = (work / "plan").exists()
     started = time.monotonic()
@@ -137,6 +138,7 @@ def _prepare(
             concatenate(pieces, work / "binary", into / "binary")
         seconds = {"fit": round(seconds_fit, 3), "write": round(time.monotonic() - started - seconds_fit, 3)}
         found = [asdict(shard) for shard in shards]
+        inputs.check_unchanged()
         _publish(into, fitted, found, tally, job, _where(data), seconds, was_fitted=plan is None)
     return Prepared(Table.open(into), tally, seconds["fit"], seconds["write"], went_on=went_on)
 
@@ -346,10 +348,9 @@ def _remove_work(into: Path) -> None:
     shutil.rmtree(into / WORK, ignore_errors=True)
 
 
-def _fingerprint(recipe: Recipe, source: Source, options: Options, plan: Plan | None) -> str:
-    """What the rows depend on: recipe, files, and what else was asked for. A rerun with another one starts over."""
-    files = [(file.name, file.size, _modified(file.path)) for file in source.files]
-    content = [recipe_to_dict(recipe), files, options.binary, *([plan.digest()] if plan is not None else [])]
+def _fingerprint(inputs: Inputs, options: Options, plan: Plan | None) -> str:
+    """What the rows depend on: recipe, inputs, and what else was asked for. A rerun with another one starts over."""
+    content = [recipe_to_dict(inputs.recipe), inputs.fingerprint(), options.binary, plan and plan.digest()]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -360,15 +361,12 @@ def _where(data: str) -> str | None:
     return os.path.abspath(data)
 
 
-def _modified(path: str) -> int | None:
-    return os.stat(path).st_mtime_ns if os.path.exists(path) else None  # a URL has no such time
-
-
 def _already_there(into: Path, job: str) -> Prepared:
     table = Table.open(into)
     if table.manifest["job"] != job:
         raise ArtifactError(
-            f"{into} already holds a Table of another recipe or log. Choose another --into, or delete it first."
+            f"{into} already holds a Table of another recipe or log, or of other side tables or functions. "
+            "Choose another --into, or delete it first."
         )
     seconds = table.manifest["seconds"]
     return Prepared(

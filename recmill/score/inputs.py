@@ -16,7 +16,7 @@ from recmill.engines.base import Engine
 from recmill.errors import ArtifactError, FeatureError
 from recmill.features.chain import run_chains
 from recmill.features.plan import Plan
-from recmill.logs.base import open_source
+from recmill.logs.inputs import open_inputs
 from recmill.logs.rows import row_functions
 from recmill.logs.tally import Tally
 from recmill.logs.watched import WatchedSource, cut_log
@@ -65,7 +65,8 @@ class LogInput:
         self.recipe = _scoring_recipe(models.recipe, with_labels)
         data = data if "://" in data else os.path.abspath(data)  # tasks run in other directories
         self.data = data
-        self.source = open_source(self.recipe.log, data)
+        self.inputs = open_inputs(self.recipe, data)
+        self.source = self.inputs.log
         self.functions = row_functions(self.recipe, data, memory, _INSTEAD)
         self.keep = _kept(self.recipe, keep)
         self.with_labels = with_labels
@@ -75,8 +76,7 @@ class LogInput:
         self._watched: WatchedSource | None = None
 
     def facts(self) -> dict[str, Any]:
-        files = [[file.name, file.size, _modified(file.path)] for file in self.source.files]
-        return {"log": files, "keep": list(self.keep), "labels": self.with_labels}
+        return {**self.inputs.fingerprint(), "keep": list(self.keep), "labels": self.with_labels}
 
     def scores(self, engine: Engine, model: ModelRef, work: Path, rejected: Path) -> Any:
         units = cut_log(self.source, work / "units.json", self.partitions, self.memory, engine.tasks_at_once)
@@ -90,6 +90,7 @@ class LogInput:
 
     def finish(self) -> Tally:
         assert self._watched is not None, "scores come before the end"
+        self.inputs.check_unchanged()
         return self._watched.check()
 
 
@@ -121,10 +122,6 @@ def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
         if name in _OURS:
             raise FeatureError(f'"{name}" cannot be kept: scores have a column of that name. Leave it out.')
     return tuple(dict.fromkeys(names))
-
-
-def _modified(path: str) -> int | None:
-    return os.stat(path).st_mtime_ns if os.path.exists(path) else None  # a URL has no such time
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.log_batches import LogBatches
 from recmill.logs.counted import Each
+from recmill.logs.inputs import open_inputs
 from recmill.logs.tally import DEFAULT_MAX_BAD
 from recmill.spec import recipe as r
 from recmill.table import Table
@@ -110,7 +113,7 @@ class LogSource:
         self.max_bad = max_bad
         self.note = note
         self.plan = _plan(recipe, plan_from)
-        self.name = f"log {self.data}, plan {self.plan.digest()}"
+        self.name = f"log {self.data} ({_digest(recipe, self.data)}), plan {self.plan.digest()}"
         self.columns = self.plan.columns()
         self._opened: LogBatches | None = None
 
@@ -156,6 +159,12 @@ class LogSource:
 def _absolute(data: str) -> str:
     """A directory of logs, wherever a run goes on from; a URL is one already."""
     return data if "://" in data else os.path.abspath(data)
+
+
+def _digest(recipe: r.Recipe, data: str) -> str:
+    """Tells the files of a log, its side tables and functions from others."""
+    text = json.dumps(open_inputs(recipe, data).fingerprint(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _ranker(learner: Learners) -> Ranker:

@@ -157,3 +157,45 @@ def test_a_full_disk_is_a_clear_error_and_the_next_run_resumes(tmp_path, criteo)
     finally:
         subprocess.run(["umount", str(small)], check=True)
         shutil.rmtree(small, ignore_errors=True)
+
+
+def test_a_job_killed_while_it_publishes_resumes_to_the_same_table(tmp_path, monkeypatch):
+    """Interrupted at one call of fsync after the other; only publishing makes such calls."""
+    data = write_events(tmp_path / "log", 60)
+    with open(data / "events0.tsv", "a") as file:
+        file.write("not a row\n")
+    recipe, options = events_recipe(), Options(workers=1, max_bad=0.1)
+    expected = prepare(recipe, str(data), tmp_path / "table", options).table
+    calls, fsync = 0, os.fsync
+
+    def interrupting(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
+            raise KeyboardInterrupt
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", interrupting)
+    for stop_at in range(1, 100, 5):
+        calls, into = 0, tmp_path / f"table-{stop_at}"
+        try:
+            prepare(recipe, str(data), into, options)
+            break
+        except KeyboardInterrupt:
+            table = prepare(recipe, str(data), into, options).table
+        assert table.digest == expected.digest
+        assert {**table.manifest, "seconds": None} == {**expected.manifest, "seconds": None}
+        assert table.manifest["rows_read"] == table.num_rows() + 1 == 61
+        names = [{file.relative_to(path) for file in path.rglob("*")} for path in (into, expected.path)]
+        assert names[0] == names[1]
+    assert stop_at > 5
+
+
+@pytest.mark.processes
+def test_killed_at_calls_of_the_file_system_all_stages_resume():
+    """A few points of what `benchmarks/chaos_prepare.py` tries at every call."""
+    chaos = Path(__file__).parents[2] / "benchmarks" / "chaos_prepare.py"
+    said = subprocess.run(
+        [sys.executable, chaos, "--points", "3"], check=True, capture_output=True, text=True
+    )
+    assert "lost 0" in said.stdout

@@ -1,0 +1,75 @@
+"""All that the rows of a job are made from beside its recipe: the log, side tables, functions of the user's own."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recmill.logs.base import LogFile, Source, open_source
+from recmill.logs.files import open_bytes
+from recmill.spec import recipe as r
+from recmill.spec.trust import functions_of
+
+FORMAT = 1  # of what rows become; another one makes unfinished work start over
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The files that rows come from, as they were when a job began."""
+
+    recipe: r.Recipe
+    log: Source
+    tables: Mapping[str, Source]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Equal for inputs that give equal rows.
+
+        Files of the log by name, size and time, for they may be huge; side tables by content; functions by the
+        source of their modules.
+        """
+        return {
+            "format": FORMAT,
+            "log": [[file.name, file.size, file.modified_ns] for file in self.log.files],
+            "tables": {name: _content(table.files) for name, table in self.tables.items()},
+            "functions": {path: _source_digest(path) for path in functions_of(self.recipe)},
+        }
+
+    def check_unchanged(self) -> None:
+        """LogError when a file is not what it was when the job began."""
+        for source in (self.log, *self.tables.values()):
+            source.check_unchanged()
+
+
+def open_inputs(recipe: r.Recipe, data: str, may_grow: bool = False) -> Inputs:
+    """Find the log and the side tables that the recipe joins; only the log may grow."""
+    joined = dict.fromkeys(operation.table for operation in recipe.rows if isinstance(operation, r.Join))
+    tables = {name: open_source(recipe.tables[name], data) for name in joined}
+    return Inputs(recipe, open_source(recipe.log, data, may_grow), tables)
+
+
+def _content(files: tuple[LogFile, ...]) -> list[list[str]]:
+    return [[file.name, _digest_of(file)] for file in files]
+
+
+def _digest_of(file: LogFile) -> str:
+    digest = hashlib.sha256()
+    with open_bytes(file) as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _source_digest(path: str) -> str | None:
+    """The digest of the file that holds a function; None for one that has no file, such as a built-in."""
+    try:
+        spec = importlib.util.find_spec(path.partition(":")[0])
+    except (ImportError, ValueError):
+        return None
+    if spec is None or spec.origin is None or not spec.has_location:
+        return None
+    with open(spec.origin, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
