@@ -207,7 +207,8 @@ def _generate(recipe: Recipe, into: Path, rows: int) -> Any:
     """A synthetic log in the recipe's shape; None when it is there already."""
     if recipe.generate is None:
         raise RecmillError(f'Recipe "{recipe.name}" has no generator; give its log with --data DIR.')
-    truth = read_truth(into)
-    if truth is not None and truth["shape"] == recipe.generate and truth["rows"] == rows:
+    truth = read_truth(into) or {}
+    is_same = (truth.get("shape"), truth.get("rows")) == (recipe.generate, rows)
+    if is_same and all((into / name).exists() for name in truth.get("files", ())):
         return None
     return generate(recipe.generate, rows, 0, into)

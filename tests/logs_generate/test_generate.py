@@ -229,3 +229,16 @@ def test_the_truth_is_plain_json(made):
     text = (made["criteo"][0] / TRUTH_FILE).read_text(encoding="utf-8")
     assert json.loads(text)["best"]["auc"] == made["criteo"][1].best["auc"]
     assert not np.isnan(json.loads(text)["best"]["logloss"])
+
+
+def test_a_log_whose_files_did_not_all_get_their_names_is_generated_again(tmp_path):
+    """`run` finds the truth, which gets its name first, of a generator that was killed then."""
+    from recmill.run import _generate
+    from recmill.spec.load import load_recipe
+
+    recipe = load_recipe("quickstart")
+    made = _generate(recipe, tmp_path, 100)
+    assert _generate(recipe, tmp_path, 100) is None
+    made.files[0].unlink()
+    assert _generate(recipe, tmp_path, 100).files == made.files
+    assert made.files[0].exists()

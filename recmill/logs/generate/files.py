@@ -89,7 +89,8 @@ class Aside:
 
     def publish(self, truth: Mapping[str, Any]) -> tuple[Path, ...]:
         """Put every file under its own name."""
-        text = json.dumps({**truth, "parameters": self.parameters}, indent=2, ensure_ascii=False) + "\n"
+        content = {**truth, "parameters": self.parameters, "files": sorted(self.names)}
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         self.path(TRUTH_FILE).write_text(text, encoding="utf-8")
         # The truth goes first: if we die between two renames, the same command may still run again.
         for name in sorted(self.names, key=lambda name: name != TRUTH_FILE):
