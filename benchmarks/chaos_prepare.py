@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,8 @@ def prepare_stage(log: Path) -> Stage:
 
 
 def command(*arguments: object) -> None:
-    code = recmill([*map(str, arguments), "--quiet"])
+    with redirect_stdout(sys.stderr):
+        code = recmill([*map(str, arguments), "--quiet"])
     assert code == 0, f"recmill {arguments[0]} ended with {code}"
 
 
