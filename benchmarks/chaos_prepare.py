@@ -171,7 +171,16 @@ def command(*arguments: object) -> None:
 
 
 def score_stage(shop: Path) -> Stage:
-    places = ["--checkpoint", shop / "checkpoint", "--data", shop / "log", "--workers", 1, "--partitions", 3]
+    places = [
+        "--checkpoint",
+        shop / "checkpoint",
+        "--table",
+        shop / "table",
+        "--split",
+        "train",
+        "--workers",
+        1,
+    ]
 
     def result(into: Path) -> object:
         manifest = json.loads((into / "manifest.json").read_text())
@@ -179,7 +188,7 @@ def score_stage(shop: Path) -> Stage:
         assert manifest["rows_read"] == written + sum(manifest["rows_rejected"].values())
         return written, digests_of(into, but="manifest.json")
 
-    return Stage(lambda into: command("score", "quickstart", *places, "--into", into), result)
+    return Stage(lambda into: command("score", *places, "--into", into), result)
 
 
 def train_stage(shop: Path) -> Stage:
