@@ -304,7 +304,7 @@ def test_a_file_that_shrank_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_bytes(b"1\ta\n" * 100)
     source = open_source(Log(files=("log.txt",), columns=INT_TEXT), str(tmp_path))
     (tmp_path / "log.txt").write_bytes(b"1\ta\n")
-    with pytest.raises(LogError, match="4 bytes of .* now, 400 bytes of .* when it was found"):
+    with pytest.raises(LogError, match=r"4 bytes of .* now, 400 bytes of .* when it was found"):
         read_all(source)
 
 
