@@ -202,7 +202,7 @@ def check_unchanged(files: Iterable[LogFile], may_grow: bool = False, same_machi
         with explained(file.path):
             info = filesystem.get_file_info(inner)
         if not info.is_file:
-            raise LogError(f"{file.path}: was removed while it was being read. {_UNCHANGED}")
+            raise LogError(f"{file.path}: no such file: it was removed while it was being read. {_UNCHANGED}")
         if same_machine and file.inode is not None and _inode(file.path) != file.inode:
             raise LogError(f"{file.path}: was replaced while it was being read. {_UNCHANGED}")
         if may_grow and info.size >= file.size:
