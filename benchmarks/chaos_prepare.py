@@ -1,11 +1,12 @@
 """Kills at every change of the file system: what is resumed afterwards must equal an undisturbed run, byte for byte.
 
-    python benchmarks/chaos_prepare.py [--stages prepare,score,train,export,run] [--points 0] [--twice] [--seed 1]
+    python benchmarks/chaos_prepare.py [--stages prepare,unfitted,score,train,export,run] [--points 0] [--twice]
 
 runs each stage once to count its file-system calls (files opened for writing, renames, links, removals, directories
 made and removed, fsyncs), then once for each call, with SIGKILL just before it; then it runs the stage again to its
 end. `--points N` takes N calls spread evenly instead of all; with `--twice`, the second run is killed too, at a random
-call. Prints a line for each stage: kill points, resumed, equal, lost. Lost must be 0.
+call. `unfitted` is prepare with features that need no fitting: it reads the log once. Prints a line for each stage:
+kill points, resumed, equal, lost. Lost must be 0.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def write_log(folder: Path) -> None:
     (folder / "items.csv").write_text("item,weight\n" + items)
 
 
-def events_recipe() -> Any:
+def events_recipe(**changes: Any) -> Any:
     columns = [("user", "text"), ("item", "int"), ("time", "int"), ("price", "float"), ("click", "int")]
     return recipe_from_dict(
         {
@@ -144,11 +145,12 @@ def events_recipe() -> Any:
                 {"columns": "weight", "steps": ["standardise"]},
             ],
             "table": {"order": "shuffle"},
+            **changes,
         }
     )
 
 
-def prepare_stage(log: Path) -> Stage:
+def prepare_stage(log: Path, recipe: Any) -> Stage:
     options = preparation.Options(workers=1, partitions=3, max_bad=0.01)
 
     def result(into: Path) -> object:
@@ -161,7 +163,7 @@ def prepare_stage(log: Path) -> Stage:
         assert aside == NUM_BAD, f"{aside} rows are set aside"
         return table.digest, table.manifest["plan_digest"], names_in(into)
 
-    return Stage(lambda into: preparation.prepare(events_recipe(), str(log), into, options), result)
+    return Stage(lambda into: preparation.prepare(recipe, str(log), into, options), result)
 
 
 def command(*arguments: object) -> None:
@@ -294,7 +296,10 @@ def chaos(name: str, base: Path, points: int, twice: bool, seed: int) -> Outcome
 
 def stage_of(name: str, base: Path) -> Stage:
     if name == "prepare":
-        return prepare_stage(base / "log")
+        return prepare_stage(base / "log", events_recipe())
+    if name == "unfitted":
+        features = [{"columns": "user", "steps": ["key"]}, {"columns": "item", "steps": ["key"]}]
+        return prepare_stage(base / "log", events_recipe(features=features, table={"order": "log"}))
     if name == "run":
         return run_stage()
     return {"score": score_stage, "train": train_stage, "export": export_stage}[name](base / "shop")
@@ -322,9 +327,9 @@ def main() -> int:
 
 def _measured(name: str, base: Path, parsed: argparse.Namespace) -> int:
     """How many kills of a stage lost something; prints what became of them."""
-    if name == "prepare":
+    if name in ("prepare", "unfitted") and not (base / "log").exists():
         write_log(base / "log")
-    elif name != "run" and not (base / "shop").exists():
+    elif name in ("score", "train", "export") and not (base / "shop").exists():
         make_shop(base / "shop")
     started = time.monotonic()
     found = chaos(name, base, parsed.points, parsed.twice, parsed.seed)
