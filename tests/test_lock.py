@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from shop import FEW_STEPS, Shop
 
-from recmill import lock
 from recmill.bundle import current_of
 from recmill.bundle.delta import deltas_folder
 from recmill.errors import ArtifactError
@@ -105,17 +104,23 @@ def test_a_stale_lock_of_another_machine_is_taken_over_with_a_warning(
     assert "no sign of life for 120 s" in caplog.text
 
 
-def test_a_writer_whose_lock_was_taken_over_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.05)
+def test_a_writer_whose_lock_was_taken_over_stops(tmp_path: Path) -> None:
+    """In a process of its own: it is stopped by a signal, and other tests may have left handlers."""
     (tmp_path / "theirs").write_text("{}")
-
-    def write_for_long() -> None:
-        with lock_folder(tmp_path):
-            os.rename(tmp_path / "theirs", tmp_path / LOCK)
-            time.sleep(30)  # until the heartbeat notices
-
-    with pytest.raises(ArtifactError, match="was taken over by another process"):
-        write_for_long()
+    program = """
+import os, sys, time
+from pathlib import Path
+from recmill import lock
+lock.HEARTBEAT_SECONDS = 0.05
+folder = Path(sys.argv[1])
+with lock.lock_folder(folder):
+    os.rename(folder / "theirs", folder / lock.LOCK)
+    time.sleep(30)  # until the heartbeat notices
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    stopped = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert "ArtifactError" in stopped.stderr
+    assert "was taken over by another process" in stopped.stderr
     assert (tmp_path / LOCK).read_text() == "{}"
 
 

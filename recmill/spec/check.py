@@ -357,6 +357,6 @@ _CHECKS: tuple[tuple[Callable[[r.Recipe, Paths], Iterator[str]], tuple[str, ...]
     (check_models, (*_ROWS, "features", "labels", "ranking", "retrieval")),
     (check_inputs, (*_ROWS, "features", "table", "ranking", "retrieval")),
     (check_binary_labels, ("log", "labels", "ranking", "retrieval")),
-    (check_held_out, ("split", "ranking", "retrieval", "tune")),
+    (check_held_out, ("split", "ranking", "retrieval")),
     (check_tune, ("tune",)),
 )

@@ -151,15 +151,13 @@ def how_to_threshold(column: str) -> str:
 
 
 def check_held_out(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """Settings that only evaluations give a meaning need rows that are held out."""
+    """What evaluations steer needs rows that are held out. Without any, there is nothing to evaluate, however often."""
     if recipe.split is not None:
         return
     for name in ("ranking", "retrieval"):
         model = getattr(recipe, name)
-        for key in ("target", "patience", "evaluations") if model is not None else ():
+        for key in ("target", "patience") if model is not None else ():
             if getattr(model.train, key) != default_of(r.Training, key):
                 yield f"{name}.train.{key} needs held-out rows to measure; add [split], or remove it"
         if model is not None and model.train.schedule.drop_factor is not None:
             yield f"{name}.train.schedule.drop_factor needs held-out rows to measure; add [split], or remove it"
-    if recipe.tune is not None:
-        yield "tune needs held-out rows to measure trials by; add [split]"

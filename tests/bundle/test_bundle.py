@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from small_bundle import MODELS, TREE, write_bundle
 
+from recmill.artifact import write_manifest
 from recmill.batches import Keys
 from recmill.bundle import Bundle, current_of, previous_of, set_current, versions_of
 from recmill.bundle.compare import EntityChange, TableChange, diff
@@ -108,8 +109,7 @@ def test_what_is_no_bundle_says_what_to_do(tmp_path: Path, bundle: Bundle) -> No
     (tmp_path / "empty").mkdir()
     with pytest.raises(ArtifactError, match="is incomplete"):
         Bundle.open(tmp_path / "empty")
-    manifest = bundle.path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"bundle"', '"table"'))
+    write_manifest(bundle.path, "table", {})
     with pytest.raises(ArtifactError, match="is a table; expected a bundle"):
         Bundle.open(bundle.path)
 

@@ -9,6 +9,7 @@ import pytest
 
 from recmill.score import sources
 from recmill.score.sources import Places, TableRows, file_and_offset
+from recmill.shard_file import ShardFile, checksums_of
 from recmill.spec.recipe import POSITION
 
 
@@ -17,14 +18,17 @@ def test_rows_of_shards_come_in_order_with_their_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_per_unit: int
 ) -> None:
     monkeypatch.setattr(sources, "_ROWS_PER_UNIT", rows_per_unit)
+    shards = []
     for name, first in (("a", 0), ("b", 10)):
+        path = tmp_path / f"{name}.parquet"
         rows = pl.DataFrame({"x": range(first, first + 10), "y": range(10)})
-        rows.write_parquet(tmp_path / f"{name}.parquet", row_group_size=3)
-    source = TableRows(tmp_path, ("a.parquet", "b.parquet"), ("x",))
+        rows.write_parquet(path, row_group_size=3)
+        shards.append(ShardFile(tmp_path, path.name, 10, path.stat().st_size, "", checksums_of(path)))
+    source = TableRows(tuple(shards), ("x",))
     read = pl.concat([batch for unit in source.units() for batch in source.read(unit)])
     assert read.columns == ["x", POSITION]
     assert read["x"].to_list() == list(range(20))
-    file, offset = file_and_offset(read[POSITION], source.shards)
+    file, offset = file_and_offset(read[POSITION], [shard.file for shard in source.shards])
     assert file.to_list() == ["a.parquet"] * 10 + ["b.parquet"] * 10
     assert offset.to_list() == [*range(10), *range(10)]
     starts = [source.first_position(unit) for unit in source.units()]

@@ -24,6 +24,7 @@ READER, ADMIN = "reader-0123456789", "admin-0123456789"
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
+expect.set_options(timeout=20_000)  # a page on a busy machine takes its time
 
 
 # the files

@@ -270,7 +270,7 @@ def test_a_damaged_current_version_is_not_served_at_the_start_but_the_one_before
     service = Service(own_bundles, Options(watch_seconds=60))
     service.warm_up()
     assert service.recommend(Recommend(user="u1")).version == old
-    assert file.name in service.status().refused[new]
+    assert file.stem in service.status().refused[new]
     assert str(own_bundles) not in service.status().refused[new]
     service.close()
 

@@ -11,6 +11,7 @@ import pytest
 from shop import Shop
 
 import recmill
+from recmill.artifact import with_checksum, without_checksum
 from recmill.bundle import Bundle, publish_bundle
 from recmill.cli import main
 from recmill.errors import ArtifactError
@@ -31,10 +32,10 @@ def bundle(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     original = Bundle.open(shop.bundles)
     path = tmp_path / "versions" / original.version
     shutil.copytree(original.path, path)
-    plan = json.loads((path / "plan" / "plan.json").read_text())
+    plan = without_checksum(json.loads((path / "plan" / "plan.json").read_text()))
     feature = next(one for one in plan["recipe"]["features"] if one["name"] == "position")
     feature["steps"].insert(0, {"function": {"path": f"{MODULE}:same", "type": "int"}})
-    (path / "plan" / "plan.json").write_text(json.dumps(plan))
+    (path / "plan" / "plan.json").write_text(json.dumps(with_checksum(plan)))
     (path / "manifest.json").unlink()
     known = {key: value for key, value in original.manifest.items() if key not in ("kind", "format", "files")}
     publish_bundle(path, known)

@@ -48,7 +48,6 @@ TOWERS = {"label": "clicked", "user": "user", "item": "item"}
         ({"split": None, "ranking": {**WIDE, "train": {"target": "auc >= 0.8"}}}, "ranking.train.target needs held-out rows to measure; add [split], or remove it"),
         ({"split": None, "ranking": {**WIDE, "train": {"evaluations": 3, "patience": 2}}}, "ranking.train.patience needs held-out rows to measure; add [split], or remove it"),
         ({"split": None, "ranking": {**WIDE, "train": {"schedule": {"drop_factor": 0.5}}}}, "ranking.train.schedule.drop_factor needs held-out rows"),
-        ({"split": None, "ranking": WIDE, "tune": {"space": {"ranking": {"embedding_dim": [8, 16]}}}}, "tune needs held-out rows to measure trials by; add [split]"),
     ],
 )  # fmt: skip
 def test_what_a_model_would_refuse_is_no_recipe(sections: dict[str, Any], problem: str) -> None:
