@@ -19,6 +19,7 @@ import signal
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ class Trial:
 # clients
 
 
-class Client(threading.Thread):
+class Client(threading.Thread, ABC):
     """Some clients that ask at a rate until they are told to stop."""
 
     def __init__(
@@ -94,8 +95,9 @@ class Client(threading.Thread):
             number += self.num_clients
             await asyncio.sleep(max(0.001, began + self.num_clients / self.rate - time.monotonic()))
 
+    @abstractmethod
     def asker(self) -> Callable:
-        raise NotImplementedError
+        """What sends one request over this transport and waits for its answer."""
 
 
 class HttpClient(Client):

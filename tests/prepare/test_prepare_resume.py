@@ -196,10 +196,13 @@ def test_a_job_killed_while_it_publishes_resumes_to_the_same_table(tmp_path, mon
 
 
 @pytest.mark.processes
-def test_killed_at_calls_of_the_file_system_all_stages_resume():
+def test_prepare_killed_at_calls_of_the_file_system_resumes():
     """A few points of what `benchmarks/chaos_prepare.py` tries at every call."""
     chaos = Path(__file__).parents[2] / "benchmarks" / "chaos_prepare.py"
     said = subprocess.run(
-        [sys.executable, chaos, "--points", "3"], check=True, capture_output=True, text=True
+        [sys.executable, chaos, "--stages", "prepare", "--points", "3"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert "lost 0" in said.stdout
