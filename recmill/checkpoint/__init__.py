@@ -353,7 +353,7 @@ class Checkpoints:
             self._writing.join()
 
     def forget_after(self, step: int) -> None:
-        """Drop what a run that goes on from `step` will write again, and what an interrupted write left."""
+        """Drop what a run that goes on from `step` will write again, and what an interrupted write or prune left."""
         if not self.is_first:
             return
         for path in self.paths():
@@ -361,6 +361,7 @@ class Checkpoints:
                 _remove(path)
         for path in self.folder.glob("*.partial"):
             _remove(path)
+        self.prune()
 
     def prune(self, keep: int | None = None) -> list[Checkpoint]:
         """Keep the last ones, the best one and what they stand on; returns what went."""

@@ -220,6 +220,7 @@ def _train_model(
     last = _last_good(checkpoints, options)
     ended = partial(_ended, model, folder, checkpoints, threads, last, workers)
     if last is not None and _is_finished(last, trainer):
+        checkpoints.forget_after(last.step)
         return ended(State.read(last.state), was_there=True)
     if last is not None:
         trainer.resume(last)

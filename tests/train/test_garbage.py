@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -202,3 +203,14 @@ def test_sgd_and_lamb_train(table, batch):
         spec = dataclasses.replace(spec, train=dataclasses.replace(spec.train, dense=Optimizer(name, 0.01)))
         ranker = Ranker(spec, table.columns)
         assert ranker.step(batch).loss > ranker.step(batch).loss
+
+
+def test_a_run_killed_while_it_pruned_after_its_last_step_is_pruned_by_the_next_one(table, tmp_path):
+    short = recipe("ranking.train.max_steps=2")
+    train(short, TableSource(table), tmp_path, Options(threads=1))
+    steps = tmp_path / "ranking"
+    whole = {path.name for path in steps.glob("step-*")}
+    shutil.copytree(steps / max(whole), steps / "step-00000001.gone.partial")
+    again = train(short, TableSource(table), tmp_path, Options(threads=1, resume=True))
+    assert again[0].was_there
+    assert {path.name for path in steps.glob("step-*")} == whole
