@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -14,16 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import redis
+from ports import free_redis_port
 
 PASSWORD = "s3cret/pa:ss@word"
-
-
-def free_port() -> int:
-    """A port that is free, as is the one 10,000 above it, where a node of a cluster listens too."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        if not any(listens(one) for one in (port, port + 10_000)):
-            return port
 
 
 def listens(port: int) -> bool:
@@ -37,7 +29,7 @@ class Server:
 
     folder: Path
     flags: Sequence[str] = ()
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=free_redis_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -106,7 +98,7 @@ def running_with_tls(folder: Path) -> Iterator[str]:
         check=True,
         capture_output=True,
     )
-    port = free_port()
+    port = free_redis_port()
     server = Server(
         folder,
         (

@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -35,6 +34,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
+
+from ports import free_port
 
 Object = dict[str, Any]
 ROOT = Path(__file__).parent.parent.parent
@@ -228,12 +229,6 @@ def _value_of(variable: Object, container: Object) -> str:
     if resource != "limits.cpu":
         raise NotKnown(f"variable of {resource}")
     return str(container["resources"]["limits"]["cpu"])
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _unprivileged_user() -> int | None:

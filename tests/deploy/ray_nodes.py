@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from cluster import ROOT, Paths, free_port
+from cluster import ROOT, Paths
+from ports import free_port
 
 Object = dict[str, Any]
 STORE_BYTES = 150 << 20

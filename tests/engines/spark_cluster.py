@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import pyspark
+from ports import free_port
 
 import recmill
 from recmill.engines.spark import SparkCluster
@@ -63,9 +64,7 @@ def shared_spark() -> SparkConf:
 @contextmanager
 def connect_server(folder: Path) -> Iterator[str]:
     """A Spark Connect server with two cores of its own: its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = {
         "spark.master": "local[2]",
         "spark.driver.memory": "600m",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from shop import Shop
 
 from recmill.artifact import is_published
@@ -78,9 +78,7 @@ def test_nothing_live_is_an_error_unless_it_is_allowed(tmp_path: Path) -> None:
 
 def nobody() -> Server:
     """A port that nothing listens at."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return Server(f"http://127.0.0.1:{found.getsockname()[1]}")
+    return Server(f"http://127.0.0.1:{free_port()}")
 
 
 def test_a_version_that_no_server_takes_is_rolled_back(own_bundles: Path) -> None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import socket
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ports import free_port
+
 SECONDS = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
 
 
 def together(folder: Path, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from even_odd import recipe_named, with_training
-from processes import free_port, together
+from ports import free_port
+from processes import together
 from worker_runs import in_turn, run
 
 from recmill.checkpoint import CheckpointFolder

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import time
 
 import httpx
 import pytest
+from ports import free_port
 from servers import Running, Start
 
 from recmill.errors import BadRequest, NotFound, TooLate
@@ -16,9 +16,7 @@ from recmill.serve.roles import RemoteStages, Stage, StageGone
 
 
 def address_of_nobody() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def stages_at(*addresses: str) -> RemoteStages:
