@@ -14,7 +14,7 @@ from typing import Any
 
 from recmill import __version__
 from recmill.deploy.parts import HTTP_PORT, Files, Object, Site, container, pod_spec, quantity, resources
-from recmill.deploy.serve import ALWAYS, GROUPS, check, runs_claim
+from recmill.deploy.serve import ALWAYS, GROUPS, check, misfit, runs_claim
 from recmill.deploy.serving import (
     CPU_PERCENT,
     SERVE,
@@ -63,7 +63,7 @@ def render(recipe: Recipe, settings: Settings) -> Files:
     files = {
         "Chart.yaml": dumps([_about()]),
         "values.yaml": _VALUES_HEAD + dumps([values(site)]),
-        "values.schema.json": json.dumps(schema(), indent=2) + "\n",
+        "values.schema.json": json.dumps(schema(recipe), indent=2) + "\n",
         ".helmignore": "*.tgz\n",
         _DASHBOARD: chart.concrete.dashboard,
         "templates/_helpers.tpl": _HELPERS,
@@ -134,8 +134,8 @@ def values(site: Site) -> Object:
     }
 
 
-def schema() -> Object:
-    """What values may be. Helm refuses others, and names that it does not know."""
+def schema(recipe: Recipe) -> Object:
+    """What values may be. Helm refuses others, names that it does not know, and choices that do not fit the recipe."""
     name = _text(rf"^$|^{_HOST}$")
     return _record(
         {
@@ -166,7 +166,7 @@ def schema() -> Object:
                     "cpus": _text(r"^[1-9][0-9]{0,5}(\.[0-9]{1,3}|m)?$|^0\.[0-9]{0,2}[1-9]$"),
                     "memory": _text(_BYTES),
                     "startup_seconds": _number(1, 86_400),
-                    "split": {"type": "boolean"},
+                    "split": _choice(recipe, "split"),
                     "hpa": _record({"metric": {"enum": ["cpu", "rate"]}, "target": _number(0, 1_000_000)}),
                     "node_port": {"anyOf": [{"const": 0}, _number(30_000, 32_767)]},
                     "ingress": _record({"host": name, "class_name": name}),
@@ -176,7 +176,7 @@ def schema() -> Object:
             ),
             "redis": _record(
                 {
-                    "enabled": {"type": "boolean"},
+                    "enabled": _choice(recipe, "redis"),
                     "auth_secret": name,
                     "memory": _text(_BYTES),
                     "disk": _text(_BYTES),
@@ -195,6 +195,10 @@ _HOST = rf"{_LABEL}(\.{_LABEL})*"
 _BYTES = r"^[1-9][0-9]{0,14}(\.[0-9]{1,6})?(k|M|G|T|Ki|Mi|Gi|Ti)?$"
 _DIGEST = "@sha256:[0-9a-f]{64}"
 _IMAGE = rf"^[a-z0-9][a-zA-Z0-9._/:-]*[a-z0-9](:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}}({_DIGEST})?|{_DIGEST})$"
+
+
+def _choice(recipe: Recipe, name: str) -> Object:
+    return {"const": False} if misfit(recipe, name) else {"type": "boolean"}
 
 
 def _record(fields: Mapping[str, Object], optional: Sequence[str] = (), **more: Any) -> Object:

@@ -37,7 +37,7 @@ from recmill.deploy.parts import (
     volumes,
 )
 from recmill.deploy.serving import SERVE, TLS, TOKENS, chosen
-from recmill.deploy.settings import Settings
+from recmill.deploy.settings import DeployError, Settings, template_in
 from recmill.deploy.sizing import MB, Resources
 from recmill.deploy.yaml import dumps
 from recmill.spec.recipe import Ranking, Recipe, Retrieval
@@ -297,6 +297,9 @@ def _kept(site: Site) -> list[str]:
     of_features = [name for feature in recipe.features for name in feature.columns]
     of_labels = [name for label in recipe.labels for name in label.columns]
     names = list(dict.fromkeys([*recipe.table.keep, *of_features, *of_labels]))
+    problems = [problem for name in names for problem in template_in("the name of a column", name)]
+    if problems:
+        raise DeployError(f"recipe {recipe.name}", problems)
     return ["--set", f"table.keep={json.dumps(names)}"]
 
 
@@ -310,7 +313,8 @@ def _epochs(site: Site) -> list[str]:
         for name in ("epochs", "max_steps"):
             value = getattr(spec.train, name)
             if value is not None:
-                times = f"{{{{={value:g} * (asInt(inputs.parameters.attempt) + 1)}}}}"
+                once = f"{value:g}" if isinstance(value, float) else value
+                times = f"{{{{={once} * (asInt(inputs.parameters.attempt) + 1)}}}}"
                 found += ["--set", f"{model}.train.{name}={times}"]
     return found
 

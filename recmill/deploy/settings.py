@@ -323,11 +323,16 @@ class Settings:
 def _templates(pairs: Sequence[str]) -> Iterator[str]:
     """Values that some program between here and the container would read as a template, whatever their key allows."""
     for key, _, value in (pair.partition("=") for pair in pairs):
-        if match := _TEMPLATE.search(value):
-            yield (
-                f"{key.strip()} must not hold {json.dumps(match[0])}: templates and line ends are made of it; "
-                f"got {json.dumps(value[:80])}"
-            )
+        yield from template_in(key.strip(), value)
+
+
+def template_in(what: str, value: str) -> Iterator[str]:
+    """What is wrong with a text that ends up in a manifest, if it is a template there."""
+    if match := _TEMPLATE.search(value):
+        yield (
+            f"{what} must not hold {json.dumps(match[0])}: templates and line ends are made of it; "
+            f"got {json.dumps(value[:80])}"
+        )
 
 
 def _put(tree: dict[str, Any], pair: str) -> bool:

@@ -192,6 +192,13 @@ def test_values_that_are_unknown_or_do_not_go_together_are_refused(
         templated(chart, values)
 
 
+@pytest.mark.parametrize("pair", ["serve.split=true", "redis.enabled=true"])
+def test_a_choice_that_does_not_fit_the_recipe_is_refused_by_its_chart(tmp_path: Path, pair: str) -> None:
+    deploy(load_recipe("criteo-dlrm"), "helm", tmp_path, Settings())
+    with pytest.raises(Invalid, match=pair.partition("=")[0]):
+        templated(tmp_path / "helm/recmill", tree([pair]))
+
+
 def test_a_release_whose_name_is_none_for_a_service_is_refused(chart: Path) -> None:
     for name in ("1shop", "a" * 41):
         with pytest.raises(Invalid, match="name must be lower-case letters"):

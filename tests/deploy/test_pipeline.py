@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from recmill.cli import build_parser
 from recmill.deploy.parts import Site
 from recmill.deploy.pipeline import render, server_url, workflow_template
 from recmill.deploy.serve import render as render_serve
-from recmill.deploy.settings import Settings
+from recmill.deploy.settings import DeployError, Settings
 from recmill.deploy.yaml import loads
 from recmill.spec.load import load_recipe, shipped_recipes
 from recmill.spec.recipe import Recipe
@@ -85,6 +86,26 @@ def test_each_attempt_trains_for_as_long_again(quickstart: Recipe) -> None:
     second = [filled(word, {"workflow.name": "w", "inputs.parameters.attempt": "1"}) for word in command]
     assert second[-4:] == ["--set", "retrieval.train.epochs=6", "--set", "ranking.train.epochs=6"]
     assert "--resume" in second
+
+
+def test_steps_of_an_attempt_are_whole_numbers_however_many() -> None:
+    recipe = load_recipe("criteo-dlrm", ["ranking.train.max_steps=1234567"])
+    command = templates_of(recipe)["train"]["container"]["command"]
+    second = [filled(word, {"workflow.name": "w", "inputs.parameters.attempt": "1"}) for word in command]
+    assert "ranking.train.max_steps=2469134" in second
+
+
+@pytest.mark.parametrize("name", ["{{workflow.name}}", "$(HOME)", "a\nb"])
+def test_columns_whose_names_are_templates_are_refused(name: str) -> None:
+    recipe = load_recipe("criteo-dlrm")
+    columns = tuple(dataclasses.replace(one, name=one.name.replace("i1", name)) for one in recipe.log.columns)
+    features = [
+        dataclasses.replace(one, columns=tuple(column.replace("i1", name) for column in one.columns))
+        for one in recipe.features
+    ]
+    log = dataclasses.replace(recipe.log, columns=columns)
+    with pytest.raises(DeployError, match="the name of a column must not hold"):
+        templates_of(dataclasses.replace(recipe, log=log, features=tuple(features)))
 
 
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
