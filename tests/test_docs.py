@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import io
@@ -59,6 +60,29 @@ def test_a_command_in_the_documentation_parses(line: str) -> None:
     except SystemExit as exit:
         if exit.code:
             pytest.fail(f"{line}: {said.getvalue().splitlines()[-1]}")
+
+
+def flags_by_command(parser: argparse.ArgumentParser, name: str = "recmill") -> dict[str, set[str]]:
+    found = {name: {flag for action in parser._actions for flag in action.option_strings}}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, inner in action.choices.items():
+                found |= flags_by_command(inner, f"{name} {word}")
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_in_prose_have_the_flags_that_are_named(path: Path) -> None:
+    known, wrong = flags_by_command(build_parser()), []
+    for code in re.findall(r"`(recmill [a-z][^`]*)`", FENCE.sub("", page(path))):
+        words = code.split()
+        for first in words[1].split("|"):  # `recmill serve|score --trust-code` is about both
+            inner = f"recmill {first} {words[2].split('|')[0]}" if len(words) > 2 else ""
+            command = inner if inner in known else f"recmill {first}"
+            named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", code))
+            if command not in known or not named <= known[command]:
+                wrong.append(code)
+    assert wrong == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from recmill.cli.arguments import add_command, add_recipe, counted, load, show_bytes
@@ -41,8 +42,11 @@ def _check(parsed: argparse.Namespace) -> int:
         from recmill.spec.search import searched
 
         searched(recipe)
+    _check_named(recipe)
     reports = _check_files(recipe, parsed.data) if parsed.data else {}
     good = all(report.problem is None and not report.bad and report.num_good for report in reports.values())
+    if reports and good:
+        _check_held_out_files(recipe, parsed.data)
     problem = _label_problem(recipe, parsed.data) if reports and good else None
     good = good and problem is None
     if parsed.json:
@@ -72,6 +76,35 @@ def _check(parsed: argparse.Namespace) -> int:
             f"next   recmill prepare {parsed.recipe} --data {parsed.data or 'DIR'} --into runs/{recipe.name}/table"
         )
     return 0 if good else 1
+
+
+def _check_named(recipe: Recipe) -> None:
+    """Fail when something that the recipe names is not on this machine: functions, vocabularies to extend, a model."""
+    from recmill.spec.steps import Vocabulary
+    from recmill.spec.trust import functions_of
+
+    for path in functions_of(recipe):
+        from recmill.features.lists import import_function
+
+        import_function(path)
+    for feature in recipe.features:
+        for step in feature.steps:
+            if isinstance(step, Vocabulary) and step.extend:
+                from recmill.features.category import read_vocabulary
+
+                read_vocabulary(step.extend, step.named or feature.name)
+    if recipe.ranking is not None and ":" in recipe.ranking.model and find_spec("torch") is not None:
+        from recmill.learner.ranking import own_model
+
+        own_model(recipe.ranking.model)
+
+
+def _check_held_out_files(recipe: Recipe, data: str) -> None:
+    if recipe.split is not None and recipe.split.by == "files":
+        from recmill.logs.base import open_source
+        from recmill.logs.splits import held_out_files
+
+        held_out_files(open_source(recipe.log, data), recipe.split)
 
 
 def _check_files(recipe: Recipe, data: str) -> dict[str, Any]:
