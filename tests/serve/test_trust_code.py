@@ -55,6 +55,19 @@ def test_a_bundle_whose_code_is_not_trusted_is_refused_and_imports_nothing(bundl
     assert MODULE not in sys.modules
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["score --bundle B --table T --into O --scores", "load --bundle B --features redis://127.0.0.1:1"],
+)
+def test_commands_refuse_a_bundle_whose_code_is_not_trusted(
+    bundle: Path, shop: Shop, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = {"B": bundle, "T": shop.table, "O": tmp_path / "scores"}
+    assert main([str(here.get(word, word)) for word in command.split()]) == 1
+    assert f"calls {MODULE}:same, which would be imported here." in capsys.readouterr().err
+    assert MODULE not in sys.modules
+
+
 def test_bundles_are_shown_verified_and_compared_without_their_code(bundle: Path, shop: Shop) -> None:
     for act in (["show", bundle], ["verify", bundle], ["diff", bundle, shop.bundles]):
         assert not main(["bundle", *map(str, act)])
