@@ -88,14 +88,21 @@ def verify_files(path: Path, kind: str, files: Mapping[str, Mapping[str, Any]]) 
 
 
 def _check_sizes(path: Path, kind: str, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """First, because they cost next to nothing."""
+    """First, because they cost next to nothing. A file without a record was never verified, so it must not be there."""
+    if unknown := sorted(_names(path) - files.keys()):
+        raise damaged(path, kind, f"{MANIFEST} has no record of {unknown[0]}")
     for name, file in files.items():
-        try:
-            size = (path / name).stat().st_size
-        except OSError:
-            raise damaged(path, kind, f"{name} is missing") from None
+        if not (path / name).is_file():
+            raise damaged(path, kind, f"{name} is missing")
+        size = (path / name).stat().st_size
         if size != file["num_bytes"]:
             raise damaged(path, kind, f"{name} has {size:,} bytes instead of {file['num_bytes']:,}")
+
+
+def _names(path: Path) -> set[str]:
+    """What is in an artifact, apart from folders, its manifest, and hidden files, which nothing opens."""
+    files = (file.relative_to(path) for file in path.rglob("*") if not file.is_dir())
+    return {file.as_posix() for file in files if not file.name.startswith(".")} - {MANIFEST}
 
 
 # checksums

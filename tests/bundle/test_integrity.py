@@ -48,6 +48,22 @@ def test_one_bit_in_any_chunk_is_noticed_though_the_time_of_the_file_is_old(
         open_verified(artifact, "delta", ())
 
 
+@pytest.mark.parametrize("name", ["graph.onnx", "tables/more"])
+def test_a_file_that_the_manifest_does_not_record_is_refused(artifact: Path, name: str) -> None:
+    (artifact / ".hidden").write_bytes(b"nobody opens it")
+    open_verified(artifact, "delta", ())
+    (artifact / name).write_bytes(b"never verified")
+    with pytest.raises(ArtifactError, match=rf"manifest\.json has no record of {name}"):
+        open_verified(artifact, "delta", ())
+
+
+def test_what_is_no_file_is_refused_before_it_is_opened(artifact: Path) -> None:
+    (artifact / "empty").unlink()
+    os.mkfifo(artifact / "empty")  # as many bytes as the record has; whoever opens it waits for ever
+    with pytest.raises(ArtifactError, match="empty is missing"):
+        open_verified(artifact, "delta", ())
+
+
 def test_what_has_not_changed_is_not_read_again(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integrity, "_SETTLED_NS", 0)
     open_verified(artifact, "delta", ())
