@@ -366,13 +366,8 @@ class Entities:
 
     def put(self, raw: pl.DataFrame, features: pl.DataFrame) -> Array:
         """Replace rows of known ids, append new ones, in memory; the place of each row. Of equal ids, the last."""
-        raw = self._fitted(raw)
+        raw, batch = self.fitted(raw, features)
         ids = raw[self.id_column].to_list()
-        batch = collate(features, self.layout, with_labels=False)
-        if None in ids or len(ids) != batch.size:
-            raise ValueError(
-                f"{len(ids)} {self.side}s need an id each and {len(ids)} rows of features, got {batch.size}"
-            )
         new = list(
             dict.fromkeys(one for one, place in zip(ids, self.places(ids).tolist(), strict=True) if place < 0)
         )
@@ -391,7 +386,16 @@ class Entities:
         self._is_changed.put(places, np.ones(len(places), bool))
         return places
 
-    def _fitted(self, raw: pl.DataFrame) -> pl.DataFrame:
+    def fitted(self, raw: pl.DataFrame, features: pl.DataFrame) -> tuple[pl.DataFrame, Batch]:
+        """Rows as `put` takes them; an error when they do not fit."""
+        raw, batch = self._with_columns(raw), collate(features, self.layout, with_labels=False)
+        if raw[self.id_column].null_count() or raw.height != batch.size:
+            raise ValueError(
+                f"{raw.height} {self.side}s need an id each and {raw.height} rows of features, got {batch.size}"
+            )
+        return raw, batch
+
+    def _with_columns(self, raw: pl.DataFrame) -> pl.DataFrame:
         """The columns of raw.arrow, with nulls where the given rows have none."""
         # Column by column: a query would take longer than all the rest of `put` for the few rows that it mostly gets.
         columns = [

@@ -276,11 +276,8 @@ class Rows:
 
     def update(self, keys: Array, rows: Array) -> None:
         """Rows of keys change, new keys are appended; in memory only. Of equal keys the last one counts."""
+        self.check(keys, rows)
         keys, rows = as_keys(keys), np.asarray(rows, np.float32)
-        if rows.shape != (len(keys), self.dim) or not np.isfinite(rows).all():
-            raise ValueError(
-                f'Table "{self.spec.name}": {len(keys)} keys need finite rows {(len(keys), self.dim)}, got {rows.shape}'
-            )
         keys, last = np.unique(keys[::-1], return_index=True)
         rows = rows[::-1][last]
         slots = self.slots(keys)
@@ -290,6 +287,26 @@ class Rows:
         self._write(slots[~new], rows[~new])
         if self._reading_shared:
             self._reading_shared.difference_update(keys.tolist())
+
+    def check(self, keys: Array, rows: Array, shared_rows: Array | None = None) -> None:
+        """Raise a ValueError or IndexError if these rows, or these shared rows, do not fit the table."""
+        keys, rows = as_keys(keys), np.asarray(rows, np.float32)
+        if rows.shape != (len(keys), self.dim) or not np.isfinite(rows).all():
+            raise ValueError(
+                f'Table "{self.spec.name}": {len(keys)} keys need finite rows {(len(keys), self.dim)}, got {rows.shape}'
+            )
+        if self.spec.num_rows is not None:
+            outside = keys[(keys < 0) | (keys >= self.spec.num_rows)]
+            if len(outside):
+                raise IndexError(
+                    f'Table "{self.spec.name}": key {outside[0]} is outside 0..{self.spec.num_rows - 1}'
+                )
+        if shared_rows is not None:
+            size = 0 if self._shared is None else self._shared.size
+            if shared_rows.size != size or not np.isfinite(shared_rows).all():
+                raise ValueError(
+                    f'Table "{self.spec.name}" needs {size} finite shared numbers, got {shared_rows.size}'
+                )
 
     def remove(self, keys: Array) -> None:
         """Keys read as absent from now on. They keep their slots, for those who know them by slot."""

@@ -43,7 +43,19 @@ class Catalogue:
     def __init__(self) -> None:
         self._added: dict[str, m.NewItem] = {}
         self._removed: dict[str, m.Id] = {}
+        self._changed_at: dict[str, float] = {}  # items
         self._events: deque[tuple[float, m.Event]] = deque(maxlen=_MOST_EVENTS)
+
+    def still_new(self, change: Change) -> Change:
+        """The change without items that a later one has changed: processes hear of changes in different orders."""
+        return msgspec.structs.replace(
+            change,
+            items=[item for item in change.items if self._is_latest(item.id, change.at)],
+            removed=[id for id in change.removed if self._is_latest(id, change.at)],
+        )
+
+    def _is_latest(self, id: m.Id, at: float) -> bool:
+        return self._changed_at.get(str(id), at) <= at
 
     def note(self, change: Change) -> None:
         for item in change.items:
@@ -52,16 +64,22 @@ class Catalogue:
         for id in change.removed:
             self._removed[str(id)] = id
             self._added.pop(str(id), None)
+        for id in (*(item.id for item in change.items), *change.removed):
+            self._changed_at[str(id)] = change.at
         self._events.extend((change.at, event) for event in change.events)
 
     def give_to(self, recommender: Recommender) -> None:
-        """Items that the version does not have, what must not be shown, and events that its log cannot have."""
+        """Items that the version does not have or knew before, what must not be shown, and events since its log."""
         if recommender.recaller is None:
             return
         added = list(self._added.values())
         places = recommender.recaller.items.places([item.id for item in added]).tolist()
-        new = [item for item, place in zip(added, places, strict=True) if place < 0]
         known_until = recommender.log_end or recommender.bundle.manifest.get("created_at", 0.0)
+        new = [
+            item
+            for item, place in zip(added, places, strict=True)
+            if place < 0 or self._changed_at[str(item.id)] > known_until
+        ]
         events = [event for at, event in self._events if at > known_until]
         change = Change(by=0, items=new, removed=list(self._removed.values()), events=events)
         change.apply(recommender, in_store=False)

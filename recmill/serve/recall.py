@@ -219,7 +219,7 @@ class Recaller:
     # changes
 
     def put_items(self, places: Array, vectors: Array | None) -> None:
-        """Items that are new or have changed."""
+        """Items that are new or have changed. Those that were removed stay so."""
         num_new = len(self.items) - len(self._is_gone)
         self.popularity.append(np.zeros(num_new, np.float32))
         self._is_gone = np.concatenate([self._is_gone, np.zeros(num_new, bool)])
@@ -227,8 +227,12 @@ class Recaller:
             self.vectors.append(np.zeros((num_new, vectors.shape[1]), np.float32))
             self.vectors.put(places, vectors)
             self.index.add(places, vectors)
-        self._is_gone[places] = False
+            self.index.remove(places[self._is_gone[places]])
         self.items_changed()
+
+    def show_items(self, places: Array) -> None:
+        """Items that may have been removed can be recommended again."""
+        self._is_gone[places[places >= 0]] = False
 
     def remove_items(self, places: Array) -> None:
         self._is_gone[places] = True

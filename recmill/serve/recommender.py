@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from recmill.batches import Array, Batch, Keys
-from recmill.bundle import Bundle
+from recmill.bundle import Bundle, Rows
 from recmill.bundle.delta import Changes
 from recmill.bundle.entities import Entities
 from recmill.bundle.features import FeatureRows
@@ -27,8 +27,9 @@ from recmill.serve.gate import Gate
 from recmill.serve.lookup import Lookup, Person
 from recmill.serve.recall import NAMES, Candidates, Recaller
 from recmill.serve.store_writes import SideRows, StoreWriter
-from recmill.store import Store
+from recmill.store import Side, Store
 from recmill.store.codec import RowCodec
+from recmill.store.mapped import entities_of
 
 _SMOOTHING = 0.1  # of the time that ranking one candidate takes
 _ROWS_AT_ONCE = 4_096
@@ -270,6 +271,7 @@ class Recommender:
         raw = columns.frame(rows, list(entities.raw_schema))
         features = self.lookup.features_of("item", raw)
         with self.gate.writing():
+            self._recaller().show_items(self._places([item.id for item in items]))
             self._put_items(raw, features)
         if in_store and self.writer is not None:
             self.writer.put("item", raw, features)
@@ -329,52 +331,70 @@ class Recommender:
         user = None
         if in_store and self.writer is not None:
             user = self.writer.change_user(event.user, own, after)
-        self._put_users(after(own) if user is None else user, [(event.user, event.item)])
-
-    def _put_users(self, raw: pl.DataFrame, clicks: Sequence[tuple[m.Id, m.Id]]) -> None:
-        """Users as they are now, and what was clicked: in memory."""
-        recaller = self._recaller()
-        features = self.lookup.features_of("user", raw) if raw.height else None
+        raw = after(own) if user is None else user
+        features = lookup.features_of("user", raw)
         with self.gate.writing():
-            if features is not None:
-                self.lookup.own_store.put("user", raw, features)
-            places = recaller.items.places([item for _, item in clicks])
-            for (user, _), place in zip(clicks, places.tolist(), strict=True):
-                if place >= 0:
-                    recaller.seen.add(user, place)
-            recaller.count_clicks(places[places >= 0])
+            lookup.own_store.put("user", raw, features)
+            self._add_clicks([(event.user, event.item)])
+
+    def _add_clicks(self, clicks: Sequence[tuple[m.Id, m.Id]]) -> None:
+        recaller = self._recaller()
+        places = recaller.items.places([item for _, item in clicks])
+        for (user, _), place in zip(clicks, places.tolist(), strict=True):
+            if place >= 0:
+                recaller.seen.add(user, place)
+        recaller.count_clicks(places[places >= 0])
 
     def apply(self, changes: Changes, in_store: bool = True) -> None:
-        """Take a delta: rows and dense weights, items, users, clicks. Answers under way end before it, others wait."""
-        lookup = self.lookup
+        """Take a delta: rows and dense weights, items, users, clicks; all of it, or an error and nothing.
+
+        Answers under way end before it, others wait.
+        """
         graphs = {
             name: Graph(graph) for name, graph in changes.graphs.items() if name in ("rank", "rank_split")
         }
-        items = changes.items
-        features = None if items is None else lookup.features_of("item", items)
+        tables = {name: self._table(name) for name in changes.tables}
+        for name, change in changes.tables.items():
+            tables[name].check(change.keys, change.rows, change.shared)
+        rows = self._side_rows(changes)
+        clicks = [] if changes.clicks is None else list(changes.clicks.select("user", "item").iter_rows())
         with self.gate.writing():
             for name, change in changes.tables.items():
-                collection, _, table = name.partition("/")
-                rows = self.bundle.collection(collection).rows[table]
-                rows.update(change.keys, change.rows)
-                rows.remove(change.removed)
+                tables[name].update(change.keys, change.rows)
+                tables[name].remove(change.removed)
                 if change.shared is not None:
-                    rows.update_shared(change.shared)
+                    tables[name].update_shared(change.shared)
             if self.ranker is not None:
                 self.ranker.swap(graphs)
-            if items is not None and features is not None:
-                self._put_items(items, features)
-        users = changes.users if changes.users is not None else pl.DataFrame()
-        clicks = [] if changes.clicks is None else list(changes.clicks.select("user", "item").iter_rows())
-        if users.height or clicks:
-            self._put_users(users, clicks)
+            for side, raw, features in rows:
+                if side == "item":
+                    self._put_items(raw, features)
+                else:
+                    self.lookup.own_store.put(side, raw, features)
+            if clicks:
+                self._add_clicks(clicks)
         if in_store and self.writer is not None:
-            changed: list[SideRows] = []
-            if items is not None and features is not None:
-                changed.append(("item", items, features))
-            if users.height:
-                changed.append(("user", users, lookup.features_of("user", users)))
-            self.writer.put_delta(self.version, self.num_deltas + 1, changed)
+            self.writer.put_delta(self.version, self.num_deltas + 1, rows)
+
+    def _table(self, name: str) -> Rows:
+        collection, _, table = name.partition("/")
+        return self.bundle.collection(collection).rows[table]
+
+    def _side_rows(self, changes: Changes) -> list[SideRows]:
+        """Items and users of a delta with their features; an error when they do not fit."""
+        rows: list[SideRows] = []
+        sides: dict[Side, pl.DataFrame | None] = {"item": changes.items, "user": changes.users}
+        for side, raw in sides.items():
+            if raw is not None and raw.height:
+                features = self.lookup.features_of(side, raw)
+                entities_of(self.bundle, side).fitted(raw, features)
+                rows.append((side, raw, features))
+        return rows
+
+    def store_delta(self, number: int, changes: Changes) -> None:
+        """Give the store the rows of a delta that was applied without it."""
+        if self.writer is not None:
+            self.writer.put_delta(self.version, number, self._side_rows(changes))
 
     def close(self) -> None:
         """Let go of a store of its own; answers from then on come from the bundle."""

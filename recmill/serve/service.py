@@ -17,7 +17,7 @@ import polars as pl
 
 from recmill.batches import Array
 from recmill.bundle import CURRENT, Bundle, named_by, previous_of, set_current, versions_of
-from recmill.bundle.delta import Delta
+from recmill.bundle.delta import Delta, deltas_folder
 from recmill.errors import ArtifactError, NotFound, RecmillError
 from recmill.serve import messages as m
 from recmill.serve.agreement import Agreement
@@ -88,7 +88,7 @@ class Service:
             try:
                 if self.agreement.refuses(path):
                     continue
-                recommender = self._open(Bundle.open(path, self.options.trust_code))
+                recommender = self._open(path)
             except ArtifactError as error:
                 self.agreement.refuse(path, str(error))
                 _logger.error("%s", error)
@@ -112,15 +112,22 @@ class Service:
         known = versions_of(self.folder)
         if version not in known:
             raise NotFound(f'No version "{version}"; there are: {", ".join(known)}.')
-        recommender = self._open(Bundle.open(self.folder / version, self.options.trust_code))
+        recommender = self._open(self.folder / version)
         if self._watcher is not None:
             self._watcher.catch_up(recommender)
         return recommender
 
-    def _open(self, bundle: Bundle) -> Recommender:
+    def _open(self, path: Path) -> Recommender:
+        """A version that answers; whatever is wrong with it is an ArtifactError."""
+        bundle = Bundle.open(path, self.options.trust_code)
         url, prefix = self.options.features, self.options.prefix or DEFAULT_PREFIX
         store = RedisStore(url, bundle, prefix) if url else None
-        recommender = Recommender(bundle, store)
+        try:
+            recommender = Recommender(bundle, store)
+        except RecmillError:
+            raise
+        except Exception as error:  # whole, but not written by this recmill
+            raise ArtifactError(f"Bundle {path} cannot be served: {error!r}.") from error
         if self.telemetry is not None:
             recommender.lookup.store_failed = self.telemetry.store_failed
             recommender.lookup.rows_lacking = self.telemetry.rows_lacking
@@ -261,21 +268,44 @@ class Service:
             raise NotFound(f"There is no version before {self.current.version} to go back to.")
         if version not in versions_of(self.folder):
             raise NotFound(f'No version "{version}"; there are: {", ".join(versions_of(self.folder))}.')
+        self._check_recipe(self.versions.named(version).bundle)
+        try:
+            set_current(self.folder, version)
+        except OSError as error:
+            raise ArtifactError(
+                f"{CURRENT} cannot be written ({error.strerror}), so {self.current.version} goes on to serve. "
+                "Run `recmill rollback` where the folder of versions can be written."
+            ) from None
         self.swap(self.folder / version)
-        set_current(self.folder, version)
         return self.status()
 
     # changes from the folder
 
     def swap(self, path: Path) -> None:
         """Serve another version, once it is whole and warm; until then the old one answers."""
-        bundle = Bundle.open(path, self.options.trust_code)
-        if bundle.manifest.get("recipe_digest") != self.bundle.manifest.get("recipe_digest"):
-            raise ArtifactError(
-                f"Bundle {path} is of another recipe than {self.current.version}; it is refused."
-            )
+        self._check_recipe(Bundle.open(path, self.options.trust_code))
         self.versions.serve(path.name, Recommender.warm_up)
         self.agreement.serve(path.name)
+        self._store_deltas(self.current)
+
+    def _check_recipe(self, bundle: Bundle) -> None:
+        if bundle.manifest.get("recipe_digest") != self.bundle.manifest.get("recipe_digest"):
+            raise ArtifactError(
+                f"Bundle {bundle.path} is of another recipe than {self.current.version}; it is refused."
+            )
+
+    def _store_deltas(self, recommender: Recommender) -> None:
+        """Give the store what a version took before it was current, unless another server has written it."""
+        store = recommender.lookup.store
+        if recommender.writer is None:
+            return
+        folder = deltas_folder(self.folder, recommender.version)
+        with recommender.catching_up:
+            try:
+                for number in range(store.num_deltas(recommender.version) + 1, recommender.num_deltas + 1):
+                    recommender.store_delta(number, Delta.open(folder / f"{number:06d}").changes())
+            except RecmillError as error:
+                _logger.warning("the store lacks deltas of %s: %s", recommender.version, error)
 
     def apply(self, path: Path, recommender: Recommender) -> None:
         """Give a version its next delta; one that is damaged, not the next, or of another recipe is refused."""

@@ -80,6 +80,7 @@ class Versions:
         What the current version refuses reaches none; what another one refuses is logged.
         """
         with self._changing:
+            change = self._catalogue.still_new(change)
             number = change.apply(self.current, in_store)
             self._catalogue.note(change)
             for other in self.all()[1:]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import os
@@ -96,6 +97,22 @@ def test_rollback_serves_the_version_before_here_and_for_others(service: Service
     assert status.version == old == current_of(own_bundles) == service.current.version
     look(service)
     assert service.current.version == old
+
+
+def test_a_rollback_that_cannot_be_written_changes_nothing(
+    service: Service, own_bundles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = another_version(own_bundles)
+    set_current(own_bundles, new)
+    look(service)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("recmill.serve.service.set_current", refuse)
+    with pytest.raises(ArtifactError, match="Read-only file system"):
+        service.rollback()
+    assert service.current.version == service.agreement.version == new
 
 
 def test_rollback_without_an_earlier_version_says_so(service: Service) -> None:
@@ -253,6 +270,20 @@ def test_processes_of_one_server_hear_of_each_others_changes(own_bundles: Path, 
     assert {"theirs", "mine"} <= found
 
 
+def test_of_two_changes_of_an_item_the_later_one_counts_whatever_process_hears_of_it_first(
+    own_bundles: Path, tmp_path: Path
+) -> None:
+    service = Service(own_bundles)
+    service._journal = Journal(tmp_path / "changes.jsonl")
+    others = Journal(tmp_path / "changes.jsonl")
+    others.write(Change(by=0, removed=["i1"]))
+    others.write(Change(by=0, items=[NewItem(id="i2")]))
+    service.add_items([NewItem(id="i1", values={"price": 3.0})])
+    service.remove_items(["i2"])
+    service.take_changes()
+    assert shown(service, "u1") & {"i1", "i2"} == {"i1"}
+
+
 # damaged versions
 
 
@@ -297,6 +328,19 @@ def test_nothing_is_served_when_both_versions_are_damaged(own_bundles: Path) -> 
         damage(own_bundles / str(version) / "items" / "popularity.npy")
     with pytest.raises(ArtifactError, match=f"{new} is damaged.*{old} is damaged"):
         Service(own_bundles)
+
+
+def test_a_version_that_is_whole_but_cannot_be_served_is_refused_like_a_damaged_one(
+    own_bundles: Path,
+) -> None:
+    old = current_of(own_bundles)
+    new = another_version(own_bundles, models=3)
+    set_current(own_bundles, new)
+    service = Service(own_bundles)
+    assert service.current.version == old
+    assert "cannot be served" in service.status().refused[new]
+    with pytest.raises(ArtifactError, match="cannot be served"):
+        service.recommend(Recommend(user="u1", version=new))
 
 
 def test_what_one_process_refuses_none_serves_and_one_that_is_started_again_serves_the_same(
@@ -395,6 +439,13 @@ def test_changes_of_other_processes_reach_the_canary(own_bundles: Path, tmp_path
     Journal(tmp_path / "changes.jsonl").write(Change(by=0, removed=["i1"]))
     service.take_changes()
     assert "i1" not in shown(service, user_of(canary=True))
+
+
+def test_an_item_that_was_replaced_is_so_in_versions_that_are_opened_later(
+    service: Service, own_bundles: Path
+) -> None:
+    service.add_items([NewItem(id="i1", values={"price": 12_345.0})])
+    assert shown(service, "u1", version=another_version(own_bundles), where="price > 12000") == {"i1"}
 
 
 def test_an_item_that_was_added_again_is_shown_after_a_rollback(service: Service, own_bundles: Path) -> None:
@@ -577,6 +628,47 @@ def test_a_delta_of_another_recipe_or_out_of_turn_is_refused(service: Service, o
     with pytest.raises(ArtifactError, match="expected 1"):
         service.apply(a_delta(own_bundles, 3), service.current)
     assert scores(service) == before
+
+
+def test_a_delta_is_taken_whole_or_not_at_all(service: Service, own_bundles: Path) -> None:
+    before = scores(service)
+    bundle = Bundle.open(own_bundles)
+    rows = bundle.collection("deep").rows["item"]
+    keys = np.arange(rows.num_rows)
+    good = TableChange(keys, rows.lookup(keys) + 1, np.empty(0, np.int64))
+    beyond = TableChange(keys[:1] + 10**6, rows.lookup(keys[:1]), np.empty(0, np.int64))
+    narrow = TableChange(keys, rows.lookup(keys)[:, 1:], np.empty(0, np.int64))
+    frame = pl.DataFrame({"nonsense": [1]})
+    for number, bad in enumerate(
+        (
+            Changes({"deep/item": good, "deep/none": good}),
+            Changes({"deep/item": good, "deep/user": narrow}),
+            Changes({"deep/item": good, "deep/device": beyond}),
+            Changes({"deep/item": good}, items=frame),
+            Changes({"deep/item": good}, users=frame),
+            Changes({"deep/item": good}, clicks=frame),
+            Changes({"deep/item": good}, graphs={"rank": b"nonsense"}),
+        )
+    ):
+        folder = deltas_folder(own_bundles, bundle.version)
+        shutil.rmtree(folder, ignore_errors=True)
+        write_delta(own_bundles, bundle.version, 1, bundle.manifest["recipe_digest"], bad, {})
+        look(service)
+        assert (number, service.num_deltas, scores(service)) == (number, 0, before)
+        assert list(service.status().refused) == [f"{folder.name}/000001"]
+
+
+def test_a_removed_item_stays_so_when_a_delta_changes_it(service: Service, own_bundles: Path) -> None:
+    service.remove_items(["i1"])
+    bundle = Bundle.open(own_bundles)
+    assert bundle.items is not None
+    changes = Changes(items=bundle.items.raw(bundle.items.places(["i1", "i2"])))
+    write_delta(own_bundles, bundle.version, 1, bundle.manifest["recipe_digest"], changes, {})
+    look(service)
+    assert service.num_deltas == 1
+    assert shown(service, "u1") & {"i1", "i2"} == {"i2"}
+    service.add_items([NewItem(id="i1")])
+    assert "i1" in shown(service, "u1")
 
 
 def test_a_delta_that_is_being_written_is_not_looked_at(service: Service, own_bundles: Path) -> None:

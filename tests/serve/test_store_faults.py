@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 from redis_servers import Server, running, wait_until
 from shop import Shop
 
-from recmill.bundle import Bundle
+from recmill.bundle import Bundle, publish_bundle, set_current
 from recmill.bundle.delta import Changes, write_delta
 from recmill.errors import StoreError
 from recmill.serve.changes import Change
@@ -215,6 +216,28 @@ def test_a_server_that_starts_later_does_not_write_old_deltas_again(
     second.close()
     assert (store.raw("item", "i1", 5.0) or {})["price"] == 5.0
     first.close()
+
+
+def test_deltas_that_a_version_took_before_it_was_current_reach_the_store(
+    own_bundles: Path, server: Server
+) -> None:
+    service = Service(own_bundles, Options(features=server.url, watch_seconds=60))
+    load(service.current.lookup.store, service.bundle, ("user", "item"))  # type: ignore[arg-type]
+    old = service.bundle
+    new = own_bundles / f"{int(old.version[:10]) + 1:010d}-aaaaaaaa"
+    shutil.copytree(old.path, new)
+    (new / "manifest.json").unlink()
+    publish_bundle(
+        new, {name: old.manifest[name] for name in old.manifest if name not in ("version", "files")}
+    )
+    set_current(own_bundles, new.name)
+    write_a_delta(own_bundles, 1, price=77.0)
+    look(service)
+    store = service.current.lookup.store
+    assert (service.current.version, service.num_deltas) == (new.name, 1)
+    wait_until(lambda: store.num_deltas(new.name) == 1, "the rows to be written")
+    assert (store.raw("item", "i1", 5.0) or {})["price"] == 77.0
+    service.close()
 
 
 def test_a_load_has_what_deltas_changed_since_the_export(own_bundles: Path, server: Server) -> None:
