@@ -149,15 +149,16 @@ def open_work(into: Path, job: str, kind: str) -> Path:
         raise ArtifactError(
             f"{into} is not empty and holds no {kind}. Choose another --into, or empty it first."
         )
-    if work.exists() and (not (work / "job").exists() or (work / "job").read_text() != job):
-        _clear(into, work)
+    if work.exists() and (not (work / "job").exists() or (work / "job").read_bytes() != job.encode()):
+        clear_work(into)
     work.mkdir(parents=True, exist_ok=True)
     write_whole(work / "job", job)
     return work
 
 
-def _clear(into: Path, work: Path) -> None:
-    """Remove another job's work. Killed in between, no job can go on with what is left: it has no name any more."""
+def clear_work(into: Path) -> None:
+    """Remove unfinished work. Killed in between, no job can go on with what is left: it has no name any more."""
+    work = into / WORK
     (work / "job").unlink(missing_ok=True)
     for path in (*(path for path in _content(into) if path != work), work):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

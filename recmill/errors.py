@@ -8,6 +8,7 @@ RecmillError            message says where, what was found, what was expected, w
 ├── FeatureError        a feature cannot be fitted or applied to this data
 ├── TrainingError       training cannot go on: a loss or gradient is not finite, a model gives a wrong shape
 ├── ArtifactError       an artifact is incomplete, damaged, of another kind or already there
+│   └── DamagedWork     what a killed job left cannot be used: the job starts over
 ├── ResourceError       the disk is full, the memory bound is too small for the job
 ├── MissingPackage      an optional package is needed; the message is the install line
 ├── StoreError          a feature store does not answer, or not in time
@@ -77,6 +78,10 @@ class TrainingError(RecmillError):
 
 class ArtifactError(RecmillError):
     """An artifact is incomplete, damaged, of another kind or already there."""
+
+
+class DamagedWork(ArtifactError):
+    """What a killed job left cannot be used; the job starts over."""
 
 
 class ResourceError(RecmillError):

@@ -26,6 +26,7 @@ from recmill.errors import ArtifactError, RecmillError
 from recmill.features.plan import Plan
 from recmill.shard_file import ShardFile
 from recmill.table import Table
+from recmill.work import read_record
 
 T = TypeVar("T")
 
@@ -176,7 +177,7 @@ class TableBeingWritten:
         try:
             if self._job() != self.job:
                 raise self._began_anew()
-            shards = json.loads((self.work / "done" / f"parquet-{number:06d}.json").read_text())
+            shards = read_record(self.work / "done" / f"parquet-{number:06d}.json")
         except FileNotFoundError:
             return None
         return [ShardFile.of(self.path, shard) for shard in shards if shard["split"] == "train"]
@@ -188,7 +189,7 @@ class TableBeingWritten:
         return {} if is_old else self.note.read()
 
     def _job(self) -> str:
-        return (self.work / "job").read_text()
+        return (self.work / "job").read_text(errors="replace")
 
     def _began_anew(self) -> ArtifactError:
         return ArtifactError(

@@ -25,7 +25,7 @@ LAYERS = (
     ("embeddings", "index", "metrics"),
     ("growing",),
     ("table", "shard_file", "batches", "features"),
-    ("ahead", "artifact", "kernels", "machine", "progress", "tracking"),
+    ("ahead", "artifact", "kernels", "machine", "progress", "tracking", "work"),
     ("lock", "spec"),
     ("packages",),
     ("errors",),

@@ -7,7 +7,6 @@ file under `work`, which all machines see, written aside and renamed: tasks may 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +19,13 @@ import polars as pl
 import pyarrow as pa
 
 from recmill.engines.base import Format, MapFunction, Order, Shard
-from recmill.engines.frames import BucketOf, Frame, FrameEngine, Part, Task, merged, record_of, write_record
+from recmill.engines.frames import BucketOf, Frame, FrameEngine, Part, Task, merged, record_of
 from recmill.engines.spill import read_frames, write_frames
 from recmill.errors import ResourceError
 from recmill.kernels import Array, CountOptions, Extracted, Measured
 from recmill.progress import Progress
 from recmill.spec.recipe import SPLITS
+from recmill.work import check_file, file_checksum, read_record, write_record
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -166,7 +166,7 @@ class ClusterEngine(FrameEngine):
                 _store_bucket, self.work / stage, [records[bucket] for bucket in missing], missing
             )
             self.exchange(frame, title, scatter, len(missing), gather)
-        stored = [StoredRows.of(json.loads(record.read_text())) for record in records]
+        stored = [StoredRows.of(read_record(record)) for record in records]
         _check_visible([rows.path for rows in stored if rows.num_rows])
         return tuple(StoredPart(rows, function) for rows in stored)
 
@@ -191,22 +191,30 @@ class StoredRows:
     path: Path
     num_rows: int
     num_bytes: int
+    checksum: str
 
     def read(self) -> Iterator[pl.DataFrame]:
         if self.num_rows:
+            check_file(self.path, self.checksum)
             yield from read_frames(self.path)
 
     @classmethod
     def store(cls, path: Path, frames: Iterator[pl.DataFrame]) -> StoredRows:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return cls(path, *write_frames(frames, path))
+        num_rows, num_bytes = write_frames(frames, path)
+        return cls(path, num_rows, num_bytes, file_checksum(path) if num_rows else "")
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> StoredRows:
-        return cls(Path(saved["path"]), saved["rows"], saved["bytes"])
+        return cls(Path(saved["path"]), saved["rows"], saved["bytes"], saved["checksum"])
 
     def saved(self) -> dict[str, Any]:
-        return {"path": str(self.path), "rows": self.num_rows, "bytes": self.num_bytes}
+        return {
+            "path": str(self.path),
+            "rows": self.num_rows,
+            "bytes": self.num_bytes,
+            "checksum": self.checksum,
+        }
 
 
 @dataclass(frozen=True)

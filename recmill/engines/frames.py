@@ -6,7 +6,6 @@ between buckets; which bucket a row belongs to, and what a finished piece of wor
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,13 +18,14 @@ import numpy as np
 import polars as pl
 
 from recmill.ahead import read_ahead
-from recmill.artifact import write_whole
 from recmill.engines.base import Format, MapFunction, Order, Shard, Source
 from recmill.engines.shards import ShardWriter, forget_unfinished
 from recmill.errors import ResourceError
 from recmill.kernels import Array, CountOptions, Extracted, Measured, hash64, hash_positions
 from recmill.progress import Progress
+from recmill.shard_file import ShardFile
 from recmill.spec.recipe import COPY, POSITION, SPLITS
+from recmill.work import damage_is_of_work, read_record, write_record
 
 T = TypeVar("T")
 BucketOf = Callable[[pl.DataFrame], Array]
@@ -201,19 +201,13 @@ class FrameEngine(ABC):
         """The number of buckets that an interrupted run began this stage with, or the one given."""
         kept = self.work / f"{stage}.buckets"
         if not kept.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(kept, str(number))
-        return int(kept.read_text())
+            write_record(kept, number)
+        return int(read_record(kept))
 
 
 def record_of(work: Path, stage: str, number: int) -> Path:
     """The file whose presence says that this part of this stage is done."""
     return work / "done" / f"{stage}-{number:06d}.json"
-
-
-def write_record(record: Path, content: Any) -> None:
-    record.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(record, json.dumps(content), contended=True)
 
 
 def _write_part(
@@ -226,12 +220,23 @@ def _write_part(
 ) -> list[Shard]:
     record = record_of(work, format, number)
     if record.exists():
-        return [Shard(**shard) for shard in json.loads(record.read_text())]
+        return _written(record, into)
     with ShardWriter(into, number, format, folders) as writer:
         for batch in batches:
             writer.add(batch)
         shards = writer.finish()
-    write_record(record, [asdict(shard) for shard in shards])
+    files = [into / shard.file for shard in shards if not shard.checksums]
+    write_record(record, [asdict(shard) for shard in shards], files)
+    return shards
+
+
+def _written(record: Path, into: Path) -> list[Shard]:
+    """The shards of a part that an earlier run wrote."""
+    shards = [Shard(**shard) for shard in read_record(record)]
+    with damage_is_of_work():
+        for shard in shards:
+            if shard.checksums:
+                ShardFile.of(into, asdict(shard)).verify()
     return shards
 
 

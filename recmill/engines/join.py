@@ -6,7 +6,6 @@ which each part finds its own lines, so that rows themselves never move.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,12 +15,12 @@ from typing import Protocol
 
 import polars as pl
 
-from recmill.artifact import write_whole
 from recmill.engines.base import MapFunction
 from recmill.engines.cluster import ClusterEngine, cut
 from recmill.engines.frames import Frame, Part
 from recmill.engines.spill import read_bucket, write_buckets
 from recmill.kernels import Lookup, runs_of_values
+from recmill.work import check_file, file_checksum, read_record, write_record
 
 Answers = Mapping[str, pl.DataFrame]
 ValuesOf = Callable[[pl.DataFrame], Mapping[str, pl.Series]]
@@ -53,15 +52,16 @@ def join(
     asked = {"tables": sorted(tables), "questions": len(questions), "parts": len(frame.parts)}
     answers = AnswerFiles(engine.work / stage, {})
     record = answers.folder / "answers.json"
-    earlier = json.loads(record.read_text()) if record.exists() else {}
+    earlier = read_record(record) if record.exists() else {}
     # With another bound of memory, an earlier run may have kept other tables on disk.
     if earlier.get("asked") == asked:
         answers = replace(answers, files=earlier["files"])
+        answers.check()
     else:
         answers.folder.mkdir(parents=True, exist_ok=True)
         for question in questions:
             answers = _ask(engine, frame, tables, question, answers, stage)
-        write_whole(record, json.dumps({"asked": asked, "files": answers.files}))
+        write_record(record, {"asked": asked, "files": answers.files})
     joined = _Joined(frame.maps, answers, function)
     parts = tuple(JoinedPart(part, number, joined) for number, part in enumerate(frame.parts))
     return replace(frame, parts=parts, maps=())
@@ -69,10 +69,15 @@ def join(
 
 @dataclass(frozen=True)
 class AnswerFiles:
-    """For each table, files with a bucket for each part."""
+    """For each table, files with a bucket for each part, and their checksums."""
 
     folder: Path
-    files: Mapping[str, list[str]]
+    files: Mapping[str, dict[str, str]]
+
+    def check(self) -> None:
+        for files in self.files.values():
+            for file, expected in files.items():
+                check_file(self.folder / file, expected)
 
     def of_part(self, number: int) -> dict[str, pl.DataFrame]:
         return {
@@ -128,10 +133,10 @@ def _ask(
     )
     gather = _AnswerBucket(dict(tables), answers.folder, len(frame.parts), engine.memory_per_task // 8)
     num_buckets = max(table.num_runs for table in tables.values())
-    files = {name: list(files) for name, files in answers.files.items()}
+    files = {name: dict(files) for name, files in answers.files.items()}
     for found in engine.exchange(frame, stage, scatter, num_buckets, gather):
         for name, more in found.items():
-            files.setdefault(name, []).extend(more)
+            files.setdefault(name, {}).update(more)
     return replace(answers, files=files)
 
 
@@ -175,11 +180,11 @@ class _AnswerBucket:
     num_parts: int
     memory: int
 
-    def __call__(self, bucket: int, frames: Iterator[pl.DataFrame]) -> dict[str, list[str]]:
+    def __call__(self, bucket: int, frames: Iterator[pl.DataFrame]) -> dict[str, dict[str, str]]:
         names = list(self.tables)
         known: dict[str, _KnownValues] = {}
         held: dict[str, list[pl.DataFrame]] = {}
-        files: dict[str, list[str]] = {}
+        files: dict[str, dict[str, str]] = {}
         num_bytes = 0
         for frame in frames:
             name = names[frame["table"][0]]
@@ -195,7 +200,7 @@ class _AnswerBucket:
         return files
 
     def _write(
-        self, bucket: int, held: Mapping[str, list[pl.DataFrame]], files: dict[str, list[str]]
+        self, bucket: int, held: Mapping[str, list[pl.DataFrame]], files: dict[str, dict[str, str]]
     ) -> None:
         for name, frames in held.items():
             # A task that runs twice leaves a file that nobody reads.
@@ -204,7 +209,7 @@ class _AnswerBucket:
             rows = pl.concat(frames)
             parts = rows["part"].to_numpy()
             write_buckets(rows.drop("part"), parts, self.num_parts, self.folder / file)
-            files.setdefault(name, []).append(file)
+            files.setdefault(name, {})[file] = file_checksum(self.folder / file)
 
 
 class _KnownValues:

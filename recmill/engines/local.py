@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +23,6 @@ from recmill.engines.frames import (
     Task,
     merged,
     record_of,
-    write_record,
 )
 from recmill.engines.spill import read_bucket, write_buckets
 from recmill.errors import ResourceError
@@ -40,6 +38,7 @@ from recmill.kernels import (
 )
 from recmill.machine import available_cores
 from recmill.progress import Progress, Stage
+from recmill.work import read_record, write_record
 
 _COUNT_BUCKETS = 64
 
@@ -183,12 +182,12 @@ def _spill_part(
     folder = work / stage
     record = record_of(work, stage, number)
     if record.exists():
-        return [folder / name for name in json.loads(record.read_text())]
+        return [folder / name for name in read_record(record)]
     files: list[Path] = []
     for batch in merged(batches, piece_bytes):
         files.append(folder / f"{number:06d}-{len(files):04d}.arrow")
         write_buckets(batch, bucket_of(batch), buckets, files[-1])
-    write_record(record, [file.name for file in files])
+    write_record(record, [file.name for file in files], files)
     return files
 
 

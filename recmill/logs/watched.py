@@ -12,9 +12,10 @@ from typing import IO, Any
 
 import polars as pl
 
-from recmill.artifact import unique_aside, write_whole
+from recmill.artifact import unique_aside
 from recmill.logs.base import BadRow, LogFile, Source, Unit, first_position
 from recmill.logs.tally import Tally, too_many
+from recmill.work import read_record, write_record
 
 _UNIT_BYTES = 64 << 20
 _MIN_UNIT_BYTES = 4 << 20
@@ -75,7 +76,7 @@ class WatchedSource:
                 if batch.frame.height:
                     yield batch.frame
         if not record.exists():
-            write_whole(record, json.dumps(vars(tally)), contended=True)
+            write_record(record, vars(tally), [aside.path] if tally.bad else [])
             self._check_early(tally)
 
     def _check_early(self, tally: Tally) -> None:
@@ -90,7 +91,7 @@ class WatchedSource:
         """All that was read so far, from the records on disk."""
         total = Tally()
         for record in sorted(self.rejected.glob("*.json")):
-            saved = json.loads(record.read_text(encoding="utf-8"))
+            saved = read_record(record)
             total.add(Tally(**{**saved, "reasons": Counter(saved["reasons"])}))
         return total
 
@@ -113,14 +114,14 @@ def forget_records(rejected: Path) -> None:
 def cut_log(source: Source, saved: Path, parts: int | None, memory: int, tasks_at_once: int) -> list[Unit]:
     """The pieces of a log, kept in `saved`: unfinished work goes on with the pieces that it began with."""
     if saved.exists():
-        return [Unit(*unit) for unit in json.loads(saved.read_text())]
+        return [Unit(*unit) for unit in read_record(saved)]
     if parts is not None:
         units = source.units(parts=parts)
     else:
         # Several pieces for each task, so that none waits long for the last one.
         fair = sum(file.size for file in source.files) // (8 * tasks_at_once)
         units = source.units(target_bytes=max(_MIN_UNIT_BYTES, min(_UNIT_BYTES, memory // 8, fair)))
-    write_whole(saved, json.dumps([astuple(unit) for unit in units]))
+    write_record(saved, [astuple(unit) for unit in units])
     return units
 
 

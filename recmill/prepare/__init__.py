@@ -22,7 +22,6 @@ from recmill.artifact import (
     link_or_copy,
     open_work,
     publish,
-    write_whole,
 )
 from recmill.engines import check_engine, open_engine
 from recmill.engines.base import Engine, MapFunction
@@ -46,6 +45,7 @@ from recmill.spec.kinds import kinds_of_columns
 from recmill.spec.load import recipe_to_dict
 from recmill.spec.recipe import SPLIT, Filter, Recipe
 from recmill.table import Table, table_digest
+from recmill.work import damage_is_of_work, read_record, resume_or_start_over, write_record
 
 DEFAULT_MEMORY = 2 << 30
 _NOTHING_TO_TRAIN_ON = (
@@ -106,7 +106,7 @@ def prepare(
         if is_published(into):  # by the one that had the lock before, or that was killed when all was done
             _remove_work(into)
             return _already_there(into, job)
-        return _prepare(inputs, data, into, job, options, progress, plan)
+        return resume_or_start_over(into, lambda: _prepare(inputs, data, into, job, options, progress, plan))
 
 
 def _prepare(
@@ -290,10 +290,13 @@ def _fitted_plan(
     """The plan that an earlier, interrupted run fitted, the one that was given, or a new one."""
     saved, on_disk = work / "plan", work / "stored.json"
     if (saved / "plan.json").exists():
-        folders = {} if isinstance(engine, LocalEngine) else json.loads(on_disk.read_text())
-        return Plan.read(saved, {name: Path(folder) for name, folder in folders.items()})
+        folders = {} if isinstance(engine, LocalEngine) else read_record(on_disk)
+        with damage_is_of_work():
+            return Plan.read(saved, {name: Path(folder) for name, folder in folders.items()})
     plan = given.for_recipe(recipe) if given is not None else fit(engine, frame, recipe, watched.check)
-    write_whole(on_disk, json.dumps({name: str(keyed.folder) for name, keyed in plan.stored.items()}))
+    folders = {name: keyed.folder for name, keyed in plan.stored.items()}
+    files = [file for folder in folders.values() for file in sorted(folder.rglob("*")) if file.is_file()]
+    write_record(on_disk, {name: str(folder) for name, folder in folders.items()}, files)
     aside = work / "plan.partial"
     shutil.rmtree(aside, ignore_errors=True)
     plan.save(aside)

@@ -33,6 +33,7 @@ from recmill.score.models import ModelRef, Side, facts_of, open_models
 from recmill.score.recall import recall, write_catalogue
 from recmill.score.sides import vectors
 from recmill.table import Table
+from recmill.work import resume_or_start_over
 
 KIND = "scores"
 _FOLDERS: Mapping[Side, str] = {"user": "users", "item": "items"}
@@ -103,7 +104,9 @@ def score(
         if is_published(into):  # by the one that had the lock before, or that was killed when all was done
             _remove_work(into)
             return _already_there(into, job)
-        return _score(model, rows, table, into, options, progress, asked, job)
+        return resume_or_start_over(
+            into, lambda: _score(model, rows, table, into, options, progress, asked, job)
+        )
 
 
 def _score(

@@ -25,6 +25,7 @@ from recmill.score.sides import ID, SEEN, entities, id_column, slices, tower_vec
 from recmill.score.sources import Places
 from recmill.spec.recipe import POSITION, SPLIT
 from recmill.table import Table
+from recmill.work import read_record, write_record
 
 _VECTORS, _IDS, _INDEX = "vectors.npy", "ids.arrow", "index"
 
@@ -144,8 +145,11 @@ def _places_of(seen: pl.Series, lookup: Lookup) -> list[Array]:
 
 def write_catalogue(shards: Sequence[Path], into: Path) -> None:
     """Make vectors that can be mapped, raw ids and an index of shards with items, unless an earlier run did."""
-    if into.exists():
+    record = into.with_name(into.name + ".json")
+    if record.exists():
+        read_record(record)
         return
+    shutil.rmtree(into, ignore_errors=True)
     aside = into.with_name(into.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -169,6 +173,7 @@ def write_catalogue(shards: Sequence[Path], into: Path) -> None:
     pl.DataFrame([pl.concat(ids, rechunk=True)]).write_ipc(aside / _IDS, compression="uncompressed")
     build_index(mapped).save(aside / _INDEX)
     os.replace(aside, into)
+    write_record(record, {}, sorted(path for path in into.rglob("*") if path.is_file()))
 
 
 def open_catalogue(folder: Path) -> tuple[Catalogue, Lookup]:

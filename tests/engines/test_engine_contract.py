@@ -23,6 +23,7 @@ from recmill.prepare import Prepared, prepare
 from recmill.spec.load import load_recipe
 from recmill.spec.recipe import SPLITS, Filter, Recipe
 from recmill.table import Table
+from recmill.work import read_record
 
 
 def prepared(engine: EngineConf, recipe: Recipe, data: Path, into: Path, **options: Any) -> Prepared:
@@ -148,7 +149,7 @@ def test_an_interrupted_prepare_goes_on_and_keeps_finished_shards(tmp_path: Path
     with pytest.raises(FeatureError, match="The user's own function failed"):
         prepared(engine, text_recipe(), data, into, partitions=6)
     records = sorted(into.glob("_work/done/parquet-*.json"))
-    shards = [into / shard["file"] for record in records for shard in json.loads(record.read_text())]
+    shards = [into / shard["file"] for record in records for shard in read_record(record)]
     before = {shard: shard.stat().st_ino for shard in shards}
     assert len(shards) >= 2
 

@@ -18,6 +18,7 @@ from recmill.errors import ArtifactError, ResourceError
 from recmill.prepare import Options, prepare
 from recmill.spec.load import load_recipe
 from recmill.table import Table
+from recmill.work import read_record
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_killed_and_run_again_it_finishes_without_redoing_shards(tmp_path, crite
         str(into),
     ]
     done = kill_when(into, 3, command)
-    shards = {into / shard["file"] for record in done for shard in json.loads(record.read_text())}
+    shards = {into / shard["file"] for record in done for shard in read_record(record)}
     before = {shard: (shard.stat().st_mtime_ns, shard.stat().st_ino) for shard in shards}
     with pytest.raises(ArtifactError, match="incomplete"):
         Table.open(into)
@@ -193,6 +194,37 @@ def test_a_job_killed_while_it_publishes_resumes_to_the_same_table(tmp_path, mon
         names = [{file.relative_to(path) for file in path.rglob("*")} for path in (into, expected.path)]
         assert names[0] == names[1]
     assert stop_at > 5
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate"])
+def test_unfinished_work_that_is_damaged_is_not_used(tmp_path, monkeypatch, damage):
+    """One file after the other, as a failing disk or a power cut leaves them."""
+    data = write_events(tmp_path / "log", 60)
+    with open(data / "events0.tsv", "a") as file:
+        file.write("not a row\n")
+    split = {"by": "random", "column": "user", "held_out": 0.2}
+    recipe = events_recipe(split=split, table={"order": "shuffle"})
+    options = Options(workers=1, max_bad=0.1)
+    expected = prepare(recipe, str(data), tmp_path / "table", options).table
+    half = tmp_path / "half"
+    with monkeypatch.context() as patch:
+        patch.setattr("recmill.prepare._publish", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(recipe, str(data), half, options)
+    files = [path.relative_to(half) for path in half.rglob("*") if path.is_file() and path.name != ".lock"]
+    assert len(files) > 10
+    for file in files:
+        into = tmp_path / str(file).replace("/", "-")
+        shutil.copytree(half, into)
+        content = bytearray((into / file).read_bytes())
+        content[len(content) // 2] ^= 0x80
+        (into / file).write_bytes(bytes(content) if damage == "flip" else b"")
+        table = prepare(recipe, str(data), into, options).table
+        table.verify()
+        assert table.digest == expected.digest, file
+        assert table.manifest["rows_rejected"] == expected.manifest["rows_rejected"], file
+        (aside,) = (into / "rejected").iterdir()
+        assert json.loads(aside.read_text())["text"] == "not a row", file
 
 
 @pytest.mark.processes

@@ -29,6 +29,7 @@ from recmill.score import Scored
 from recmill.score.models import checkpoint_ref, open_models
 from recmill.spec.recipe import POSITION
 from recmill.table import Table
+from recmill.work import read_record
 
 pytestmark = pytest.mark.stages
 
@@ -304,7 +305,7 @@ def _killed_after(command: list[str], into: Path, num_done: int) -> list[Path]:
         process.wait()
     with pytest.raises(Exception, match="incomplete"):
         Scored.open(into)
-    return [into / shard["file"] for record in found for shard in json.loads(record.read_text())]
+    return [into / shard["file"] for record in found for shard in read_record(record)]
 
 
 # models
