@@ -129,32 +129,34 @@ def _require_directory(filesystem: Any, root: str, data: str) -> None:
 
 
 def _list_matches(filesystem: Any, root: str, pattern: str) -> list[Any]:
-    parts = pattern.split("/")
+    parts = tuple(pattern.split("/"))
     fixed = next((i for i, part in enumerate(parts) if re.search(r"[*?\[]", part)), len(parts) - 1)
     directory = _join(root, "/".join(parts[:fixed])).rstrip("/")
     recursive = len(parts) - fixed > 1
     if recursive and isinstance(filesystem, fs.LocalFileSystem):
-        infos = filesystem.get_file_info(list(_walk(directory)))
-    else:
-        infos = filesystem.get_file_info(
-            fs.FileSelector(directory, allow_not_found=True, recursive=recursive)
-        )
+        return [info for info in filesystem.get_file_info(_walk(directory, parts[fixed:])) if info.is_file]
+    infos = filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True, recursive=recursive))
     return [info for info in infos if info.is_file and _matches(_relative(info, root).split("/"), parts)]
 
 
-def _walk(directory: str) -> Iterator[str]:
-    """Every file below a local directory. Each directory is entered once, so that a loop of links has an end."""
-    waiting, entered = [directory] if os.path.isdir(directory) else [], set()
-    while waiting:
-        folder = waiting.pop(0)
-        if (known := _inode(folder)) in entered:
+def _walk(directory: str, patterns: tuple[str, ...]) -> list[str]:
+    """The files below a local directory that match.
+
+    A directory is entered once for each rest of the patterns, by whatever links it is reached: a loop has an end.
+    """
+    found, entered = [], set()
+    waiting = [(directory, patterns)] if os.path.isdir(directory) else []
+    for folder, left in waiting:
+        if (state := (_inode(folder), left)) in entered:
             continue
-        entered.add(known)
+        entered.add(state)
         for entry in sorted(os.scandir(folder), key=lambda entry: (entry.is_symlink(), entry.name)):
-            if entry.is_dir():
-                waiting.append(entry.path)
-            else:
-                yield entry.path
+            rests = _rests(entry.name, left)
+            if os.path.isdir(entry.path):
+                waiting += [(entry.path, rest) for rest in rests if rest]
+            elif () in rests and os.path.isfile(entry.path):
+                found.append(entry.path)
+    return found
 
 
 def _compressed_forms(filesystem: Any, root: str, name: str) -> list[Any]:
@@ -162,16 +164,23 @@ def _compressed_forms(filesystem: Any, root: str, name: str) -> list[Any]:
     return [info for info in infos if info.is_file]
 
 
-def _matches(names: list[str], patterns: list[str]) -> bool:
-    if not names or not patterns:
-        return not names and not patterns
+def _matches(names: list[str], patterns: tuple[str, ...]) -> bool:
+    left = {patterns}
+    for name in names:
+        left = {rest for patterns in left for rest in _rests(name, patterns)}
+    return () in left
+
+
+def _rests(name: str, patterns: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """What is left of the patterns to match below a name; nothing when the name does not match."""
+    if not patterns:
+        return []
+    is_hidden = name.startswith((".", "_"))
     if patterns[0] == "**":
-        return _matches(names, patterns[1:]) or (
-            not names[0].startswith((".", "_")) and _matches(names[1:], patterns)
-        )
+        return _rests(name, patterns[1:]) + ([] if is_hidden else [patterns])
     # What begins with a dot or an underscore is nobody's data unless it is named: _SUCCESS, _truth.json, .crc files.
-    hidden = names[0].startswith((".", "_")) and patterns[0][0] != names[0][0]
-    return not hidden and fnmatchcase(names[0], patterns[0]) and _matches(names[1:], patterns[1:])
+    is_match = fnmatchcase(name, patterns[0]) and not (is_hidden and patterns[0][0] != name[0])
+    return [patterns[1:]] if is_match else []
 
 
 def _relative(info: Any, root: str) -> str:
@@ -185,10 +194,12 @@ def _log_file(info: Any, root: str, data: str) -> LogFile:
 
 
 def _inode(path: str) -> tuple[int, int] | None:
-    if "://" in path:
+    """Of a local file, by its path or as file:// URL."""
+    filesystem, inner = locate(path)
+    if not isinstance(filesystem, fs.LocalFileSystem):
         return None
     with explained(path):
-        status = os.stat(path)
+        status = os.stat(inner)
     return status.st_dev, status.st_ino
 
 

@@ -12,6 +12,7 @@ from recmill.logs.text import TextSource
 from recmill.spec.recipe import Log
 
 _LOOK_BACK = 1 << 16
+_REMEMBERED_BYTES = 1 << 12  # before the place where reading goes on, to tell a rewritten file
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Tail:
     data: str
     done: dict[str, int] = field(default_factory=dict)
     _sizes: Mapping[str, int] = field(default_factory=dict)  # at the last look
+    _last: dict[str, bytes] = field(default_factory=dict)  # of what was read
 
     def read(self, until: Mapping[str, int] | None = None) -> Iterator[LogBatch]:
         """What is new; call it to the end, then again later. `until` is where an earlier tail was `done`."""
@@ -34,16 +36,23 @@ class Tail:
         for index, file in enumerate(source.files):
             start = self.done.get(file.name, 0)
             end = file.size if until is None else until.get(file.name, 0)
-            if file.size < max(start, end):
-                raise LogError(
-                    f"{file.path}: has {file.size:,} bytes, but {max(start, end):,} were read before. "
-                    "A log that is followed only grows; start again from a new export."
-                )
+            can_cut = isinstance(source, TextSource) and source.can_cut(file)
+            self._check_only_grew(file, start, start if until is None else max(start, end), can_cut)
             if end <= start:
                 continue
             for unit in self._new_units(source, index, file, start, end, before):
                 yield from source.read(unit)
                 self.done[file.name] = unit.end
+                if can_cut:
+                    self._last[file.name] = _bytes_before(file, unit.end)
+
+    def _check_only_grew(self, file: LogFile, start: int, num_read: int, can_cut: bool) -> None:
+        """LogError when rows would be lost: what was read before is gone, or what came since cannot be told apart."""
+        if file.size < num_read or (not can_cut and 0 < num_read != file.size):
+            raise _changed(file, f"has {file.size:,} bytes, but {num_read:,} were read before")
+        last = _bytes_before(file, start) if can_cut and start else b"\n"
+        if not last.endswith(self._last.get(file.name, b"\n")):
+            raise _changed(file, f"does not have the {start:,} bytes any more that were read before")
 
     def _new_units(
         self, source: Source, index: int, file: LogFile, start: int, end: int, before: Mapping[str, int]
@@ -55,6 +64,20 @@ class Tail:
         elif start == 0 and before.get(file.name) == file.size:
             yield from (unit for unit in source.units() if unit.file_index == index)
             self.done[file.name] = file.size
+
+
+def _changed(file: LogFile, found: str) -> LogError:
+    return LogError(
+        f"{file.path}: {found}. A log that is followed only grows, by lines or by whole files; "
+        "start again from a new export."
+    )
+
+
+def _bytes_before(file: LogFile, end: int) -> bytes:
+    start = max(0, end - _REMEMBERED_BYTES)
+    with open(file.path, "rb") as opened:
+        opened.seek(start)
+        return opened.read(end - start)
 
 
 def _end_of_last_line(file: LogFile) -> int:

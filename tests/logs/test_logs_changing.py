@@ -14,6 +14,7 @@ from log_reading import columns_of, read_all
 from recmill.errors import LogError
 from recmill.logs.base import open_source
 from recmill.logs.counted import CountedLog
+from recmill.logs.tail import Tail
 from recmill.spec.load import recipe_from_dict
 from recmill.spec.recipe import Log
 
@@ -130,3 +131,62 @@ def test_a_loop_of_links_is_not_followed_and_a_file_counts_once(tmp_path: Path) 
     source = open_source(log, str(tmp_path))
     assert [file.name for file in source.files] == ["day/log.tsv"]
     assert read_all(source).num_rows == 1_000
+
+
+def test_a_link_to_a_directory_hides_none_of_its_files(tmp_path: Path) -> None:
+    for day in ("16", "17"):
+        (tmp_path / "2026" / "11" / day).mkdir(parents=True)
+        (tmp_path / "2026" / "11" / day / "log.tsv").write_text(_text(10))
+    (tmp_path / "latest").symlink_to("2026/11/17")
+    (tmp_path / "loop").symlink_to(".")
+    (tmp_path / "itself").symlink_to("itself")
+    log = Log(files=("*/*/*/log.tsv",), columns=columns_of(user="text", item="int"))
+    for data in (str(tmp_path), tmp_path.as_uri()):
+        source = open_source(log, data)
+        assert [file.name for file in source.files] == ["2026/11/16/log.tsv", "2026/11/17/log.tsv"]
+
+
+def _follow(log: Log, data: Path, done: dict[str, int] | None = None) -> tuple[Tail, Callable[[], int]]:
+    tail = Tail(log, str(data), done or {})
+    return tail, lambda: sum(batch.num_rows for batch in tail.read())
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_followed_log_that_became_another_one_is_an_error(
+    tmp_path: Path, is_replaced: bool, is_restarted: bool
+) -> None:
+    path = tmp_path / "log.tsv"
+    path.write_text(_text(100))
+    tail, read = _follow(_log(path.name), tmp_path)
+    assert read() == 100
+    if is_restarted:
+        tail, read = _follow(_log(path.name), tmp_path, tail.done)
+    other = tmp_path / "other" if is_replaced else path
+    other.write_text(_text(500).replace("u", "user"))  # more than was there
+    other.replace(path)
+    with pytest.raises(LogError, match=r"does not have the 590 bytes any more .* new export"):
+        read()
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_followed_file_that_is_read_as_a_whole_must_not_grow_any_more(
+    tmp_path: Path, is_restarted: bool
+) -> None:
+    path = tmp_path / "log.tsv.gz"
+    _gzip(path, 100)
+    tail, read = _follow(_log(path.name), tmp_path)
+    assert [read(), read(), read()] == [0, 100, 0]
+    if is_restarted:
+        tail, read = _follow(_log(path.name), tmp_path, tail.done)
+    with open(path, "ab") as file:
+        file.write(gzip.compress(_text(50).encode()))
+    with pytest.raises(LogError, match=r"bytes, but .* were read before"):
+        read()
+
+
+def test_what_an_earlier_follower_read_of_a_file_that_grew_since_is_an_error(tmp_path: Path) -> None:
+    _gzip(tmp_path / "log.tsv.gz", 100)
+    tail = Tail(_log("log.tsv.gz"), str(tmp_path))
+    with pytest.raises(LogError, match="were read before"):
+        list(tail.read(until={"log.tsv.gz": 50}))
