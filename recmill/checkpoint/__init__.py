@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from recmill.artifact import MANIFEST, publish, read_manifest, sync_all, write_manifest
+from recmill.artifact import MANIFEST, is_published, publish, read_manifest, sync_all, write_manifest
 from recmill.checkpoint.records import read_records, write_records
 from recmill.embeddings.peers import Peers
 from recmill.embeddings.table import Array, EmbeddingTable, Records, Snapshot, Waiting
@@ -75,7 +75,11 @@ class CheckpointFolder(Planned):
         `source` tells the rows that they learn from from others, `data` is where the log of these rows is.
         """
         path.mkdir(parents=True, exist_ok=True)
-        if not (path / "plan").exists():
+        if not is_published(
+            path
+        ):  # a plan that is there may be of a run that was killed, with another recipe
+            _remove(path / "plan")
+            _remove(path / "plan.partial")
             plan.save(path / "plan.partial")
             sync_all(path / "plan.partial")
             os.rename(path / "plan.partial", path / "plan")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recmill.artifact import is_published
+from recmill.artifact import WORK, is_published
 from recmill.checkpoint import METRICS, Checkpoint, CheckpointFolder, Checkpoints
 from recmill.embeddings.table import DiskTier
 from recmill.errors import ArtifactError, RecmillError
@@ -154,6 +154,10 @@ def open_folder(recipe: r.Recipe, source: Source, into: Path, options: Options) 
             _check_goes_on(folder, recipe, source, options)
             if folder.recipe == recipe:
                 return
+        if (into / WORK).exists():
+            raise ArtifactError(
+                f"{into} holds unfinished work of `recmill prepare` or `recmill score`. Choose another --into."
+            )
         CheckpointFolder.create(into, recipe, source.columns, source.plan, source.name, source.data)
 
     options.workers.by_first(open_or_create)

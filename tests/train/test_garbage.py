@@ -214,3 +214,24 @@ def test_a_run_killed_while_it_pruned_after_its_last_step_is_pruned_by_the_next_
     again = train(short, TableSource(table), tmp_path, Options(threads=1, resume=True))
     assert again[0].was_there
     assert {path.name for path in steps.glob("step-*")} == whole
+
+
+def test_the_plan_of_a_run_that_was_killed_at_once_is_not_that_of_the_next_one(table, tmp_path, monkeypatch):
+    generate("criteo", 2_000, 2, tmp_path / "log")
+    other = prepare(recipe(), str(tmp_path / "log"), tmp_path / "table").table
+    into, short = tmp_path / "into", recipe("ranking.train.max_steps=2")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "recmill.checkpoint.write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            train(short, TableSource(other), into, Options(threads=1))
+    train(short, TableSource(table), into, Options(threads=1))
+    assert CheckpointFolder.open(into).plan.digest() == table.plan.digest() != other.plan.digest()
+
+
+def test_unfinished_work_of_prepare_is_left_alone(table, tmp_path):
+    (tmp_path / "_work").mkdir()
+    with pytest.raises(ArtifactError, match="holds unfinished work"):
+        train(recipe(), TableSource(table), tmp_path, Options(threads=1))
+    assert [path.name for path in tmp_path.iterdir()] == ["_work"]
