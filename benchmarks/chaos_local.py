@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from recmill.checkpoint import CheckpointFolder
 from recmill.errors import RecmillError
@@ -31,7 +32,15 @@ from recmill.train import Options, train
 from recmill.train.source import TableSource
 from recmill.train.trainer import Progress
 
-FAULTS = ("shard flips", "checkpoint flips", "kills while saving", "two writers", "SIGSTOP", "truncated log")
+FAULTS = (
+    "shard flips",
+    "checkpoint flips",
+    "work flips",
+    "kills while saving",
+    "two writers",
+    "SIGSTOP",
+    "truncated log",
+)
 SET = [
     "ranking.embedding_dim=8",
     "ranking.bottom=[16, 8]",
@@ -64,6 +73,9 @@ class Local:
             self.train(folder / "table", self.half, stop_at=14)
         self.train(folder / "table", folder / "calm")
         self.calm = result_of(folder / "calm")
+        self.unfinished = folder / "unfinished"
+        with suppress(_Stopped), patch("recmill.prepare._publish", side_effect=_Stopped):
+            prepare(self.recipe, str(folder / "log"), self.unfinished)
 
     def train(self, table: Path, into: Path, stop_at: int | None = None) -> None:
         def on_step(model: str, progress: Progress) -> None:
@@ -133,6 +145,21 @@ class Local:
         shutil.copytree(self.half, into)
         self._flip(into)
         return True, self.outcome(lambda: self.train(self.folder / "table", into), into)
+
+    def work_flips(self, into: Path) -> tuple[bool, str]:
+        """What prepare left when it was killed before it published."""
+        shutil.copytree(self.unfinished, into)
+        self._flip(into)
+        try:
+            table = prepare(self.recipe, str(self.folder / "log"), into).table
+            table.verify()
+        except RecmillError as error:
+            print(f"  {error}", file=sys.stderr)
+            return True, "lost"
+        except Exception as error:
+            print(f"  {type(error).__name__}: {error}", file=sys.stderr)
+            return True, "wrong"
+        return True, "equal" if table.digest == Table.open(self.folder / "table").digest else "wrong"
 
     def _flip(self, folder: Path) -> None:
         """One bit of a file, each file alike."""

@@ -3,12 +3,13 @@
     python benchmarks/chaos_train.py [--only ray] [--runs 10] [--seed 1] [--rows 24000]
     python benchmarks/chaos_train.py --only local [--tries 10] [--fault "shard flips"]
 
-`--only local` needs no Ray: flipped bits in a Table and in checkpoints, kills before the calls with which a checkpoint
-is saved, two writers, a worker that stands still, a log that loses its end (chaos_local.py). Without it, the script
-starts a cluster of three nodes on this machine, trains straight from a raw log once undisturbed (two workers, two data
-workers), then again and again; each time one process is killed with SIGKILL at a random moment: a training worker, a
-data task, or the raylet of a node, with all that runs on it. Prints a line for each run. Counts are how often each
-table has seen each key, and samples how many rows were learned: both must be exactly those of the undisturbed run.
+`--only local` needs no Ray: flipped bits in a Table, in checkpoints and in unfinished work, kills before the calls
+with which a checkpoint is saved, two writers, a worker that stands still, a log that loses its end (chaos_local.py).
+Without it, the script starts a cluster of three nodes on this machine, trains straight from a raw log once undisturbed
+(two workers, two data workers), then again and again; each time one process is killed with SIGKILL at a random moment:
+a training worker, a data task, or the raylet of a node, with all that runs on it. Prints a line for each run. Counts
+are how often each table has seen each key, and samples how many rows were learned: both must be exactly those of the
+undisturbed run.
 """
 
 from __future__ import annotations
