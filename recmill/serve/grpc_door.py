@@ -230,7 +230,7 @@ class GrpcDoor:
         return predict_v2_pb2.ServerReadyResponse(ready=self.desk.is_ready), None
 
     async def _model_ready(self, data: bytes, remaining: float | None) -> tuple[Message, None]:
-        request = convert.parse(predict_v2_pb2.ModelReadyRequest, data)
+        request = await self._read(predict_v2_pb2.ModelReadyRequest, data)
         ready = self.scoring.is_ready(request.name, request.version)
         return predict_v2_pb2.ModelReadyResponse(ready=ready), None
 
@@ -241,8 +241,11 @@ class GrpcDoor:
         return reply, None
 
     async def _model(self, data: bytes, remaining: float | None) -> tuple[Message, None]:
-        request = convert.parse(predict_v2_pb2.ModelMetadataRequest, data)
+        request = await self._read(predict_v2_pb2.ModelMetadataRequest, data)
         return inference.grpc_model(self.scoring.model(request.name, request.version)), None
+
+    async def _read(self, kind: type[Message], data: bytes) -> Any:
+        return await self.desk.read(len(data), lambda: convert.parse(kind, data))
 
     async def _infer(self, data: bytes, remaining: float | None) -> tuple[Message, None]:
         began = time.monotonic()

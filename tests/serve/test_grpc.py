@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from servers import Running, Start
 from recmill.errors import BadRequest
 from recmill.serve import messages as m
 from recmill.serve.calls import Desk
-from recmill.serve.grpc_door import GrpcDoor
+from recmill.serve.grpc_door import INFERENCE, METHODS, SERVICE, GrpcDoor
 from recmill.serve.inference import Scoring
 from recmill.serve.limits import Limits
 from recmill.serve.proto import convert
@@ -146,6 +147,26 @@ def test_bytes_that_are_no_message_are_the_callers_mistake(server: Running) -> N
         code, sentence = refusal(server, method, b"\xff\xff\xff\xff")
         assert code == "INVALID_ARGUMENT"
         assert sentence.startswith("The request is no recmill.v1.")
+
+
+def test_a_large_message_to_any_method_is_read_by_a_thread_and_not_by_the_loop(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[str] = []
+    parse = convert.parse
+
+    def noted(kind: Any, data: bytes) -> Any:
+        readers.append(threading.current_thread().name)
+        return parse(kind, data)
+
+    monkeypatch.setattr(convert, "parse", noted)
+    methods = [f"/{SERVICE}/{name}" for name in METHODS]
+    methods += [f"/{INFERENCE}/{name}" for name in ("ModelReady", "ModelMetadata", "ModelInfer")]
+    with grpc.insecure_channel(server.grpc) as channel:
+        for method in methods:
+            with pytest.raises(grpc.RpcError):
+                channel.unary_unary(method)(b"\xff" * 1_000_000, timeout=20)
+    assert readers == ["recmill-read"] * len(methods)
 
 
 def test_a_message_that_is_too_large_is_refused(start: Start) -> None:
