@@ -157,8 +157,16 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
 # one process
 
 
-async def serve(settings: Settings, say: Callable[[Ready], None], stop: asyncio.Event | None = None) -> int:
-    """Answer until `stop` is set or SIGTERM comes, then finish what is under way."""
+async def serve(
+    settings: Settings,
+    say: Callable[[Ready], None],
+    stop: asyncio.Event | None = None,
+    inherited: socket.socket | None = None,
+) -> int:
+    """Answer until `stop` is set or SIGTERM comes, then finish what is under way.
+
+    `inherited` is the socket to take HTTP connections from, when other processes take them from it too.
+    """
     from recmill.serve import console
     from recmill.serve.calls import Desk
     from recmill.serve.grpc_door import GrpcDoor
@@ -171,7 +179,7 @@ async def serve(settings: Settings, say: Callable[[Ready], None], stop: asyncio.
     stop = stop or stop_on_signals()
     max_connections = connections_for(settings.limits.max_connections, raise_file_limit())
     shared = settings.processes > 1
-    with bound(settings.host, settings.http_port, shared) as listener:
+    with inherited or bound(settings.host, settings.http_port) as listener:
         telemetry = Telemetry(settings.otlp)
         service = await asyncio.to_thread(open_service, settings, telemetry)
         telemetry.watch(service.status)
@@ -218,15 +226,15 @@ async def drain(grpc: GrpcDoor, http: HttpServer, answering: asyncio.Future[None
 
 
 @contextlib.contextmanager
-def bound(host: str, port: int, shared: bool) -> Iterator[socket.socket]:
-    """A socket at this address; `shared`: others of our processes may have it too."""
+def bound(host: str, port: int, reuse_port: bool = False) -> Iterator[socket.socket]:
+    """A socket at this address; with `reuse_port`, others of our processes may bind it too."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise ServerError(f"--host {host} is no address of this machine: {error.strerror}.") from None
     with socket.socket(family, kind, protocol) as found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
+        if reuse_port:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             found.bind(address)

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -27,10 +28,9 @@ from recmill.serve.server import (
 )
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a process that ended is started again
-_BEAT_SECONDS, _SILENT_SECONDS = (
-    0.5,
-    5,
-)  # between signs of life of a process, and without any before it is killed
+_BEAT_SECONDS = 0.5  # between signs of life of a process
+_SILENT_SECONDS = 5  # without a sign of life before a process is killed
+_SILENT_START_SECONDS = 60  # the same until it is ready: imports and large bundles keep its event loop busy
 _logger = logging.getLogger("recmill.serve")
 
 
@@ -40,14 +40,15 @@ async def supervise(settings: Settings, say: Callable[[Ready], None]) -> int:
 
     stop = stop_on_signals()
     with contextlib.ExitStack() as held:
-        # Bound but not listening: the ports are ours, and connections go to the processes alone.
-        ports = [
-            held.enter_context(bound(settings.host, port, True)).getsockname()[1]
-            for port in (settings.http_port, settings.grpc_port)
-        ]
+        # One queue of HTTP connections for all processes: what waits in it when one of them hangs or is killed is
+        # accepted by another. The gRPC library takes no socket from us, so each process has a queue of its own there;
+        # that port is bound here, not listening, so that it is ours.
+        listener = held.enter_context(bound(settings.host, settings.http_port))
+        grpc_socket = held.enter_context(bound(settings.host, settings.grpc_port, reuse_port=True))
         folder = held.enter_context(shared_by_processes())
+        ports = [found.getsockname()[1] for found in (listener, grpc_socket)]
         settings = replace(settings, http_port=ports[0], grpc_port=ports[1])
-        group = _Group(settings, folder, stop)
+        group = _Group(settings, folder, stop, listener)
         keepers = [asyncio.ensure_future(group.keep(number)) for number in range(settings.processes)]
         try:
             first = await group.all_ready(keepers)
@@ -56,6 +57,7 @@ async def supervise(settings: Settings, say: Callable[[Ready], None]) -> int:
             await first_of(stop.wait(), *keepers)
         finally:
             stop.set()
+            listener.close()  # the last process that drains ends the queue, after it has emptied it
             group.terminate()
             results = await asyncio.gather(*keepers, return_exceptions=True)
     for result in results:
@@ -64,13 +66,25 @@ async def supervise(settings: Settings, say: Callable[[Ready], None]) -> int:
     return 0
 
 
+@dataclass
+class _Run:
+    """What became of one process."""
+
+    got_ready: bool = False
+    was_silent: bool = False
+    code: int = 0
+
+
 class _Group:
     """The processes of one server."""
 
-    def __init__(self, settings: Settings, folder: Path, stop: asyncio.Event) -> None:
+    def __init__(
+        self, settings: Settings, folder: Path, stop: asyncio.Event, listener: socket.socket
+    ) -> None:
         self.settings = settings
         self.folder = folder
         self.stop = stop
+        self.listener = listener
         self.processes: dict[int, asyncio.subprocess.Process] = {}
         self._ready: asyncio.Queue[Ready] = asyncio.Queue()
 
@@ -84,60 +98,68 @@ class _Group:
         return [await self._ready.get() for _ in range(number)]
 
     async def keep(self, number: int) -> None:
-        """Start a process and start it again whenever it ends; one that never got ready is an error."""
+        """Start a process and start it again whenever it ends; one that ends by itself before it was ever ready is
+        an error.
+        """
         pause, was_ready = _FIRST_PAUSE, False
         while not self.stop.is_set():
-            got_ready, code = await self._run_once(number)
+            run = await self._run_once(number)
             if self.stop.is_set():
                 return
-            if not (was_ready or got_ready):
-                raise ServerError(f"A process of the server ended with code {code} before it was ready.")
-            was_ready, pause = True, _FIRST_PAUSE if got_ready else min(_LONGEST_PAUSE, pause * 2)
+            was_ready = was_ready or run.got_ready
+            if not (was_ready or run.was_silent):
+                raise ServerError(f"A process of the server ended with code {run.code} before it was ready.")
+            pause = _FIRST_PAUSE if run.got_ready else min(_LONGEST_PAUSE, pause * 2)
             _logger.warning(
-                "process %d ended with code %s; another is started in %.1f s", number, code, pause
+                "process %d ended with code %s; another is started in %.1f s", number, run.code, pause
             )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stop.wait(), pause)
 
-    async def _run_once(self, number: int) -> tuple[bool, int]:
-        """Whether it got ready, and the code that it ended with."""
+    async def _run_once(self, number: int) -> _Run:
         from recmill.serve.telemetry import forget_process
 
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "recmill.serve.supervisor",
+            str(self.listener.fileno()),
+            pass_fds=[self.listener.fileno()],
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
         assert process.stdin is not None
-        assert process.stdout is not None
         self.processes[number] = process
+        run = _Run()
         process.stdin.write(settings_to_json(self.settings) + b"\n")
-        line = await process.stdout.readline()
-        if line:
-            self._ready.put_nowait(msgspec.json.decode(line, type=Ready))
-        watching = asyncio.ensure_future(self._kill_when_silent(number, process))
-        code = await self._ended(process)
+        watching = asyncio.ensure_future(self._watch(number, process, run))
+        run.code = await self._ended(process)
+        await asyncio.wait([watching], timeout=1)  # for what it wrote last
         watching.cancel()
         forget_process(process.pid, self.folder)
-        return bool(line), code
+        return run
 
-    async def _kill_when_silent(self, number: int, process: asyncio.subprocess.Process) -> None:
-        """Kill a process whose event loop stands still: the kernel would go on to give it connections.
+    async def _watch(self, number: int, process: asyncio.subprocess.Process, run: _Run) -> None:
+        """Take the ready line of a process; kill it when its event loop stands still, before that line or after.
 
         Seconds are counted, not compared with a clock, so that a pause of this process is none of the other's.
         """
         assert process.stdout is not None
         silent_seconds = 0
-        while silent_seconds < _SILENT_SECONDS:
+        while silent_seconds < (_SILENT_SECONDS if run.got_ready else _SILENT_START_SECONDS):
             try:
-                if not await asyncio.wait_for(process.stdout.readline(), 1.0):
-                    return
-                silent_seconds = 0
+                line = await asyncio.wait_for(process.stdout.readline(), 1.0)
             except TimeoutError:
                 silent_seconds += 1
+                continue
+            if not line:
+                return
+            silent_seconds = 0
+            if line.strip():
+                run.got_ready = True
+                self._ready.put_nowait(msgspec.json.decode(line, type=Ready))
         _logger.warning("process %d gave no sign of life for %d s and is killed", number, silent_seconds)
+        run.was_silent = True
         process.kill()
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
@@ -165,8 +187,8 @@ def settings_from_json(text: bytes) -> Settings:
     return msgspec.json.decode(text, type=Settings, dec_hook=lambda kind, value: kind(value))
 
 
-async def _serve_as_child(settings: Settings) -> int:
-    """Serve for a parent: ready is one line of JSON for it, and its end is ours."""
+async def _serve_as_child(settings: Settings, listener: socket.socket) -> int:
+    """Serve for a parent: ready is one line of JSON for it, an empty line a sign of life, and its end is ours."""
     stop, loop = stop_on_signals(), asyncio.get_running_loop()
 
     def parent_ended() -> None:
@@ -174,23 +196,18 @@ async def _serve_as_child(settings: Settings) -> int:
         stop.set()
 
     loop.add_reader(sys.stdin.fileno(), parent_ended)  # the parent keeps our input open as long as it lives
-
-    beating: list[asyncio.Task[None]] = []
-
-    def say(ready: Ready) -> None:
-        print(msgspec.json.encode(ready).decode(), flush=True)
-        beating.append(asyncio.create_task(_beat()))
-
+    os.set_blocking(sys.stdout.fileno(), False)
+    beating = asyncio.create_task(_beat())
     try:
-        return await serve(settings, say, stop)
+        return await serve(
+            settings, lambda ready: print(msgspec.json.encode(ready).decode(), flush=True), stop, listener
+        )
     finally:
-        for task in beating:
-            task.cancel()
+        beating.cancel()
 
 
 async def _beat() -> None:
     """Tell the parent, again and again, that the event loop of this process turns."""
-    os.set_blocking(sys.stdout.fileno(), False)
     while True:
         await asyncio.sleep(_BEAT_SECONDS)
         with contextlib.suppress(BlockingIOError):  # the parent does not read now
@@ -201,8 +218,9 @@ def _child() -> int:
     log_to_stderr()
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as parent:
         settings = settings_from_json(parent.readline())
+    listener = socket.socket(fileno=int(sys.argv[1]))
     try:
-        return run_loop(_serve_as_child(settings))
+        return run_loop(_serve_as_child(settings, listener))
     except RecmillError as error:
         print(f"recmill: {error}", file=sys.stderr)
         return error.exit_code

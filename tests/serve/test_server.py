@@ -127,6 +127,45 @@ def test_a_process_that_stands_still_is_replaced(bundles: Path) -> None:
 
 
 @pytest.mark.processes
+def test_connections_that_come_while_a_process_stands_still_are_answered_by_the_other(bundles: Path) -> None:
+    with program(bundles, "--processes", 2, "--threads", 1) as server:
+        stopped = processes_of(server.process.pid)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        wait_until(lambda: state_of(stopped) == "T")
+        codes = [server.recommend().status_code for _ in range(20)]
+        assert state_of(stopped) == "T", "it was replaced before all were answered"
+    assert codes == [200] * 20
+
+
+@pytest.mark.processes
+def test_a_process_that_is_stopped_before_it_is_ready_is_replaced(bundles: Path) -> None:
+    lowered = "import sys; from recmill.serve import supervisor; supervisor._SILENT_START_SECONDS = 10"
+    command = [sys.executable, "-c", f"{lowered}; from recmill.cli import main; sys.exit(main(sys.argv[1:]))"]
+    flags = ["--http-port", 0, "--grpc-port", 0, "--json", "--processes", 2, "--threads", 1]
+    with subprocess.Popen(
+        [*command, "serve", "--bundle", str(bundles), *map(str, flags)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            wait_until(lambda: len(processes_of(process.pid)) == 2)
+            stopped = processes_of(process.pid)[0]
+            os.kill(stopped, signal.SIGSTOP)
+            wait_until(lambda: stopped not in processes_of(process.pid))
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())
+            assert httpx.get(f"{ready['http']}/health/ready").json() == {"ready": True}
+            assert len(processes_of(process.pid)) == 2
+            process.terminate()
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "gave no sign of life for 10 s and is killed" in errors
+
+
+@pytest.mark.processes
 def test_processes_end_when_their_parent_is_killed(bundles: Path) -> None:
     with program(bundles, "--processes", 2, "--threads", 1) as server:
         children = processes_of(server.process.pid)
@@ -143,6 +182,10 @@ def processes_of(parent: int) -> list[int]:
             if int(owner) == parent and state != "Z":
                 found.append(int(folder.name))
     return sorted(found)
+
+
+def state_of(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def wait_until(is_so: Any, seconds: float = 30) -> None:
