@@ -74,6 +74,7 @@ class Service:
         self._shadow_pool = ThreadPoolExecutor(1, "shadow") if options.shadow else None
         self._shadowing = threading.BoundedSemaphore(_SHADOW_QUEUE)
         self.folder = path if (path / CURRENT).is_file() else path.parent
+        self.is_pinned = self.folder != path  # to the version that was named, whichever is current
         self.versions = Versions(self._open_first(), self._open_version)
         if options.canary:
             self.versions.canary = self.versions.named(options.canary[0])
@@ -105,7 +106,7 @@ class Service:
         agreed = self.agreement.version
         if agreed is not None:
             yield agreed
-        names = named_by(self.folder) if self.folder == self.path else [self.path.name]
+        names = [self.path.name] if self.is_pinned else named_by(self.folder)
         yield from dict.fromkeys([self.agreement.propose(names[0]), *names])
 
     def _open_version(self, version: str) -> Recommender:

@@ -56,9 +56,12 @@ class Watcher:
             self.catch_up(recommender)
 
     def _wanted(self) -> list[str]:
-        """Versions to serve, best first: those that the folder names, or else what this server's processes agree on."""
+        """Versions to serve, best first: those that the folder names, or else what this server's processes agree on.
+
+        They agree on the version that `recmill serve` was given, if it was given one and not a folder of them.
+        """
         agreed = self.service.agreement.version
-        if self.seconds is None:
+        if self.seconds is None or self.service.is_pinned:
             return [agreed] if agreed is not None else []
         try:
             found, problem = named_by(self.service.folder), ""

@@ -143,6 +143,27 @@ def test_a_version_of_another_recipe_is_refused(service: Service, own_bundles: P
     assert service.current.version == old
 
 
+def test_a_server_of_one_version_stays_with_it_and_takes_its_deltas(own_bundles: Path) -> None:
+    old, new = str(current_of(own_bundles)), another_version(own_bundles)
+    service = Service(own_bundles / old, Options(watch_seconds=60))
+    service.warm_up()
+    set_current(own_bundles, new)
+    look(service)
+    assert service.current.version == old
+    a_delta(own_bundles, 1, version=old)
+    look(service)
+    assert (service.current.version, service.num_deltas) == (old, 1)
+
+
+def test_processes_of_a_server_of_one_version_stay_with_it(own_bundles: Path, tmp_path: Path) -> None:
+    old, new = str(current_of(own_bundles)), another_version(own_bundles)
+    set_current(own_bundles, new)
+    services = [sharing_service(own_bundles / old, tmp_path) for _ in range(2)]
+    for service in services:
+        look(service)
+    assert [service.current.version for service in services] == [old, old]
+
+
 def test_a_named_version_answers_beside_the_current_one(service: Service, own_bundles: Path) -> None:
     new = another_version(own_bundles)
     assert service.recommend(Recommend(user="u1", version=new)).version == new
