@@ -1,10 +1,12 @@
 """What a server does while things break around it. Every answer is compared with what it should be.
 
-    python benchmarks/chaos.py --shop runs/quickstart [--rate 50] [--seconds 20] [--soak 600] [--only redis,overload]
+    python benchmarks/chaos.py --shop runs/quickstart [--rate 50] [--seconds 20] [--soak 600] [--only redis,bundle.swap]
 
 takes what `recmill run quickstart` left (log, checkpoint, bundle), loads real servers and prints one line for each
 trial: answers right, wrong, refused, late (after their deadline) or lost (a connection that broke), and memory.
-Where answers may change (roles that are gone, deltas that teach) only their size is looked at.
+Where answers may change (roles that are gone, deltas that teach) only their size is looked at. The trials of
+chaos_bundle.py (bundle), chaos_redis.py (store) and chaos_transport.py (transport) are among them. `--only` takes
+trials and groups. It exits with 1 when an answer was wrong or a request lost.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +45,37 @@ NUM_USERS = 40
 K = 20
 
 
+class Outcome(NamedTuple):
+    """What a trial prints, and what must be 0 in it."""
+
+    line: str
+    tries: int
+    wrong: int
+    lost: int
+
+
+Trials = Mapping[str, Callable[[], Iterable[Outcome]]]
+
+
+def run_trials(trials: Trials, only: str) -> int:
+    """Run trials by name or by group (what is before the dot); the exit code: 1 if anything was wrong or lost."""
+    names = [name for wanted in only.split(",") for name in _matches(trials, wanted)]
+    total = Counter[str]()
+    for name in names:
+        for outcome in trials[name]():
+            print(outcome.line, flush=True)
+            total.update(tries=outcome.tries, wrong=outcome.wrong, lost=outcome.lost)
+    print(f"all   tries {total['tries']:,}   wrong {total['wrong']:,}   lost {total['lost']:,}", flush=True)
+    return 1 if total["wrong"] or total["lost"] else 0
+
+
+def _matches(trials: Trials, wanted: str) -> list[str]:
+    found = [name for name in trials if wanted in ("all", name, name.partition(".")[0])]
+    if not found:
+        raise SystemExit(f'--only: there is no trial "{wanted}"; there are: {", ".join(trials)}.')
+    return found
+
+
 @dataclass
 class Trial:
     """What became of the requests of one trial."""
@@ -57,6 +91,10 @@ class Trial:
         memory = f"   {self.memory[0]:,.0f} -> {self.memory[-1]:,.0f} MB" if self.memory else ""
         degraded = f"   degraded {self.degraded.total():,}" if self.degraded else ""
         return f"{self.name:12s} {words}   slowest {self.slowest * 1000:,.0f} ms{memory}{degraded}"
+
+    def outcome(self, seen: str = "") -> Outcome:
+        line = self.line() + (f"   {seen}" if seen else "")
+        return Outcome(line, self.found.total(), self.found["WRONG"], self.found["lost"])
 
 
 class Expected:
@@ -328,6 +366,7 @@ def follow(scene: Scene) -> Iterator[Trial]:
 
             trial = scene.load("follow", server, trouble, exact=False)
             trial.name = f"follow {max(waits):.1f} s"
+            trial.found["lost"] += waits.count(float("inf"))
             trainer.send_signal(signal.SIGTERM)
             yield trial
 
@@ -376,7 +415,42 @@ def _copied(bundles: Path) -> Iterator[Path]:
         yield Path(shutil.copytree(bundles, Path(folder) / "bundles"))
 
 
-def main() -> None:
+def trials_of(scene: Scene) -> Trials:
+    def bind(trial: Callable[[Scene], Iterator[Trial]]) -> Callable[[], Iterable[Outcome]]:
+        return lambda: (found.outcome() for found in trial(scene))
+
+    return {name: bind(trial) for name, trial in TRIALS.items()}
+
+
+def soak(scene: Scene) -> Iterator[Outcome]:
+    """One long quiet trial, and its memory over time."""
+    for trial in nothing(scene):
+        trial.name = "soak"
+        yield trial.outcome()
+        print(
+            "soak MB   "
+            + " ".join(f"{value:.0f}" for value in trial.memory[:: max(1, len(trial.memory) // 20)])
+        )
+
+
+def all_trials(scene: Scene, given: Any) -> Trials:
+    """Our own trials by name, those of the other files as group.name."""
+    import chaos_bundle
+    import chaos_redis
+    import chaos_transport
+
+    groups: dict[str, Trials] = {
+        "bundle": chaos_bundle.trials_of(given.shop, given.seed, given.tries),
+        "store": chaos_redis.trials_of(scene),
+        "transport": chaos_transport.trials_of(
+            chaos_transport.Scene(scene.bundles, scene.expected, given.connections, given.seconds, given.rate)
+        ),
+    }
+    grouped = {f"{group}.{name}": trial for group, found in groups.items() for name, trial in found.items()}
+    return {**trials_of(scene), **grouped}
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -388,23 +462,22 @@ def main() -> None:
     parser.add_argument(
         "--soak", type=float, default=0, help="seconds of one long quiet trial (default: none)"
     )
-    parser.add_argument("--only", default=",".join(TRIALS), help="names of trials with commas between")
+    parser.add_argument("--tries", type=int, default=80, help="flips of each trial of bundles (default: 80)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the files and bits that are flipped (default: 1)"
+    )
+    parser.add_argument("--connections", type=int, default=2_000, help="of a flood (default: 2000)")
+    parser.add_argument(
+        "--only", default="all", help="trials and groups with commas between (default: everything)"
+    )
     given = parser.parse_args()
     bundles = given.shop / "bundle"
     scene = Scene(given.shop, bundles, Expected(bundles), given.rate, given.seconds)
-    for name in given.only.split(","):
-        for trial in TRIALS[name](scene):
-            print(trial.line(), flush=True)
+    code = run_trials(all_trials(scene, given), given.only)
     if given.soak:
-        scene.seconds = given.soak
-        for trial in nothing(scene):
-            trial.name = "soak"
-            print(trial.line(), flush=True)
-            print(
-                "soak MB   "
-                + " ".join(f"{value:.0f}" for value in trial.memory[:: max(1, len(trial.memory) // 20)])
-            )
+        code |= run_trials({"soak": lambda: soak(replace(scene, seconds=given.soak))}, "soak")
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,7 +6,7 @@ takes what `recmill run quickstart` left and turns one random bit of a random fi
 turn: of the current version before a start, of one that becomes current, of one that is asked for by name, of a delta,
 and of the current version of a running server of two processes, which are then killed. Each answer is compared with
 what the whole version says. One line for each trial: tries, noticed (refused with a reason), harmless (the file says
-the same), WRONG.
+the same), WRONG. It exits with 1 when an answer was wrong.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from chaos import Outcome, Trials, run_trials
 
 from recmill.bench.serve.server import started
 from recmill.bundle import Bundle, current_of, publish_bundle, set_current
@@ -225,7 +227,22 @@ TRIALS: dict[str, Trial] = {
 }
 
 
-def main() -> None:
+def trials_of(shop: Path, seed: int, tries: int) -> Trials:
+    def bind(name: str) -> Callable[[], Iterable[Outcome]]:
+        return lambda: [_outcome(name, shop, seed, tries)]
+
+    return {name: bind(name) for name in TRIALS}
+
+
+def _outcome(name: str, shop: Path, seed: int, tries: int) -> Outcome:
+    with tempfile.TemporaryDirectory() as folder:
+        bundles = Path(shutil.copytree(shop / "bundle", Path(folder) / "bundles"))
+        found = TRIALS[name](bundles, random.Random(seed), tries)
+    wrong, words = found["WRONG"], "   ".join(f"{word} {count}" for word, count in found.most_common())
+    return Outcome(f"{name:8s} tries {found.total():4d}   {words}   wrong {wrong}", found.total(), wrong, 0)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -236,13 +253,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of files and bits (default: 1)")
     parser.add_argument("--only", default=",".join(TRIALS), help="names of trials with commas between")
     given = parser.parse_args()
-    for name in given.only.split(","):
-        with tempfile.TemporaryDirectory() as folder:
-            bundles = Path(shutil.copytree(given.shop / "bundle", Path(folder) / "bundles"))
-            found = TRIALS[name](bundles, random.Random(given.seed), given.tries)
-            words = "   ".join(f"{word} {count}" for word, count in found.most_common())
-            print(f"{name:8s} tries {found.total():4d}   {words}   wrong {found['WRONG']}", flush=True)
+    return run_trials(trials_of(given.shop, given.seed, given.tries), given.only)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,7 +3,8 @@
     python benchmarks/chaos_redis.py --shop runs/quickstart [--rate 50] [--seconds 20] [--only flush,flips,pause]
 
 Each trial fills a real Redis, asks a real server, and compares every answer with those of the bundle alone.
-It prints answers right, wrong, refused, late or lost, as chaos.py does, then what else was to be seen.
+It prints answers right, wrong, refused, late or lost, as chaos.py does, then what else was to be seen. It exits with 1
+when anything was wrong (a removed item that is shown among them) or lost (a change that never arrives among them).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import redis
-from chaos import Expected, Scene, Trial
+from chaos import Expected, Outcome, Scene, Trial, Trials, run_trials
 
 from recmill.bench.serve.server import Running, started
 from recmill.bundle import Bundle
@@ -177,10 +178,9 @@ def full(scene: Scene) -> Iterator[tuple[Trial, str]]:
         def written() -> bool:
             return all(store.client.exists(f"recmill:user:f:{event['user']}") for event in events)
 
-        yield (
-            trial,
-            f"{taken[1]} of {len(events)} events taken, in Redis {_until(written, 10):.1f} s after the load",
-        )
+        wait = _until(written, 10)
+        trial.found["lost"] += len(events) - taken[1] + (wait == float("inf"))
+        yield trial, f"{taken[1]} of {len(events)} events taken, in Redis {wait:.1f} s after the load"
 
 
 def pause(scene: Scene) -> Iterator[tuple[Trial, str]]:
@@ -188,24 +188,27 @@ def pause(scene: Scene) -> Iterator[tuple[Trial, str]]:
     for processes in (1, 2):
         with served(scene, processes) as (store, bundles, server):
             seen: list[str] = []
+            found: Counter[str] = Counter()
 
             def trouble() -> None:
                 time.sleep(scene.seconds / 4)
                 store.stand_still()
                 try:
-                    seen.append(_change_while_it_stands_still(scene, bundles, server))  # noqa: B023
+                    seen.append(_change_while_it_stands_still(scene, bundles, server, found))  # noqa: B023
                 finally:
                     store.go_on()
                 wait = _until(lambda: bool(store.client.exists("recmill:user:f:new")), 20)
+                found["lost"] += wait == float("inf")  # noqa: B023
                 seen.append(f"the delta's user is in Redis {wait:.1f} s after the pause")  # noqa: B023
 
             trial = scene.load(f"pause {processes}", server, trouble)
+            trial.found += found
             status = _ask(server, "status")
             seen.append(f"deltas {status['deltas']}, store {status.get('store')}")
             yield trial, "; ".join(seen)
 
 
-def _change_while_it_stands_still(scene: Scene, bundles: Path, server: Running) -> str:
+def _change_while_it_stands_still(scene: Scene, bundles: Path, server: Running, found: Counter[str]) -> str:
     began = time.monotonic()
     item = _item_that_nobody_is_shown(bundles, scene.expected)
     users = entities_of(bundle := Bundle.open(bundles), "user")
@@ -218,6 +221,8 @@ def _change_while_it_stands_still(scene: Scene, bundles: Path, server: Running) 
     taken = _until(lambda: _ask(server, "status")["deltas"] == 1, 20)
     time.sleep(max(0.0, began + PAUSE_SECONDS - time.monotonic()))
     shown = _shows(server, item)
+    found["WRONG"] += shown
+    found["lost"] += [hidden, taken].count(float("inf"))
     return (
         f"removed item gone after {hidden:.1f} s, shown {shown} times then; delta taken {taken:.1f} s later"
     )
@@ -232,7 +237,19 @@ def _item_that_nobody_is_shown(bundles: Path, expected: Expected) -> str:
 TRIALS = {"flush": flush, "flips": flips, "other": other, "full": full, "pause": pause}
 
 
-def main() -> None:
+def trials_of(scene: Scene) -> Trials:
+    def bind(trial: Callable[[Scene], Iterator[tuple[Trial, str]]]) -> Callable[[], Iterable[Outcome]]:
+        return lambda: (_outcome(found, seen) for found, seen in trial(scene))
+
+    return {name: bind(trial) for name, trial in TRIALS.items()}
+
+
+def _outcome(trial: Trial, seen: str) -> Outcome:
+    reasons = [f"\n    {number:6,} x {reason}" for reason, number in trial.degraded.most_common(4)]
+    return trial.outcome(seen + "".join(reasons))
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -245,12 +262,8 @@ def main() -> None:
     given = parser.parse_args()
     bundles = given.shop / "bundle"
     scene = Scene(given.shop, bundles, Expected(bundles), given.rate, given.seconds)
-    for name in given.only.split(","):
-        for trial, seen in TRIALS[name](scene):
-            print(f"{trial.line()}   {seen}", flush=True)
-            for reason, number in trial.degraded.most_common(4):
-                print(f"    {number:6,} x {reason}", flush=True)
+    return run_trials(trials_of(scene), given.only)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
