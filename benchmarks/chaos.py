@@ -42,6 +42,7 @@ from recmill.serve.recommender import Recommender
 
 DEADLINE = 1.0
 NUM_USERS = 40
+ANSWERED = ("right", "WRONG", "refused", "late")  # every other word is a broken connection or an error
 K = 20
 
 
@@ -94,7 +95,8 @@ class Trial:
 
     def outcome(self, seen: str = "") -> Outcome:
         line = self.line() + (f"   {seen}" if seen else "")
-        return Outcome(line, self.found.total(), self.found["WRONG"], self.found["lost"])
+        lost = sum(number for word, number in self.found.items() if word not in ANSWERED)
+        return Outcome(line, self.found.total(), self.found["WRONG"], lost)
 
 
 class Expected:
