@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from recmill.learner.saved import open_learner
 from recmill.spec.load import recipe_from_dict
 from recmill.spec.recipe import Recipe
 from recmill.table import Table
+from recmill.work import write_record
 
 NUM_ROWS = 1_200
 
@@ -90,7 +90,7 @@ class Replay:
         for shard in self.parts[number]:
             (self.into / shard["split"]).mkdir(exist_ok=True)
             shutil.copy(self.finished.path / shard["file"], self.into / shard["file"])
-        write_whole(self.work / "done" / f"parquet-{number:06d}.json", json.dumps(self.parts[number]))
+        write_record(self.work / "done" / f"parquet-{number:06d}.json", self.parts[number])
 
     def finish(self) -> None:
         (self.work / "plan").rename(self.into / "plan")
