@@ -21,7 +21,8 @@ from ports import free_port
 import recmill
 from recmill.engines.spark import SparkCluster
 
-PYTHONPATH = os.pathsep.join([str(Path(recmill.__file__).parents[1]), str(Path(__file__).parent)])
+# What executors unpickle imports these: the package, the tests of engines, and what all tests share.
+PYTHONPATH = os.pathsep.join(map(str, (Path(recmill.__file__).parents[1], *Path(__file__).parents[:2])))
 
 
 class SparkConf:
