@@ -31,11 +31,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from recmill.artifacts.bundle.bundle import Bundle, publish_bundle, set_current
+from recmill.artifacts.bundle.delta import Changes, TableChange, write_delta
 from recmill.bench.serve.arrivals import poisson_times
-from recmill.bench.serve.doors import GrpcDoor, precise_loop
-from recmill.bench.serve.server import Running, Usage, started
-from recmill.bundle import Bundle, publish_bundle, set_current
-from recmill.bundle.delta import Changes, TableChange, write_delta
+from recmill.bench.serve.server import BenchServer, Usage, started
+from recmill.bench.serve.transports import GrpcTransport, precise_loop
 from recmill.serve.messages import Recommend
 from recmill.serve.proto import recmill_pb2 as pb
 from recmill.serve.recommender import Recommender
@@ -141,7 +141,7 @@ class Load(threading.Thread):
         loop.close()
 
     async def _run(self) -> None:
-        door = GrpcDoor(self.address, "/recmill.v1.Recommender/Recommend", DEADLINE)
+        door = GrpcTransport(self.address, "/recmill.v1.Recommender/Recommend", DEADLINE)
         await door.open()
         loop, finished = asyncio.get_running_loop(), asyncio.Event()
         start, waiting = loop.time(), len(self.times)
@@ -182,7 +182,7 @@ class Scene:
     def load(
         self,
         name: str,
-        server: Running,
+        server: BenchServer,
         trouble: Callable[[], None],
         exact: bool = True,
         rate: float | None = None,
@@ -200,7 +200,7 @@ class Scene:
         return trial
 
 
-def _watch(trial: Trial, server: Running, load: Load) -> None:
+def _watch(trial: Trial, server: BenchServer, load: Load) -> None:
     while load.is_alive():
         usage = Usage.of(server)
         if usage is not None:
@@ -373,7 +373,7 @@ def follow(scene: Scene) -> Iterator[Trial]:
             yield trial
 
 
-def _until_served(server: Running, log: Path, user: str, item: str) -> float:
+def _until_served(server: BenchServer, log: Path, user: str, item: str) -> float:
     import urllib.request
 
     with open(log / "items.csv", "a") as file:

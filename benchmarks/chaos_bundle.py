@@ -30,12 +30,12 @@ from typing import Any
 import numpy as np
 from chaos import Outcome, Trials, run_trials
 
+from recmill.artifacts.bundle.bundle import Bundle, current_of, publish_bundle, set_current
+from recmill.artifacts.bundle.delta import Changes, TableChange, write_delta
 from recmill.bench.serve.server import started
-from recmill.bundle import Bundle, current_of, publish_bundle, set_current
-from recmill.bundle.delta import Changes, TableChange, write_delta
 from recmill.errors import ArtifactError
 from recmill.serve.messages import Recommend
-from recmill.serve.service import Options, Service, share_of
+from recmill.serve.service import Service, ServiceConfig, share_of
 
 USERS = [f"u{number}" for number in range(1, 9)]
 Trial = Callable[[Path, random.Random, int], Counter[str]]
@@ -97,7 +97,7 @@ def start(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
     found: Counter[str] = Counter()
     for _ in Flips(bundles / new, chance, (bundles / "current",))(tries):
         try:
-            service = Service(bundles, Options(watch_seconds=60))
+            service = Service(bundles, ServiceConfig(watch_seconds=60))
         except ArtifactError:
             found["noticed"] += 1
             continue
@@ -110,7 +110,7 @@ def swap(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
     """A damaged version becomes current while a server runs."""
     new = another_version(bundles, "bbbbbbbb")
     old, found = str(current_of(bundles)), Counter[str]()
-    service = Service(bundles, Options(watch_seconds=60))
+    service = Service(bundles, ServiceConfig(watch_seconds=60))
     expected = answers(service)
     set_current(bundles, new)
     for _ in Flips(bundles / new, chance)(tries):
@@ -141,15 +141,15 @@ def named(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
 def delta(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
     """A damaged delta, at the start and while a server runs."""
     path, found = a_delta(bundles, str(current_of(bundles))), Counter[str]()
-    running = Service(bundles, Options(watch_seconds=60))
+    running = Service(bundles, ServiceConfig(watch_seconds=60))
     before = answers(running)
     for _ in Flips(path, chance)(tries):
-        for service in (running, Service(bundles, Options(watch_seconds=60))):
+        for service in (running, Service(bundles, ServiceConfig(watch_seconds=60))):
             assert service._watcher is not None
             service._watcher.look()
             if service.num_deltas:
                 found["harmless"] += 1
-                running = Service(bundles, Options(watch_seconds=60))
+                running = Service(bundles, ServiceConfig(watch_seconds=60))
             else:
                 found["WRONG" if answers(service) != before else "noticed"] += 1
     return found

@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.dataset.table import Table
 from recmill.errors import RecmillError
-from recmill.logs.generate import generate
-from recmill.prepare import prepare
-from recmill.spec.load import load_recipe
-from recmill.spec.recipe import Recipe
-from recmill.table import Table
-from recmill.train import Options, train
-from recmill.train.source import TableSource
-from recmill.train.trainer import Progress
+from recmill.prepare.prepare import prepare
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import Recipe
+from recmill.synthetic.generate import generate
+from recmill.train.source import TableData
+from recmill.train.train import TrainConfig, train
+from recmill.train.trainer import TrainProgress
 
 FAULTS = (
     "shard flips",
@@ -74,16 +74,16 @@ class Local:
         self.train(folder / "table", folder / "calm")
         self.calm = result_of(folder / "calm")
         self.unfinished = folder / "unfinished"
-        with suppress(_Stopped), patch("recmill.prepare._publish", side_effect=_Stopped):
+        with suppress(_Stopped), patch("recmill.prepare.prepare._publish", side_effect=_Stopped):
             prepare(self.recipe, str(folder / "log"), self.unfinished)
 
     def train(self, table: Path, into: Path, stop_at: int | None = None) -> None:
-        def on_step(model: str, progress: Progress) -> None:
+        def on_step(model: str, progress: TrainProgress) -> None:
             if progress.step == stop_at:
                 raise _Stopped
 
-        options = Options(threads=1, resume=True, on_step=on_step)
-        train(self.recipe, TableSource(Table.open(table)), into, options)
+        options = TrainConfig(threads=1, resume=True, on_step=on_step)
+        train(self.recipe, TableData(Table.open(table)), into, options)
 
     def outcome(self, work: Callable[[], object], into: Path) -> str:
         """How a run in this process ended."""

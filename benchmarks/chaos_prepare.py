@@ -30,11 +30,11 @@ from typing import Any
 
 import polars as pl
 
-from recmill import prepare as preparation
+from recmill.artifacts.lock import LOCK
 from recmill.cli import main as recmill
-from recmill.lock import LOCK
-from recmill.spec.load import recipe_from_dict
-from recmill.table import Table
+from recmill.dataset.table import Table
+from recmill.prepare import prepare as preparation
+from recmill.recipe.load import recipe_from_dict
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -151,7 +151,7 @@ def events_recipe(**changes: Any) -> Any:
 
 
 def prepare_stage(log: Path, recipe: Any) -> Stage:
-    options = preparation.Options(workers=1, partitions=3, max_bad=0.01)
+    options = preparation.PrepareConfig(workers=1, partitions=3, max_bad=0.01)
 
     def result(into: Path) -> object:
         table = Table.open(into)

@@ -29,12 +29,12 @@ import polars as pl
 import redis
 from chaos import Expected, Outcome, Scene, Trial, Trials, run_trials
 
-from recmill.bench.serve.server import Running, started
-from recmill.bundle import Bundle
-from recmill.bundle.delta import Changes, write_delta
-from recmill.store.codec import RowCodec
-from recmill.store.mapped import entities_of
-from recmill.store.redis import RedisStore
+from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.bundle.delta import Changes, write_delta
+from recmill.artifacts.feature_store.codec import RowCodec
+from recmill.artifacts.feature_store.mapped import entities_of
+from recmill.artifacts.feature_store.redis import RedisStore
+from recmill.bench.serve.server import BenchServer, started
 
 PAUSE_SECONDS = 4.0
 ASKED = 24  # times, so that every process is
@@ -96,7 +96,7 @@ class Redis:
 
 
 @contextmanager
-def served(scene: Scene, processes: int) -> Iterator[tuple[Redis, Path, Running]]:
+def served(scene: Scene, processes: int) -> Iterator[tuple[Redis, Path, BenchServer]]:
     """A Redis, bundles of our own, and a server of both."""
     with tempfile.TemporaryDirectory() as folder:
         bundles = Path(shutil.copytree(scene.bundles, Path(folder) / "bundles"))
@@ -109,7 +109,7 @@ def served(scene: Scene, processes: int) -> Iterator[tuple[Redis, Path, Running]
             store.process.wait()
 
 
-def _ask(server: Running, path: str, message: Any = None) -> Any:
+def _ask(server: BenchServer, path: str, message: Any = None) -> Any:
     body = None if message is None else json.dumps(message).encode()
     request = urllib.request.Request(
         f"http://{server.http}/v1/{path}", body, {"Content-Type": "application/json"}
@@ -118,7 +118,7 @@ def _ask(server: Running, path: str, message: Any = None) -> Any:
         return json.load(reply)
 
 
-def _shows(server: Running, item: str) -> int:
+def _shows(server: BenchServer, item: str) -> int:
     """How often an item is shown, asked over new connections, which reach every process."""
     return sum(
         bool(_ask(server, "recommend", {"user": "u1", "only": [item], "k": 1})["items"]) for _ in range(ASKED)
@@ -208,7 +208,9 @@ def pause(scene: Scene) -> Iterator[tuple[Trial, str]]:
             yield trial, "; ".join(seen)
 
 
-def _change_while_it_stands_still(scene: Scene, bundles: Path, server: Running, found: Counter[str]) -> str:
+def _change_while_it_stands_still(
+    scene: Scene, bundles: Path, server: BenchServer, found: Counter[str]
+) -> str:
     began = time.monotonic()
     item = _item_that_nobody_is_shown(bundles, scene.expected)
     users = entities_of(bundle := Bundle.open(bundles), "user")

@@ -33,15 +33,15 @@ import ray
 from chaos_local import FAULTS, run_local
 from ray.cluster_utils import Cluster
 
-from recmill.checkpoint import CheckpointFolder
-from recmill.dealing.tasks import DataWorkers
-from recmill.logs.generate import generate
-from recmill.spec.load import load_recipe
-from recmill.spec.recipe import Recipe
-from recmill.tracking import JSONL_FILE
-from recmill.train import Options, Trained
-from recmill.train.launch import Scale, launch
-from recmill.train.source import LogSource
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.distributed.data_tasks import DataWorkers
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import Recipe
+from recmill.reporting.tracking import JSONL_FILE
+from recmill.synthetic.generate import generate
+from recmill.train.launch import WorkerRange, launch
+from recmill.train.source import LogData
+from recmill.train.train import TrainConfig, TrainResult
 
 KINDS = ("training worker", "data task", "raylet")
 NUM_FILES = 12
@@ -70,7 +70,7 @@ class Kill:
 
 @dataclass
 class Run:
-    trained: Trained
+    trained: TrainResult
     seconds: float
     starts: int
     counts: dict[str, dict[int, int]] = field(repr=False)
@@ -170,10 +170,10 @@ def train(stage: Stage, recipe: Recipe, log: Path, into: Path, kill: Kill | None
     try:
         (trained,) = launch(
             recipe,
-            lambda note: LogSource(recipe, str(log), note=note),
+            lambda note: LogData(recipe, str(log), note=note),
             into,
-            Options(),
-            Scale(1, 2, data=DataWorkers(2)),
+            TrainConfig(),
+            WorkerRange(1, 2, data=DataWorkers(2)),
             note=notes.append,
         )
     finally:

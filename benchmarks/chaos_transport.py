@@ -31,8 +31,8 @@ from pathlib import Path
 import grpc
 from chaos import NUM_USERS, Expected, K, Outcome, Trials, run_trials
 
-from recmill.bench.serve.doors import split_address
-from recmill.bench.serve.server import Running, Usage, started
+from recmill.bench.serve.server import BenchServer, Usage, started
+from recmill.bench.serve.transports import split_address
 from recmill.serve.proto import recmill_pb2 as pb
 
 DEADLINE = 5.0
@@ -79,7 +79,7 @@ class Client(threading.Thread, ABC):
     """Some clients that ask at a rate until they are told to stop."""
 
     def __init__(
-        self, trial: Trial, expected: Expected, server: Running, rate: float, num_clients: int
+        self, trial: Trial, expected: Expected, server: BenchServer, rate: float, num_clients: int
     ) -> None:
         super().__init__(daemon=True)
         self.trial, self.expected, self.server = trial, expected, server
@@ -220,7 +220,7 @@ async def exchange(
 class Probe(threading.Thread):
     """Asks both transports for their health several times a second, on new connections, as a kubelet would."""
 
-    def __init__(self, trial: Trial, server: Running) -> None:
+    def __init__(self, trial: Trial, server: BenchServer) -> None:
         super().__init__(daemon=True)
         self.trial, self.server, self.is_over = trial, server, False
 
@@ -263,7 +263,7 @@ class Scene:
     def run(
         self,
         name: str,
-        server: Running,
+        server: BenchServer,
         fault: Callable[[Trial], object],
         kinds: tuple[type[Client], ...] = (HttpClient, GrpcClient),
         num_clients: int = 4,
@@ -379,7 +379,7 @@ def drain(scene: Scene) -> Iterator[Trial]:
         for flags in ([], ["--processes", "2"]):
             with started(scene.bundles, ["--threads", "1", *flags]) as server:
 
-                def fault(trial: Trial, server: Running = server) -> None:
+                def fault(trial: Trial, server: BenchServer = server) -> None:
                     os.kill(int(server.pid or 0), signal.SIGTERM)
                     trial.faults += 1
                     end = time.monotonic() + 30

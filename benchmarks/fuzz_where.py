@@ -26,7 +26,7 @@ from where_oracle import KINDS, ROWS, Writer, meets, some_input
 from recmill.errors import ExpressionError
 from recmill.features.expressions import compiled
 from recmill.features.numeric import dtype_of
-from recmill.spec.expressions import parse_condition, parse_expression
+from recmill.recipe.expressions import parse_condition, parse_expression
 
 SLOWEST_MS = 200.0  # of CPU that an input may take
 

@@ -16,7 +16,7 @@ import polars as pl
 from recmill.engines import counting
 from recmill.engines.cluster import Cluster, ClusterEngine, Gather, Report, decode, encode
 from recmill.engines.frames import Frame
-from recmill.kernels import CountOptions, Extracted, Measured
+from recmill.features.kernels import CountOptions, ExtractedValues, Measurements
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -132,10 +132,10 @@ class SizedEngine(ClusterEngine):
     def measure(
         self,
         frame: Frame,
-        extract: Callable[[pl.DataFrame], Extracted],
+        extract: Callable[[pl.DataFrame], ExtractedValues],
         counts: Mapping[str, CountOptions],
         title: str,
-    ) -> Measured:
+    ) -> Measurements:
         self.num_measures += 1
         folder = self.work / "counts" / str(self.num_measures)
         return counting.measure(self, frame, extract, counts, title, folder, self.small_bytes)

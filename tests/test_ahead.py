@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from recmill.ahead import read_ahead
+from recmill.dataset.prefetch import prefetch
 
 
 def test_items_arrive_in_order():
-    assert list(read_ahead(range(100))) == list(range(100))
+    assert list(prefetch(range(100))) == list(range(100))
 
 
 def test_an_error_arrives_after_the_items_before_it():
@@ -19,7 +19,7 @@ def test_an_error_arrives_after_the_items_before_it():
         yield 1
         raise ValueError("torn")
 
-    ahead = read_ahead(items())
+    ahead = prefetch(items())
     assert next(ahead) == 1
     with pytest.raises(ValueError, match="torn"):
         next(ahead)
@@ -33,7 +33,7 @@ def test_at_most_depth_items_wait():
             made.append(number)
             yield number
 
-    ahead = read_ahead(items(), depth=3)
+    ahead = prefetch(items(), depth=3)
     assert next(ahead) == 0
     time.sleep(0.2)
     assert len(made) <= 5
@@ -42,7 +42,7 @@ def test_at_most_depth_items_wait():
 
 def test_closing_early_ends_the_thread():
     before = threading.active_count()
-    ahead = read_ahead(range(1_000_000))
+    ahead = prefetch(range(1_000_000))
     next(ahead)
     ahead.close()
     assert threading.active_count() == before

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill.batches import Batches, Cursor, Layout, collate
+from recmill.dataset.batch import Batches, Cursor, Layout, collate
+from recmill.dataset.table import Table
 from recmill.engines import shards
 from recmill.errors import ArtifactError
 from recmill.features.chain import ColumnInfo
-from recmill.logs.generate import generate
-from recmill.prepare import Options, prepare
-from recmill.spec.load import load_recipe
-from recmill.table import Table
+from recmill.prepare.prepare import PrepareConfig, prepare
+from recmill.recipe.load import load_recipe
+from recmill.synthetic.generate import generate
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def table(tmp_path_factory) -> Table:
     recipe = load_recipe("quickstart", ['table.keep=["time"]'])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "ROWS_PER_GROUP", 37)
-        return prepare(recipe, str(folder / "log"), folder / "table", Options(partitions=3)).table
+        return prepare(recipe, str(folder / "log"), folder / "table", PrepareConfig(partitions=3)).table
 
 
 def all_batches(batches, cursor=Cursor()):  # noqa: B008

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file
 
-from recmill.checkpoint import Checkpoint, Checkpoints
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint, Checkpoints
 from recmill.embeddings.table import EmbeddingTable, TableSpec
 from recmill.errors import ArtifactError, ResourceError
-from recmill.spec.recipe import Saving
+from recmill.recipe.recipe import Saving
 
 SPECS = (
     TableSpec("user", 4, "adam", admit_after=2, shared_rows=8),

@@ -17,9 +17,9 @@ import pytest
 
 from recmill.cli import build_parser, main
 from recmill.cli.generate import SHAPES
-from recmill.logs.generate import SHAPES as GENERATED_SHAPES
-from recmill.spec.load import shipped_recipes
-from recmill.spec.recipe import Shape
+from recmill.recipe.load import shipped_recipes
+from recmill.recipe.recipe import Shape
+from recmill.synthetic.generate import SHAPES as GENERATED_SHAPES
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from recmill.artifact import write_manifest
+from recmill.artifacts.lock import lock_folder
+from recmill.artifacts.manifest import write_manifest
 from recmill.cli import main
-from recmill.lock import lock_folder
 
 torch.set_num_threads(1)
 SHORT = [

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-import recmill.spec.recipe as r
+import recmill.recipe.recipe as r
 from recmill.cli import build_parser
-from recmill.spec.load import recipe_from_dict, shipped_recipes
+from recmill.recipe.load import recipe_from_dict, shipped_recipes
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

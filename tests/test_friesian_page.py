@@ -14,9 +14,9 @@ import polars as pl
 import pytest
 
 from recmill.cli import main
-from recmill.prepare import prepare
-from recmill.spec.load import recipe_from_dict
-from recmill.table import Table
+from recmill.dataset.table import Table
+from recmill.prepare.prepare import prepare
+from recmill.recipe.load import recipe_from_dict
 
 PAGE = Path(__file__).parent.parent / "docs" / "coming-from-friesian.md"
 

@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recmill.artifacts.vector_index import (
+    EXACT_BELOW,
+    ClusteredIndex,
+    ExactIndex,
+    Index,
+    build_index,
+    open_index,
+)
 from recmill.errors import ArtifactError
-from recmill.index import EXACT_BELOW, ClusteredIndex, ExactIndex, Index, build_index, open_index
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

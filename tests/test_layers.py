@@ -15,26 +15,28 @@ import pytest
 import recmill
 
 PACKAGE = Path(recmill.__file__).parent
+# From the top down. A module belongs to the longest name here that it begins with.
 LAYERS = (
     ("cli", "__main__"),
-    ("run", "hand_off", "tune", "bench"),
+    ("run", "tune", "bench"),
     ("prepare", "train", "evaluate", "score", "export", "serve", "deploy"),
-    ("learner", "dealing"),
-    ("models", "engines", "logs", "log_batches", "report"),
-    ("checkpoint", "bundle", "store", "protocols"),
-    ("embeddings", "index", "metrics"),
-    ("growing",),
-    ("table", "shard_file", "batches", "features"),
-    ("ahead", "artifact", "kernels", "machine", "progress", "tracking", "work"),
-    ("lock", "spec"),
-    ("packages",),
+    ("distributed",),
+    ("learner",),
+    ("dataset.log_loader",),
+    ("models", "engines", "logs", "synthetic", "reporting.html"),
+    ("artifacts",),
+    ("embeddings", "artifacts.vector_index", "metrics"),
+    ("dataset",),
+    ("features", "artifacts.work"),
+    ("features.kernels",),
+    ("dataset.prefetch", "artifacts.manifest", "reporting"),
+    ("artifacts.lock", "recipe"),
     ("errors",),
 )
-PARTS = {file.stem for file in PACKAGE.iterdir()}  # other names of the package are its own
 LAYER_OF = {name: number for number, layer in enumerate(LAYERS) for name in layer}
-BELOW_ALL = ("__init__", "_native")  # the version, and the compiled core
-VERBS = 2  # the layer whose parts never import each other: between them there is only an artifact on disk
-STRANGERS = {("features", "engines"), ("engines", "features"), ("engines", "logs"), ("logs", "engines")}
+BELOW_ALL = ("", "_native")  # the version, and the compiled core
+STAGES = 2  # the layer whose packages never import each other: between them there is only an artifact on disk
+SEPARATE = {("features", "engines"), ("engines", "features"), ("engines", "logs"), ("logs", "engines")}
 HEAVY = ("torch", "ray", "pyspark", "pandas", "polars", "pyarrow", "numpy", "rich")
 
 
@@ -42,6 +44,11 @@ def modules() -> dict[str, Path]:
     """Dotted name below the package -> file, of every module there is."""
     files = sorted(PACKAGE.rglob("*.py"))
     return {".".join(file.relative_to(PACKAGE).with_suffix("").parts): file for file in files}
+
+
+def _is_module(name: str) -> bool:
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").exists()
 
 
 def imports_of(name: str, file: Path) -> Iterator[str]:
@@ -53,46 +60,60 @@ def imports_of(name: str, file: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
-            if source == "recmill":
-                yield from (f"recmill.{alias.name}" for alias in node.names if alias.name in PARTS)
-            elif source.startswith("recmill."):
-                yield source
+            if source == "recmill" or source.startswith("recmill."):
+                found = (f"{source}.{alias.name}" for alias in node.names)
+                yield from {name if _is_module(name) else source for name in found}
 
 
-def layer_names() -> Iterator[tuple[str, str, str]]:
-    """(module, its part of the package, part that it imports), for each import across parts."""
-    for name, file in modules().items():
-        part = name.split(".")[0]
-        for imported in imports_of(name, file):
-            other = imported.split(".")[1]
-            if part != other and not other.startswith("__version__"):
-                yield name, part, other
+def layer_name(module: str) -> str:
+    """The name in LAYERS that a dotted name below the package belongs to."""
+    parts = module.split(".")
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((name for name in prefixes if name in LAYER_OF), parts[0])
 
 
-def is_allowed(part: str, other: str) -> bool:
-    if other in BELOW_ALL or part == "__init__":  # the package's own name opens doors, late
+def imports_across() -> Iterator[tuple[str, str, str]]:
+    """(module, its name in LAYERS, the name that it imports), for each import from one to another."""
+    for module, file in modules().items():
+        name = layer_name(module)
+        for imported in imports_of(module, file):
+            other = layer_name(imported.removeprefix("recmill").removeprefix("."))
+            if name != other and other not in BELOW_ALL:
+                yield module, name, other
+
+
+def is_allowed(name: str, other: str) -> bool:
+    if name == "__init__":  # the public API imports what it offers, late
         return True
-    above = LAYER_OF[other] < LAYER_OF[part]
-    are_verbs = LAYER_OF[other] == LAYER_OF[part] == VERBS
-    return not above and not are_verbs and (part, other) not in STRANGERS
+    is_above = LAYER_OF[other] < LAYER_OF[name]
+    are_stages = LAYER_OF[other] == LAYER_OF[name] == STAGES
+    return not is_above and not are_stages and (name, other) not in SEPARATE
 
 
 def test_every_module_has_a_layer() -> None:
-    parts = {name.split(".")[0] for name in modules()}
-    assert parts - set(LAYER_OF) - set(BELOW_ALL) == set()
+    names = {layer_name(module.removesuffix(".__init__")) for module in modules()}
+    packages = {file.parent.name for file in PACKAGE.glob("*/__init__.py")}
+    assert names - set(LAYER_OF) - {"__init__"} - packages == set()
 
 
 def test_imports_point_down_only() -> None:
-    wrong = [f"{name} imports {other}" for name, part, other in layer_names() if not is_allowed(part, other)]
+    wrong = [
+        f"{module} imports {other}" for module, name, other in imports_across() if not is_allowed(name, other)
+    ]
     assert wrong == []
 
 
 def test_the_server_never_imports_what_trains() -> None:
     wrong = [
-        f"{name} imports {other}"
-        for name, part, other in layer_names()
-        if part in ("serve", "bundle", "index", "store")
-        and other in ("models", "learner", "train", "engines", "logs", "log_batches", "checkpoint")
+        f"{module} imports {imported}"
+        for module, file in modules().items()
+        if module.startswith(
+            ("serve.", "artifacts.bundle.", "artifacts.vector_index", "artifacts.feature_store.")
+        )
+        for imported in imports_of(module, file)
+        if layer_name(imported.removeprefix("recmill."))
+        in ("models", "learner", "train", "distributed", "engines", "logs", "dataset.log_loader")
+        or imported.startswith("recmill.artifacts.checkpoint")
     ]
     assert wrong == []
 
@@ -107,7 +128,7 @@ def test_no_module_is_a_drawer_for_everything() -> None:
     [
         "import recmill",
         "import recmill.cli",
-        "import recmill.spec.load",
+        "import recmill.recipe.load",
         "import recmill.cli; recmill.cli.main(['--help'])",
         "import recmill.cli; recmill.cli.main(['prepare', '--help'])",
         "import recmill.cli; recmill.cli.main(['score', '--help'])",
@@ -129,7 +150,8 @@ print(json.dumps([name for name in {HEAVY} if name in sys.modules]))
 
 def test_what_data_nodes_run_does_without_torch() -> None:
     pytest.importorskip("ray")
-    code = "import sys, recmill.dealing.dealer, recmill.batches, recmill.log_batches; print('torch' in sys.modules)"
+    needed = ("distributed.dispatcher", "dataset.batch", "dataset.log_loader")
+    code = f"import sys, {', '.join(f'recmill.{name}' for name in needed)}; print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"
 

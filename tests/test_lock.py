@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 from shop import FEW_STEPS, Shop
 
-from recmill.bundle import current_of
-from recmill.bundle.delta import deltas_folder
+from recmill.artifacts.bundle.bundle import current_of
+from recmill.artifacts.bundle.delta import deltas_folder
+from recmill.artifacts.lock import LOCK, STALE_SECONDS, Holder, lock_folder
 from recmill.errors import ArtifactError
-from recmill.lock import LOCK, STALE_SECONDS, Holder, lock_folder
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from recmill.lock import lock_folder
+from recmill.artifacts.lock import lock_folder
 with lock_folder(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)
@@ -110,7 +110,7 @@ def test_a_writer_whose_lock_was_taken_over_stops(tmp_path: Path) -> None:
     program = """
 import os, sys, time
 from pathlib import Path
-from recmill import lock
+from recmill.artifacts import lock
 lock.HEARTBEAT_SECONDS = 0.05
 folder = Path(sys.argv[1])
 with lock.lock_folder(folder):
@@ -132,7 +132,7 @@ def test_of_many_that_start_at_once_one_writes_at_a_time(tmp_path: Path) -> None
 import sys, threading
 from pathlib import Path
 from recmill.errors import ArtifactError
-from recmill.lock import lock_folder
+from recmill.artifacts.lock import lock_folder
 folder, inside = Path(sys.argv[1]), Path(sys.argv[1]) / "inside"
 def work():
     for _ in range(50):

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill.batches import Batches, Cursor
+from recmill.dataset.batch import Batches, Cursor
+from recmill.dataset.log_loader import LogBatches, between, joined
+from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, LogError, TooManyBadRows
 from recmill.features.plan import Plan
-from recmill.log_batches import LogBatches, between, joined
 from recmill.logs import counted
 from recmill.logs.base import open_source
-from recmill.logs.generate import generate
-from recmill.prepare import Options, prepare
-from recmill.spec.load import load_recipe, recipe_from_dict
-from recmill.spec.recipe import SPLITS, Recipe
-from recmill.table import Table
+from recmill.prepare.prepare import PrepareConfig, prepare
+from recmill.recipe.load import load_recipe, recipe_from_dict
+from recmill.recipe.recipe import SPLITS, Recipe
+from recmill.synthetic.generate import generate
 
 
 def recipe_of(**changes: Any) -> Recipe:
@@ -62,7 +62,7 @@ def write_events(folder: Path, num_rows: int, files: int = 1, bad_every: int | N
 
 
 def table_of(recipe: Recipe, data: Path, into: Path) -> Table:
-    return prepare(recipe, str(data), into, Options(partitions=3, max_bad=0.2)).table
+    return prepare(recipe, str(data), into, PrepareConfig(partitions=3, max_bad=0.2)).table
 
 
 def signature(batch):

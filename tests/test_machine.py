@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from recmill.machine import available_cores, cpu_quota
+from recmill.reporting.machine import available_cores, cpu_quota
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import torch
 
 from recmill.cli.memory import lack_of_memory
 from recmill.errors import ResourceError
-from recmill.logs.generate import generate
-from recmill.prepare import Options, prepare
-from recmill.spec.load import load_recipe
+from recmill.prepare.prepare import PrepareConfig, prepare
+from recmill.recipe.load import load_recipe
+from recmill.synthetic.generate import generate
 
 HUGE = 1 << 60
 
@@ -47,7 +47,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory():
 def table(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shop")
     generate("shop", 300, 1, folder / "log")
-    prepare(load_recipe("quickstart"), str(folder / "log"), folder / "table", Options(partitions=1))
+    prepare(load_recipe("quickstart"), str(folder / "log"), folder / "table", PrepareConfig(partitions=1))
     return folder / "table"
 
 

@@ -15,7 +15,7 @@ from shop import Shop
 
 import recmill
 from recmill.cli import build_parser
-from recmill.packages import OPTIONAL
+from recmill.errors import OPTIONAL
 
 PACKAGE = Path(recmill.__file__).parent
 PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]

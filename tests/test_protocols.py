@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from recmill.errors import RecmillError
-from recmill.learner.questions import counts_of
+from recmill.learner.eval_queries import counts_of
 from recmill.learner.retrieval import Retriever
-from recmill.logs.generate import generate
-from recmill.prepare import prepare
-from recmill.protocols import (
+from recmill.prepare.prepare import prepare
+from recmill.recipe.load import load_recipe
+from recmill.recipe.protocols import (
     HELD_OUT_CLICKS,
     ML1M_LEAVE_LAST_OUT,
     ML1M_RANDOM_811,
     PROTOCOLS,
-    Counts,
+    DataCounts,
     protocol_for,
     protocol_named,
 )
-from recmill.spec.load import load_recipe
+from recmill.synthetic.generate import generate
 
 NAMED = ["ml1m-random-811", "ml1m-leave-last-out"]
 
@@ -43,7 +43,7 @@ def test_the_cutoff_of_a_target_is_measured_too():
 def test_the_real_data_gets_no_note_and_other_data_a_clear_one(name):
     protocol, recipe = PROTOCOLS[name], load_recipe(name)
     assert protocol.notes(recipe, protocol.counts) == []
-    assert protocol.notes(recipe, Counts(20_000)) == [
+    assert protocol.notes(recipe, DataCounts(20_000)) == [
         f"not MovieLens-1M: 20,000 interactions, expected {protocol.counts.interactions:,}"
     ]
 

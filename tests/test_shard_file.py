@@ -10,17 +10,17 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from recmill.artifact import read_manifest, write_manifest
-from recmill.batches import Batches
+from recmill.artifacts.manifest import read_manifest, write_manifest
+from recmill.dataset.batch import Batches
+from recmill.dataset.partial_table import PartialTable, PartialTableBatches
+from recmill.dataset.shard import checksums_of
+from recmill.dataset.table import Table
 from recmill.engines import shards
 from recmill.errors import ArtifactError
-from recmill.growing import GrowingBatches, TableBeingWritten
-from recmill.logs.generate import generate
-from recmill.prepare import Options, prepare
+from recmill.prepare.prepare import PrepareConfig, prepare
+from recmill.recipe.load import load_recipe
 from recmill.score.sources import TableRows
-from recmill.shard_file import checksums_of
-from recmill.spec.load import load_recipe
-from recmill.table import Table
+from recmill.synthetic.generate import generate
 
 NUM_FLIPS = 25
 
@@ -32,7 +32,7 @@ def table(tmp_path_factory) -> Table:
     recipe = load_recipe("quickstart", ['table.keep=["time"]', "table.order=log"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "ROWS_PER_GROUP", 137)
-        return prepare(recipe, str(folder / "log"), folder / "table", Options(partitions=1)).table
+        return prepare(recipe, str(folder / "log"), folder / "table", PrepareConfig(partitions=1)).table
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def rewrite(table: Table, change) -> Table:
 READERS = {
     "batches": lambda table: list(Batches(table, 64).read()),
     "batches of positives": lambda table: list(Batches(table, 64, where="click").read()),
-    "growing table": lambda table: list(GrowingBatches(TableBeingWritten(table.path), 64).read()),
+    "growing table": lambda table: list(PartialTableBatches(PartialTable(table.path), 64).read()),
     "scan": lambda table: table.scan().collect(),
     "score": lambda table: [
         list(rows.read(unit)) for rows in [TableRows.of(table, ["train"], ["click"])] for unit in rows.units()
@@ -97,7 +97,7 @@ def test_flips_are_noticed_in_tables_of_earlier_versions_too(copy):
 
 def test_a_file_is_compared_once(copy, monkeypatch):
     READERS["batches"](copy)
-    monkeypatch.setattr("recmill.shard_file._checksum", lambda *span: pytest.fail("compared again"))
+    monkeypatch.setattr("recmill.dataset.shard._checksum", lambda *span: pytest.fail("compared again"))
     READERS["batches"](copy)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from recmill.errors import RecmillError
-from recmill.tracking import (
+from recmill.reporting.tracking import (
     TRACKERS,
     JsonLines,
     MLflow,
@@ -140,7 +140,7 @@ def test_a_torn_last_line_is_cut(tmp_path, torn):
 def test_a_killed_run_leaves_whole_lines(tmp_path):
     code = f"""
 from pathlib import Path
-from recmill.tracking import open_trackers
+from recmill.reporting.tracking import open_trackers
 tracker = open_trackers(["mllog"], Path({str(tmp_path)!r}))
 tracker.begin({{}})
 for step in range(1, 10**9):
@@ -240,7 +240,7 @@ import sys
 sys.modules[{name!r}] = None  # as if it were not installed
 from pathlib import Path
 from recmill.errors import MissingPackage
-from recmill.tracking import open_trackers
+from recmill.reporting.tracking import open_trackers
 try:
     open_trackers([{name!r}], Path({str(tmp_path)!r}))
 except MissingPackage as error:

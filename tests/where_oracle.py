@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from recmill.spec.expressions import Node
-from recmill.spec.expressions import syntax as x
+from recmill.recipe.expressions import Node
+from recmill.recipe.expressions import syntax as x
 
 Row = Mapping[str, Any]
 KINDS = {
@@ -120,7 +120,7 @@ def _like(node: x.Like, row: Row) -> bool | None:
 
 
 _VALUES: dict[type[Node], Callable[[Any, Row], Any]] = {
-    x.Column: lambda node, row: row[node.name],
+    x.ColumnNode: lambda node, row: row[node.name],
     x.Literal: lambda node, row: node.value,
     x.Logic: _logic,
     x.Not: _not,

@@ -1,0 +1,1 @@
+"""Stage: measure, beside peers."""

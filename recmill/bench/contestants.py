@@ -15,12 +15,12 @@ MIN_COUNT = 2
 
 def recmill(log: Path, into: Path, recipe: str, memory: int, workers: int | None) -> dict[str, Any]:
     """prepare, from the raw file to the published Table."""
-    from recmill.prepare import Options, prepare
-    from recmill.spec.load import load_recipe
+    from recmill.prepare.prepare import PrepareConfig, prepare
+    from recmill.recipe.load import load_recipe
 
     loaded = load_recipe(recipe, [f'log.files=["{log.name}"]'])
     started = time.perf_counter()
-    prepared = prepare(loaded, str(log.parent), into, Options(workers=workers, memory=memory))
+    prepared = prepare(loaded, str(log.parent), into, PrepareConfig(workers=workers, memory=memory))
     seconds = time.perf_counter() - started
     return {"seconds": seconds, "seconds_fit": prepared.seconds_fit, "digest": prepared.table.digest}
 

@@ -17,8 +17,8 @@ import numpy as np
 from recmill import __version__
 from recmill.bench.machine import machine
 from recmill.embeddings.collection import EmbeddingCollection, EmbeddingFeature
-from recmill.embeddings.table import Array, DiskTier, EmbeddingTable, Records, TableSpec
-from recmill.machine import available_cores
+from recmill.embeddings.table import Array, DiskTier, EmbeddingTable, KeyRecords, TableSpec
+from recmill.reporting.machine import available_cores
 
 NUM_TABLES = 26
 ZIPF_EXPONENT = 1.05
@@ -102,7 +102,7 @@ def _fill(table: EmbeddingTable, num_keys: int) -> None:
         rows = random.standard_normal((size, table.spec.dim), np.float32) * np.float32(0.01)
         states = np.ones((size, table.num_states), np.float32)
         ones = np.ones(size, np.uint32)
-        table.load(Records(_keys(ranks), rows, states, ones, ones))
+        table.load(KeyRecords(_keys(ranks), rows, states, ones, ones))
 
 
 def _keys(ranks: Array) -> Array:

@@ -10,7 +10,7 @@ _COLLECTIVES = 4  # exchanges of sizes, keys, rows and gradients in a step
 
 
 @dataclass(frozen=True)
-class Measured:
+class MachineRates:
     """What one machine told: a worker's speed alone, and what a row sends when there are several."""
 
     samples_per_second: float  # of one worker, without others
@@ -54,7 +54,7 @@ class Forecast:
     limit: str
 
 
-def forecast(measured: Measured, network: Network, workers: int, rows_each: int) -> Forecast:
+def forecast(measured: MachineRates, network: Network, workers: int, rows_each: int) -> Forecast:
     """A synchronous step: compute, then the exchange of rows before it and of gradients behind it.
 
     Dense gradients travel while those of rows do, so the longer of the two counts; nothing else overlaps.

@@ -7,8 +7,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from recmill.machine import available_cores
-from recmill.report.environment import cpu
+from recmill.reporting.html.environment import cpu
+from recmill.reporting.machine import available_cores
 
 _SIMD = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 

@@ -16,8 +16,8 @@ from typing import Any
 from recmill import __version__
 from recmill.bench.machine import machine
 from recmill.errors import MissingPackage, RecmillError
-from recmill.logs.generate import generate, read_truth
-from recmill.machine import available_cores
+from recmill.reporting.machine import available_cores
+from recmill.synthetic.generate import generate, read_truth
 
 
 def bench_prepare(

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from recmill import __version__
-from recmill.bench.forecast import Measured, Network, forecast
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.bench.forecast import MachineRates, Network, forecast
 from recmill.bench.machine import machine
-from recmill.checkpoint import CheckpointFolder
 from recmill.errors import RecmillError
-from recmill.logs.generate import generate, read_truth
-from recmill.machine import available_cores
-from recmill.progress import Progress
-from recmill.spec.load import load_recipe
+from recmill.recipe.load import load_recipe
+from recmill.reporting.machine import available_cores
+from recmill.reporting.progress import Progress
+from recmill.synthetic.generate import generate, read_truth
 
 Result = dict[str, Any]
 
@@ -37,7 +37,7 @@ FORECAST_WORKERS = (8, 64, 512)
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainContestant:
     """One way to train the same recipe on the same rows."""
 
     name: str
@@ -58,22 +58,24 @@ class Training:
         ]  # fmt: skip
 
 
-def trainings(cores: int, with_ray: bool) -> list[Training]:
+def trainings(cores: int, with_ray: bool) -> list[TrainContestant]:
     """One process on one core and on all; the same as workers of one thread each; and on Ray."""
     found = [
-        Training("one process", 1, 1),
-        Training("one process", 1, cores),
-        Training("torchrun", cores, 1, torchrun=True),
-        Training("torchrun, half floats", cores, 1, torchrun=True, flags=("--wire", "float16")),
-        Training("one process", 1, cores, reads="raw log"),
+        TrainContestant("one process", 1, 1),
+        TrainContestant("one process", 1, cores),
+        TrainContestant("torchrun", cores, 1, torchrun=True),
+        TrainContestant("torchrun, half floats", cores, 1, torchrun=True, flags=("--wire", "float16")),
+        TrainContestant("one process", 1, cores, reads="raw log"),
     ]
     if with_ray:
         ray = ("--engine", "ray", "--workers")
         found += [
-            Training("Ray", 1, 1, flags=(*ray, "1")),
-            Training("Ray", cores, 1, flags=(*ray, str(cores))),
-            Training("Ray, data tasks", 1, 1, flags=(*ray, "1", "--data-workers", "1"), reads="Table"),
-            Training("Ray, data tasks", 1, 1, flags=(*ray, "1", "--data-workers", "1"), reads="raw log"),
+            TrainContestant("Ray", 1, 1, flags=(*ray, "1")),
+            TrainContestant("Ray", cores, 1, flags=(*ray, str(cores))),
+            TrainContestant("Ray, data tasks", 1, 1, flags=(*ray, "1", "--data-workers", "1"), reads="Table"),
+            TrainContestant(
+                "Ray, data tasks", 1, 1, flags=(*ray, "1", "--data-workers", "1"), reads="raw log"
+            ),
         ]
     return found
 
@@ -96,7 +98,7 @@ def bench_scale(
         table, out = folder / f"{RECIPE}-{rows}", Path(temporary) / "out"
         _run(["prepare", RECIPE, "--data", str(log), "--into", str(table), "--quiet", "--json"])
         contestants = trainings(available_cores(), "ray" in engines)
-        trained: dict[Training, list[Result]] = {contestant: [] for contestant in contestants}
+        trained: dict[TrainContestant, list[Result]] = {contestant: [] for contestant in contestants}
         prepared: dict[str, list[Result]] = {engine: [] for engine in engines}
         num_runs = repeat * (len(trained) + len(prepared))
         with (progress or Progress(quiet=True)).stage("bench", num_runs) as stage:
@@ -118,7 +120,7 @@ def _generated(folder: Path, rows: int) -> Path:
     return log
 
 
-def _train(contestant: Training, table: Path, log: Path, out: Path) -> Result:
+def _train(contestant: TrainContestant, table: Path, log: Path, out: Path) -> Result:
     shutil.rmtree(out, ignore_errors=True)
     found: Result = _run_command(contestant.command(table, log, out))["models"][0]
     return found
@@ -163,7 +165,7 @@ def _dense_parameters(checkpoint: Path) -> int:
 
 
 def _summary(
-    trained: dict[Training, list[Result]],
+    trained: dict[TrainContestant, list[Result]],
     prepared: dict[str, list[Result]],
     rows: int,
     repeat: int,
@@ -173,7 +175,7 @@ def _summary(
     entries = [_entry(contestant, runs) for contestant, runs in trained.items()]
     recipe = load_recipe(RECIPE)
     assert recipe.ranking is not None
-    measured = Measured(
+    measured = MachineRates(
         samples_per_second=_speed(trained, "one process", 1, "Table"),
         wire_bytes_per_sample=next(e["wire_bytes_per_sample"] for e in entries if e["workers"] > 1),
         measured_with_workers=max(e["workers"] for e in entries),
@@ -210,7 +212,7 @@ def _summary(
     }
 
 
-def _entry(contestant: Training, runs: list[Result]) -> Result:
+def _entry(contestant: TrainContestant, runs: list[Result]) -> Result:
     speeds = [run["samples_per_second"] for run in runs]
     return {
         "name": contestant.name,
@@ -228,7 +230,7 @@ def _entry(contestant: Training, runs: list[Result]) -> Result:
     }
 
 
-def _speed(trained: dict[Training, list[Result]], name: str, threads: int, reads: str) -> float:
+def _speed(trained: dict[TrainContestant, list[Result]], name: str, threads: int, reads: str) -> float:
     runs = next(
         runs for one, runs in trained.items() if (one.name, one.threads, one.reads) == (name, threads, reads)
     )

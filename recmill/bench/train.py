@@ -19,16 +19,16 @@ from typing import Any, Literal
 import numpy as np
 
 from recmill import __version__
-from recmill.batches import Batches
 from recmill.bench.machine import machine
 from recmill.bench.peers.race import MemoryBatch, Task, write_batches
+from recmill.dataset.batch import Batches
 from recmill.errors import RecmillError
-from recmill.logs.generate import generate, read_truth
-from recmill.machine import available_cores
-from recmill.prepare import prepare
-from recmill.progress import Progress
-from recmill.spec.load import load_recipe
-from recmill.spec.recipe import Optimizer, Recipe, Training
+from recmill.prepare.prepare import prepare
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import Optimizer, Recipe, Training
+from recmill.reporting.machine import available_cores
+from recmill.reporting.progress import Progress
+from recmill.synthetic.generate import generate, read_truth
 
 Shape = Literal["dlrm", "wide_deep"]
 Result = dict[str, Any]

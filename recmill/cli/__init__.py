@@ -30,8 +30,7 @@ from recmill.cli import (
     tune,
 )
 from recmill.cli.memory import aborts_explained, lack_of_memory
-from recmill.errors import RecmillError
-from recmill.packages import missing_package
+from recmill.errors import RecmillError, missing_package
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

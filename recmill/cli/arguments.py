@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from recmill.errors import RecmillError
 
 if TYPE_CHECKING:
-    from recmill.prepare import Options
-    from recmill.spec.recipe import Recipe
+    from recmill.prepare.prepare import PrepareConfig
+    from recmill.recipe.recipe import Recipe
 
 
 class UsageError(RecmillError):
@@ -130,15 +130,15 @@ def add_prepare_options(parser: Any) -> None:
 
 
 def load(parsed: argparse.Namespace) -> Recipe:
-    from recmill.spec.load import load_recipe
+    from recmill.recipe.load import load_recipe
 
     return load_recipe(parsed.recipe, parsed.overrides)
 
 
-def prepare_options(parsed: argparse.Namespace) -> Options:
-    from recmill.prepare import Options
+def prepare_options(parsed: argparse.Namespace) -> PrepareConfig:
+    from recmill.prepare.prepare import PrepareConfig
 
-    return Options(
+    return PrepareConfig(
         workers=parsed.workers,
         memory=parsed.memory,
         max_bad=parsed.max_bad,

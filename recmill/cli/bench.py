@@ -204,8 +204,8 @@ def _train(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
     from recmill.bench.train import PEERS, bench_train, describe
-    from recmill.machine import available_cores
-    from recmill.progress import Progress
+    from recmill.reporting.machine import available_cores
+    from recmill.reporting.progress import Progress
 
     for given in parsed.peer_python:
         if "=" not in given:
@@ -230,7 +230,7 @@ def _scale(parsed: argparse.Namespace) -> None:
 
     from recmill.bench.forecast import Network
     from recmill.bench.scale import bench_scale, describe
-    from recmill.progress import Progress
+    from recmill.reporting.progress import Progress
 
     result = bench_scale(
         parsed.rows,

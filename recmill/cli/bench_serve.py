@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from recmill.cli.arguments import UsageError, add_command, positive, seed, silent
 
 if TYPE_CHECKING:
-    from recmill.bench.serve.run import Options
+    from recmill.bench.serve.run import ServeBenchConfig
 
 DEFAULT_RATE = 50.0
 
@@ -178,9 +178,9 @@ def _serve(parsed: argparse.Namespace) -> None:
         _scoring(parsed, bundle)
         return
     from recmill.bench.serve.page import describe, write_page
-    from recmill.bench.serve.run import Target, bench_serve
+    from recmill.bench.serve.run import BenchTarget, bench_serve
 
-    target = Target(
+    target = BenchTarget(
         bundle,
         parsed.address,
         parsed.metrics,
@@ -215,15 +215,15 @@ def _bundle(parsed: argparse.Namespace) -> Path | None:
     return Path(parsed.bundle) if parsed.bundle else None
 
 
-def _options(parsed: argparse.Namespace) -> Options:
-    from recmill.bench.serve.requests import Question, contexts_of_file
-    from recmill.bench.serve.run import Options
+def _options(parsed: argparse.Namespace) -> ServeBenchConfig:
+    from recmill.bench.serve.requests import RequestShape, contexts_of_file
+    from recmill.bench.serve.run import ServeBenchConfig
     from recmill.bench.serve.slo import Slo
 
     contexts = contexts_of_file(Path(parsed.context)) if parsed.context else ()
     other = parsed.clients or parsed.slo or parsed.labels
-    return Options(
-        question=Question(parsed.k, parsed.candidates, parsed.batch, contexts),
+    return ServeBenchConfig(
+        question=RequestShape(parsed.k, parsed.candidates, parsed.batch, contexts),
         door=parsed.door,
         rates=tuple(parsed.rate or (() if other else (DEFAULT_RATE,))),
         clients=parsed.clients,

@@ -19,7 +19,7 @@ from recmill.cli.arguments import (
 from recmill.cli.export import check_lines
 
 if TYPE_CHECKING:
-    from recmill.bundle import Bundle
+    from recmill.artifacts.bundle.bundle import Bundle
 
 _METRICS = ("auc", "log_loss", "normalised_entropy", "recall@10", "ndcg@10", "recall@50")
 
@@ -112,7 +112,7 @@ def _check_flags(parsed: argparse.Namespace) -> None:
 
 
 def _bundle(parsed: argparse.Namespace) -> None:
-    from recmill.bundle import Bundle
+    from recmill.artifacts.bundle.bundle import Bundle
 
     _check_flags(parsed)
     if (parsed.act == "diff") != (parsed.other is not None):
@@ -134,7 +134,7 @@ def _bundle(parsed: argparse.Namespace) -> None:
 def _diff(parsed: argparse.Namespace, left: Bundle, right: Bundle) -> None:
     from dataclasses import asdict
 
-    from recmill.bundle.compare import diff
+    from recmill.artifacts.bundle.compare import diff
 
     found = diff(left, right)
     print(json.dumps(asdict(found)) if parsed.json else "\n".join(found.lines()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recmill.cli.arguments import add_command, add_recipe, counted, load, show_bytes
 
 if TYPE_CHECKING:
-    from recmill.spec.recipe import Recipe
+    from recmill.recipe.recipe import Recipe
 
 _FIRST_LABELS = 10_000  # rows whose labels are looked at
 
@@ -39,7 +39,7 @@ recmill check mine.toml --set split.held_out=0.2
 def _check(parsed: argparse.Namespace) -> int:
     recipe = load(parsed)
     if recipe.tune is not None:
-        from recmill.spec.search import searched
+        from recmill.recipe.search import searched
 
         searched(recipe)
     _check_named(recipe)
@@ -80,8 +80,8 @@ def _check(parsed: argparse.Namespace) -> int:
 
 def _check_named(recipe: Recipe) -> None:
     """Fail when something that the recipe names is not on this machine: functions, vocabularies to extend, a model."""
-    from recmill.spec.steps import Vocabulary
-    from recmill.spec.trust import functions_of
+    from recmill.recipe.steps import Vocabulary
+    from recmill.recipe.trust import functions_of
 
     for path in functions_of(recipe):
         from recmill.features.lists import import_function
@@ -122,7 +122,7 @@ def _label_problem(recipe: Recipe, data: str) -> str | None:
     from pathlib import Path
 
     from recmill.errors import FeatureError
-    from recmill.prepare import check_first_labels
+    from recmill.prepare.prepare import check_first_labels
 
     with tempfile.TemporaryDirectory(prefix="recmill-check-") as work:
         try:

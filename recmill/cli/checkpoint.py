@@ -35,7 +35,7 @@ recmill checkpoint prune runs/quickstart/checkpoint --keep 1
 
 
 def _checkpoint(parsed: argparse.Namespace) -> None:
-    from recmill.checkpoint import CheckpointFolder
+    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 
     _check_flags(parsed)
     folder = CheckpointFolder.open(parsed.path)
@@ -92,14 +92,14 @@ def _units(state: dict[str, Any]) -> str | None:
 
 
 def _diff(parsed: argparse.Namespace, checkpoints: Any) -> dict[str, Any]:
-    from recmill.checkpoint.compare import diff
+    from recmill.artifacts.checkpoint.compare import diff
 
     first, second = (checkpoints.find(step) for step in parsed.steps)
     return diff(checkpoints, first, second)
 
 
 def _prune(parsed: argparse.Namespace, checkpoints: Any) -> dict[str, Any]:
-    from recmill.lock import lock_folder
+    from recmill.artifacts.lock import lock_folder
 
     with lock_folder(checkpoints.folder.parent):  # a run that saves counts on what it stands on
         gone = checkpoints.prune(parsed.keep or 1)

@@ -79,14 +79,14 @@ def add(commands: Any) -> None:
 
 
 def _client(parsed: argparse.Namespace) -> None:
-    from recmill.bench.serve.csv_client import Options, describe, score_file
+    from recmill.bench.serve.csv_client import CsvClientConfig, describe, score_file
 
     if parsed.out and parsed.num_iteration:
         raise UsageError("--out scores the whole file; leave out -n, or --out.")
     number = 0 if parsed.out else parsed.num_iteration or 40
     if number and not 0 <= parsed.warm_up_iteration < number:
         raise UsageError(f"-w must be from 0 to less than -n {number}, got {parsed.warm_up_iteration}.")
-    options = Options(
+    options = CsvClientConfig(
         server=parsed.server,
         data=Path(parsed.data_file),
         door=parsed.door,

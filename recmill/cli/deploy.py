@@ -11,7 +11,7 @@ from recmill.cli.arguments import add_command
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from recmill.deploy.settings import Settings
+    from recmill.deploy.settings import DeployConfig
 
 
 def add(commands: Any) -> None:
@@ -52,12 +52,12 @@ recmill deploy quickstart --target docker --into deploy
 def _deploy(parsed: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from recmill.deploy import deploy
-    from recmill.deploy.settings import Settings
-    from recmill.spec.load import load_recipe
+    from recmill.deploy.deploy import deploy
+    from recmill.deploy.settings import DeployConfig
+    from recmill.recipe.load import load_recipe
 
     recipe = load_recipe(parsed.recipe)
-    settings = Settings.of(parsed.settings)
+    settings = DeployConfig.of(parsed.settings)
     written = deploy(recipe, parsed.target, Path(parsed.into), settings, parsed.force)
     folder = Path(parsed.into) / parsed.target
     after = _next(parsed.target, folder, settings.name or recipe.name, settings)
@@ -71,7 +71,7 @@ def _deploy(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _next(target: str, folder: Path, name: str, settings: Settings) -> str:
+def _next(target: str, folder: Path, name: str, settings: DeployConfig) -> str:
     """The command that takes what was rendered into use."""
     if target == "docker":
         return f"docker compose -f {folder / 'docker-compose.yaml'} up --build"

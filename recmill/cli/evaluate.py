@@ -19,8 +19,8 @@ from recmill.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from recmill.checkpoint import CheckpointFolder
-    from recmill.evaluate import Evaluated
+    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+    from recmill.evaluate.evaluate import EvaluateResult
 
 
 def add(commands: Any) -> None:
@@ -105,14 +105,14 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     from pathlib import Path
 
     recipe = load(parsed)
-    from recmill.artifact import write_whole
-    from recmill.checkpoint import CheckpointFolder
-    from recmill.evaluate import Options, evaluate
+    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+    from recmill.artifacts.manifest import write_whole
+    from recmill.dataset.table import Table
+    from recmill.evaluate.evaluate import EvaluateConfig, evaluate
     from recmill.evaluate.gate import parse_gate
     from recmill.evaluate.write import write_evaluation
-    from recmill.machine import available_cores
-    from recmill.progress import Progress
-    from recmill.table import Table
+    from recmill.reporting.machine import available_cores
+    from recmill.reporting.progress import Progress
 
     _check_requests_flags(parsed)
     folder = CheckpointFolder.open(parsed.checkpoint)
@@ -123,7 +123,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     if parsed.requests:
         return _evaluate_requests(parsed, folder)
     _check_gate_flags(parsed)
-    options = Options(
+    options = EvaluateConfig(
         split=parsed.split,
         which=parsed.which,
         models=(parsed.only,) if parsed.only else (),
@@ -186,7 +186,7 @@ def _evaluate_requests(parsed: argparse.Namespace, folder: CheckpointFolder) -> 
     return 0
 
 
-def say_evaluated(evaluated: list[Evaluated], report: Any, say: Callable[[str], None]) -> None:
+def say_evaluated(evaluated: list[EvaluateResult], report: Any, say: Callable[[str], None]) -> None:
     for model in evaluated:
         metrics = model.metrics
         say(f"{model.model}   step {model.checkpoint.step:,}   {model.split} rows")
@@ -210,7 +210,7 @@ def say_evaluated(evaluated: list[Evaluated], report: Any, say: Callable[[str], 
     say(f"report {report}")
 
 
-def _say_retrieval(model: Evaluated, say: Callable[[str], None]) -> None:
+def _say_retrieval(model: EvaluateResult, say: Callable[[str], None]) -> None:
     metrics, protocol = model.metrics, model.protocol
     for name in (name for name in metrics if "@" in name and not name.endswith("_margin")):
         say(f"{name:<10} {metrics[name]:.4f}   within {metrics[f'{name}_margin']:.4f}")

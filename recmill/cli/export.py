@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recmill.cli.arguments import add_command, add_output_options, positive, show_bytes, silent
 
 if TYPE_CHECKING:
-    from recmill.export import Exported
+    from recmill.export.export import ExportResult
 
 _CHECKED = {"rank": "scores", "user": "user vectors", "item": "item vectors"}
 
@@ -62,15 +62,15 @@ recmill export --checkpoint c --into rejected --despite-gate --no-publish     ke
 def _export(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from recmill.checkpoint import CheckpointFolder
-    from recmill.export import Options, export
+    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+    from recmill.export.export import ExportConfig, export
     from recmill.export.find_log import find_log
-    from recmill.machine import available_cores
-    from recmill.progress import Progress
+    from recmill.reporting.machine import available_cores
+    from recmill.reporting.progress import Progress
 
     folder = CheckpointFolder.open(parsed.checkpoint)
     data = find_log(folder, parsed.data, Path(parsed.table) if parsed.table else None)
-    options = Options(
+    options = ExportConfig(
         rows=parsed.rows,
         which=parsed.which,
         index=parsed.index,
@@ -89,7 +89,7 @@ def _export(parsed: argparse.Namespace) -> None:
         print(f"next   recmill serve --bundle {parsed.into}")
 
 
-def say_exported(exported: Exported, data: str, say: Callable[[str], None]) -> None:
+def say_exported(exported: ExportResult, data: str, say: Callable[[str], None]) -> None:
     bundle = exported.bundle
     manifest = bundle.manifest
     size = show_bytes(bundle.num_bytes)
@@ -121,7 +121,7 @@ def check_lines(check: dict[str, dict[str, float]]) -> list[str]:
     return lines
 
 
-def exported_json(exported: Exported) -> dict[str, Any]:
+def exported_json(exported: ExportResult) -> dict[str, Any]:
     manifest = exported.bundle.manifest
     return {
         "bundle": str(exported.bundle.path),

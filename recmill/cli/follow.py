@@ -58,7 +58,7 @@ def follow(parsed: argparse.Namespace) -> None:
 
     recipe = load(parsed)
     set_wait_policy(parsed)
-    from recmill.checkpoint import CheckpointFolder
+    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
     from recmill.errors import ArtifactError
     from recmill.train import follow as following
     from recmill.train.threads import choose_threads
@@ -66,7 +66,7 @@ def follow(parsed: argparse.Namespace) -> None:
     folder = CheckpointFolder.open(parsed.into)
     if folder.recipe != recipe:
         raise ArtifactError(f'{folder.path} was trained with another recipe than "{recipe.name}" is now.')
-    options = following.Options(
+    options = following.FollowConfig(
         every_seconds=5.0 if parsed.every is None else parsed.every,
         rate=0.3 if parsed.rate is None else parsed.rate,
         threads=choose_threads(parsed.threads).number,
@@ -77,7 +77,7 @@ def follow(parsed: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
 
-    def report(published: following.Published) -> None:
+    def report(published: following.PublishedDelta) -> None:
         if parsed.json:
             print(json.dumps({**vars(published), "path": str(published.path)}), flush=True)
         elif not parsed.quiet:

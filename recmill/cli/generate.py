@@ -9,7 +9,14 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from recmill.cli.arguments import UsageError, add_command, add_output_options, positive, seed, show_bytes
+from recmill.cli.arguments import (
+    UsageError,
+    add_command,
+    add_output_options,
+    positive,
+    seed,
+    show_bytes,
+)
 
 SHAPES = ("criteo", "recsys2021", "movielens", "shop")
 _FLAGS_OF_SHAPES = {"days": ("criteo",), "format": ("recsys2021",), "compress": ("criteo", "recsys2021")}
@@ -43,8 +50,8 @@ recmill generate recsys2021 --rows 100000 --format parquet --into data/twitter
 def _generate(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from recmill.logs.generate import generate
-    from recmill.progress import Progress
+    from recmill.reporting.progress import Progress
+    from recmill.synthetic.generate import generate
 
     for flag, shapes in _FLAGS_OF_SHAPES.items():
         if getattr(parsed, flag) and parsed.shape not in shapes:
@@ -86,7 +93,7 @@ def _recipe_for(made: Any) -> str | None:
     """A shipped recipe whose patterns all find a file in what was generated."""
     from fnmatch import fnmatch
 
-    from recmill.spec.load import load_recipe, shipped_recipes
+    from recmill.recipe.load import load_recipe, shipped_recipes
 
     names = [file.name.removesuffix(".gz") for file in made.files]
     named_like_it_first = sorted(shipped_recipes(), key=lambda name: name != made.shape)

@@ -16,7 +16,7 @@ from recmill.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from recmill.store.base import Side
+    from recmill.artifacts.feature_store.base import Side
 
 _SIDES: dict[str, tuple[Side, ...]] = {"user": ("user",), "item": ("item",), "both": ("user", "item")}
 
@@ -70,10 +70,10 @@ def _load(parsed: argparse.Namespace) -> None:
 
     if parsed.parquet and parsed.side == "both":
         raise UsageError("--parquet holds rows of one side; say which: --side user or --side item.")
-    from recmill.bundle import Bundle
-    from recmill.progress import Progress
-    from recmill.store.load import load
-    from recmill.store.redis import RedisStore
+    from recmill.artifacts.bundle.bundle import Bundle
+    from recmill.artifacts.feature_store.load import load
+    from recmill.artifacts.feature_store.redis import RedisStore
+    from recmill.reporting.progress import Progress
 
     bundle = Bundle.open(parsed.bundle, parsed.trust_code)
     store = RedisStore(parsed.features, bundle, parsed.prefix, timeout_seconds=10.0, ttl_seconds=parsed.ttl)

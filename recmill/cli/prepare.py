@@ -19,7 +19,7 @@ from recmill.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from recmill.prepare import Prepared
+    from recmill.prepare.prepare import PrepareResult
 
 _NUM_SIDE_BY_SIDE = 8
 
@@ -66,9 +66,9 @@ recmill prepare criteo-dlrm --data /shared/criteo --into /shared/table --engine 
 def _prepare(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from recmill.features.planned import plan_at
-    from recmill.prepare import prepare
-    from recmill.progress import Progress
+    from recmill.features.plan_artifact import plan_at
+    from recmill.prepare.prepare import prepare
+    from recmill.reporting.progress import Progress
 
     if parsed.sample:
         return _sample(parsed)
@@ -98,7 +98,7 @@ def _sample(parsed: argparse.Namespace) -> None:
     import tempfile
     from pathlib import Path
 
-    from recmill.prepare import preview
+    from recmill.prepare.prepare import preview
 
     for flag in ("into", "plan", "binary", "partitions"):
         if getattr(parsed, flag):
@@ -136,7 +136,7 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def say_prepared(prepared: Prepared, say: Callable[[str], None]) -> None:
+def say_prepared(prepared: PrepareResult, say: Callable[[str], None]) -> None:
     table = prepared.table
     if prepared.was_there:
         say(f"found  {table.path}   nothing to do")
@@ -154,7 +154,7 @@ def say_prepared(prepared: Prepared, say: Callable[[str], None]) -> None:
     say(f"digest {table.digest}")
 
 
-def _prepared_json(prepared: Prepared) -> dict[str, Any]:
+def _prepared_json(prepared: PrepareResult) -> dict[str, Any]:
     table = prepared.table
     return {
         "table": str(table.path),

@@ -23,8 +23,8 @@ recmill recipes quickstart > mine.toml
 
 
 def _recipes(parsed: argparse.Namespace) -> None:
-    from recmill.spec.load import load_recipe, shipped_recipes
-    from recmill.spec.names import nearest
+    from recmill.recipe.load import load_recipe, shipped_recipes
+    from recmill.recipe.names import nearest
 
     shipped = shipped_recipes()
     if parsed.name is None:

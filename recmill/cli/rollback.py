@@ -28,7 +28,7 @@ recmill rollback --bundle runs/quickstart/bundle 0000000176-bc89affa
 
 
 def _rollback(parsed: argparse.Namespace) -> None:
-    from recmill.bundle import current_of, previous_of, set_current, versions_of
+    from recmill.artifacts.bundle.bundle import current_of, previous_of, set_current, versions_of
     from recmill.errors import ArtifactError
 
     folder = parsed.bundle

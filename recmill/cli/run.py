@@ -34,7 +34,7 @@ from recmill.cli.train_options import (
 from recmill.cli.workers import worker_range
 
 if TYPE_CHECKING:
-    from recmill.train.launch import Scale
+    from recmill.train.launch import WorkerRange
 
 
 def add(commands: Any) -> None:
@@ -130,8 +130,8 @@ def _run(parsed: argparse.Namespace) -> int:
     recipe = load(parsed)
     set_wait_policy(parsed)
     from recmill.evaluate.gate import parse_gate
-    from recmill.progress import Progress
-    from recmill.run import DEFAULT_ROWS, Options, run
+    from recmill.reporting.progress import Progress
+    from recmill.run.run import DEFAULT_ROWS, RunConfig, run
 
     into = Path(parsed.into or f"runs/{recipe.name}")
     say = silent if parsed.json else print
@@ -149,7 +149,7 @@ def _run(parsed: argparse.Namespace) -> int:
         elif stage == "export":
             say_exported(result, parsed.data or str(into / "log"), say)
 
-    options = Options(
+    options = RunConfig(
         rows=parsed.rows or DEFAULT_ROWS,
         prepare=prepare_options(parsed),
         train=train_options(parsed, resume=True),
@@ -175,21 +175,21 @@ def _check_train_flags(parsed: argparse.Namespace) -> None:
             raise UsageError(f"{flag} is for --train-engine ray. Add it, or remove {flag}.")
 
 
-def _scale(parsed: argparse.Namespace) -> Scale:
+def _scale(parsed: argparse.Namespace) -> WorkerRange:
     from recmill.errors import MissingPackage
 
     try:
-        from recmill.train.launch import Scale
+        from recmill.train.launch import WorkerRange
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "ray":
             raise
         raise MissingPackage('Engine "ray"', "ray", "ray") from None
     least, most = parsed.train_workers or (1, 1)
-    return Scale(least, most, parsed.train_address)
+    return WorkerRange(least, most, parsed.train_address)
 
 
 def _say_recommendation(into: Any) -> None:
-    from recmill.run import recommend
+    from recmill.run.run import recommend
 
     shown = recommend(into)
     if shown is not None:

@@ -20,9 +20,9 @@ from recmill.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from recmill.score import Scored
     from recmill.score.inputs import Input
     from recmill.score.models import ModelRef
+    from recmill.score.score import ScoreResult
 
 _WORDS = {"scores": "scores", "users": "users", "items": "items", "recall": "users"}
 
@@ -111,9 +111,9 @@ def _score(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
     _check_flags(parsed)
-    from recmill.progress import Progress
-    from recmill.score import Options, score
-    from recmill.table import Table
+    from recmill.dataset.table import Table
+    from recmill.reporting.progress import Progress
+    from recmill.score.score import ScoreConfig, score
 
     model = _model(parsed)
     of_table = parsed.checkpoint and (parsed.embeddings or parsed.recall)
@@ -122,7 +122,7 @@ def _score(parsed: argparse.Namespace) -> None:
         _rows(parsed, model) if _wants_scores(parsed) else None,
         Table.open(parsed.table) if of_table else None,
         Path(parsed.into),
-        Options(
+        ScoreConfig(
             embeddings=parsed.embeddings,
             recall=parsed.recall,
             without_seen=parsed.without_seen,
@@ -183,9 +183,9 @@ def _model(parsed: argparse.Namespace) -> ModelRef:
 
 
 def _rows(parsed: argparse.Namespace, model: ModelRef) -> Input:
+    from recmill.dataset.table import Table
     from recmill.score.inputs import LogInput, TableInput
     from recmill.score.models import open_models
-    from recmill.table import Table
 
     models = open_models(model)
     if parsed.table:
@@ -201,7 +201,7 @@ def _rows(parsed: argparse.Namespace, model: ModelRef) -> Input:
     )
 
 
-def say_scored(scored: Scored, source: str | None, say: Callable[[str], None]) -> None:
+def say_scored(scored: ScoreResult, source: str | None, say: Callable[[str], None]) -> None:
     manifest, outputs = scored.manifest, scored.outputs
     model = manifest["model"]
     steps = "   ".join(f"{name} step {step:,}" for name, step in model["steps"].items())
@@ -235,7 +235,7 @@ def _say_metrics(metrics: Mapping[str, float], say: Callable[[str], None]) -> No
     say(f"log loss {metrics['log_loss']:.4f}   accuracy {metrics['accuracy']:.4f}{calibration}")
 
 
-def _say_missing_rows(scored: Scored, say: Callable[[str], None]) -> None:
+def _say_missing_rows(scored: ScoreResult, say: Callable[[str], None]) -> None:
     bad = sum(scored.manifest["rows_rejected"].values())
     if bad:
         reasons = ", ".join(
@@ -246,7 +246,7 @@ def _say_missing_rows(scored: Scored, say: Callable[[str], None]) -> None:
         say(f"left   {scored.manifest['rows_left_out']:,} rows that [[rows]] of the recipe drops")
 
 
-def scored_json(scored: Scored) -> dict[str, Any]:
+def scored_json(scored: ScoreResult) -> dict[str, Any]:
     names = ("model", "rows_read", "rows_rejected", "rows_left_out", "metrics", "outputs")
     return {
         "scores": str(scored.path),

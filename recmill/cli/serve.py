@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from recmill.cli.arguments import UsageError, add_command, add_trust_code, positive, share, size
 
 if TYPE_CHECKING:
-    from recmill.serve.server import Ready, Settings
+    from recmill.serve.server import Ready, ServeConfig
 
 ROLES = ("all", "recommend", "recall", "features", "rank")
 
@@ -174,14 +174,14 @@ def _serve(parsed: argparse.Namespace) -> int:
     return run(settings, lambda ready: _say(ready, parsed.json))
 
 
-def settings_of(parsed: argparse.Namespace) -> Settings:
+def settings_of(parsed: argparse.Namespace) -> ServeConfig:
     """What the flags say; raises UsageError when they do not go together."""
     _check(parsed)
     from recmill.serve.limits import Limits
     from recmill.serve.security import Tls
-    from recmill.serve.server import Settings
+    from recmill.serve.server import ServeConfig
 
-    return Settings(
+    return ServeConfig(
         bundle=Path(parsed.bundle),
         host=parsed.host,
         http_port=parsed.http_port,

@@ -9,7 +9,15 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import UsageError, add_command, add_output_options, add_recipe, load, share, silent
+from recmill.cli.arguments import (
+    UsageError,
+    add_command,
+    add_output_options,
+    add_recipe,
+    load,
+    share,
+    silent,
+)
 from recmill.cli.follow import add_follow_options, check_follow_flags, follow
 from recmill.cli.train_options import (
     add_train_options,
@@ -28,11 +36,11 @@ from recmill.cli.workers import (
 )
 
 if TYPE_CHECKING:
-    from recmill.spec.recipe import Recipe
-    from recmill.train import Trained
+    from recmill.distributed.workers import Workers
+    from recmill.recipe.recipe import Recipe
     from recmill.train.launch import MakeSource
-    from recmill.train.parallel import Workers
-    from recmill.train.source import Source
+    from recmill.train.source import TrainingData
+    from recmill.train.train import TrainResult
 
 
 def add(commands: Any) -> None:
@@ -96,7 +104,7 @@ def _train(parsed: argparse.Namespace) -> None:
     recipe = load(parsed)
     set_wait_policy(parsed)
     make_source = _make_source(parsed, recipe)
-    trained: list[Trained] | None
+    trained: list[TrainResult] | None
     if parsed.engine == "ray":
         trained = train_on_ray(parsed, recipe, make_source)
     elif is_one_of_several():
@@ -116,7 +124,7 @@ def _make_source(parsed: argparse.Namespace, recipe: Recipe) -> MakeSource:
     from recmill.logs.tally import DEFAULT_MAX_BAD
 
     if parsed.table and parsed.while_prepared:
-        from recmill.train.growing import open_growing
+        from recmill.train.partial_table import open_growing
 
         return partial(open_growing, os.path.abspath(parsed.table), None)
     if parsed.table:
@@ -128,34 +136,34 @@ def _make_source(parsed: argparse.Namespace, recipe: Recipe) -> MakeSource:
     )
 
 
-def _table_source(path: str, note: Callable[[str], None]) -> Source:
-    from recmill.table import Table
-    from recmill.train.source import TableSource
+def _table_source(path: str, note: Callable[[str], None]) -> TrainingData:
+    from recmill.dataset.table import Table
+    from recmill.train.source import TableData
 
-    return TableSource(Table.open(path))
+    return TableData(Table.open(path))
 
 
 def _log_source(
     recipe: Recipe, data: str, plan: str | None, max_bad: float, note: Callable[[str], None]
-) -> Source:
+) -> TrainingData:
     from pathlib import Path
 
-    from recmill.train.source import LogSource
+    from recmill.train.source import LogData
 
-    return LogSource(recipe, data, Path(plan) if plan else None, max_bad, note)
+    return LogData(recipe, data, Path(plan) if plan else None, max_bad, note)
 
 
 def _train_here(
     parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSource, workers: Workers | None = None
-) -> list[Trained]:
+) -> list[TrainResult]:
     from dataclasses import replace
     from pathlib import Path
 
-    from recmill.progress import Progress
-    from recmill.train import train
-    from recmill.train.parallel import ALONE
+    from recmill.distributed.workers import SINGLE_WORKER
+    from recmill.reporting.progress import Progress
+    from recmill.train.train import train
 
-    workers = workers or ALONE
+    workers = workers or SINGLE_WORKER
     source = make_source(note if workers.is_first else silent)
     say = silent if parsed.json or not workers.is_first else print
     if parsed.explain_placement:
@@ -173,10 +181,10 @@ def _train_here(
 
 def _train_with_others(
     parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSource
-) -> list[Trained] | None:
+) -> list[TrainResult] | None:
     """One of the processes that torchrun started; what there is to say, the first one says."""
+    from recmill.distributed.workers import from_environment
     from recmill.errors import RecmillError
-    from recmill.train.parallel import from_environment
 
     workers = from_environment()
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from recmill.cli.arguments import positive, size
 
 if TYPE_CHECKING:
-    from recmill.train import Trained
+    from recmill.train.train import TrainResult
 
 TRACKERS = ("tensorboard", "mllog", "mlflow")
 
@@ -56,9 +56,9 @@ def set_wait_policy(parsed: argparse.Namespace) -> None:
 
 
 def train_options(parsed: argparse.Namespace, resume: bool) -> Any:
-    from recmill.train import Options
+    from recmill.train.train import TrainConfig
 
-    return Options(
+    return TrainConfig(
         threads=parsed.threads,
         resume=resume,
         models=(parsed.only,) if parsed.only else (),
@@ -75,7 +75,7 @@ def note(line: str) -> None:
     print(f"note   {line}", file=sys.stderr)
 
 
-def say_trained(trained: Trained, say: Callable[[str], None]) -> None:
+def say_trained(trained: TrainResult, say: Callable[[str], None]) -> None:
     state = trained.state
     if trained.was_there:
         say(
@@ -91,7 +91,7 @@ def say_trained(trained: Trained, say: Callable[[str], None]) -> None:
     say(f"wrote  {trained.best.path}   step {trained.best.step:,}   {metrics}")
 
 
-def trained_json(trained: Trained) -> dict[str, Any]:
+def trained_json(trained: TrainResult) -> dict[str, Any]:
     return {
         "model": trained.model,
         "path": str(trained.path),
@@ -109,6 +109,6 @@ def trained_json(trained: Trained) -> dict[str, Any]:
     }
 
 
-def _main_metrics(trained: Trained) -> dict[str, float]:
+def _main_metrics(trained: TrainResult) -> dict[str, float]:
     wanted = ("auc", "log_loss", "normalised_entropy", "recall@10", "ndcg@10", "recall@50")
     return {name: trained.best.metrics[name] for name in wanted if name in trained.best.metrics}

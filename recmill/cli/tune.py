@@ -22,11 +22,11 @@ from recmill.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from recmill.progress import Progress
-    from recmill.spec.recipe import Recipe
-    from recmill.table import Table
-    from recmill.tune import Options, Tuned
-    from recmill.tune.front import Tried
+    from recmill.dataset.table import Table
+    from recmill.recipe.recipe import Recipe
+    from recmill.reporting.progress import Progress
+    from recmill.tune.front import TrialResult
+    from recmill.tune.tune import TuneConfig, TuneResult
 
 GENERATED_ROWS = 100_000
 
@@ -110,10 +110,10 @@ def _tune(parsed: argparse.Namespace) -> int:
         raise UsageError("--address is for --engine ray. Remove it.")
     recipe = load(parsed)
     say = silent if parsed.json else print
-    from recmill.progress import Progress
-    from recmill.spec.search import searched
-    from recmill.spec.tuning import objectives_of
-    from recmill.tune import tune
+    from recmill.recipe.search import searched
+    from recmill.recipe.tuning import objectives_of
+    from recmill.reporting.progress import Progress
+    from recmill.tune.tune import tune
 
     objectives = objectives_of(searched(recipe))  # what is wrong should be said before anything is prepared
     bars = Progress(parsed.quiet or parsed.json)
@@ -130,20 +130,20 @@ def _tune(parsed: argparse.Namespace) -> int:
     return 0 if tuned.best else 1
 
 
-def _options(parsed: argparse.Namespace) -> Options:
-    from recmill.tune import Options
+def _options(parsed: argparse.Namespace) -> TuneConfig:
+    from recmill.tune.tune import TuneConfig
 
     names = ("trials", "minutes", "jobs", "threads", "seed", "within", "engine", "address")
-    return Options(**{name: getattr(parsed, name) for name in names})
+    return TuneConfig(**{name: getattr(parsed, name) for name in names})
 
 
 def _open_table(parsed: argparse.Namespace, recipe: Recipe, bars: Progress) -> Table:
     """The Table that was named, or one prepared below --into from the log that was named or is generated."""
-    from recmill.table import Table
+    from recmill.dataset.table import Table
 
     if parsed.table:
         return Table.open(parsed.table)
-    from recmill.prepare import prepare
+    from recmill.prepare.prepare import prepare
 
     into = Path(parsed.into)
     return prepare(
@@ -152,7 +152,7 @@ def _open_table(parsed: argparse.Namespace, recipe: Recipe, bars: Progress) -> T
 
 
 def _generated(recipe: Recipe, into: Path) -> str:
-    from recmill.logs.generate import generate, read_truth
+    from recmill.synthetic.generate import generate, read_truth
 
     if recipe.generate is None:
         raise UsageError(f'Recipe "{recipe.name}" has no generator; give --table DIR or --data DIR.')
@@ -161,21 +161,21 @@ def _generated(recipe: Recipe, into: Path) -> str:
     return str(into)
 
 
-def _trial_line(one: Tried, objectives: tuple[str, ...]) -> str:
+def _trial_line(one: TrialResult, objectives: tuple[str, ...]) -> str:
     from recmill.tune.write import show_values
 
     end = _numbers_line(one, objectives) if one.state == "complete" else f"{one.state}: {one.reason}"
     return f"trial  {one.number}   {end}   {show_values(one, '   ')}"
 
 
-def _numbers_line(one: Tried, objectives: tuple[str, ...]) -> str:
+def _numbers_line(one: TrialResult, objectives: tuple[str, ...]) -> str:
     from recmill.tune.write import show_number
 
     names = dict.fromkeys((*objectives, "parameters"))
     return "   ".join(f"{name} {show_number(one.found[name])}" for name in names)
 
 
-def _say_tuned(parsed: argparse.Namespace, tuned: Tuned, table: Table) -> None:
+def _say_tuned(parsed: argparse.Namespace, tuned: TuneResult, table: Table) -> None:
     from recmill.tune.write import BEST, REPORT, TRIALS
 
     for one in tuned.front:
@@ -193,10 +193,10 @@ def _say_tuned(parsed: argparse.Namespace, tuned: Tuned, table: Table) -> None:
     print(f"next   recmill train {tuned.into / BEST} --table {table.path} --into {tuned.into / 'checkpoint'}")
 
 
-def _as_json(tuned: Tuned) -> dict[str, Any]:
+def _as_json(tuned: TuneResult) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from recmill.tracking import plain
+    from recmill.reporting.tracking import plain
     from recmill.tune.write import BEST, REPORT
 
     best: Any = plain(asdict(tuned.best)) if tuned.best else None

@@ -13,10 +13,10 @@ from recmill.cli.arguments import UsageError, positive, silent
 from recmill.cli.train_options import note, say_trained, train_options
 
 if TYPE_CHECKING:
-    from recmill.spec.recipe import Recipe
-    from recmill.train import Trained
+    from recmill.recipe.recipe import Recipe
     from recmill.train.launch import MakeSource
-    from recmill.train.source import Source
+    from recmill.train.source import TrainingData
+    from recmill.train.train import TrainResult
 
 
 def add_worker_options(parser: Any) -> None:
@@ -132,23 +132,23 @@ def check_worker_flags(parsed: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} is for --engine ray. Add it, or remove the flag.")
 
 
-def train_on_ray(parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSource) -> list[Trained]:
+def train_on_ray(parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSource) -> list[TrainResult]:
     from contextlib import redirect_stdout
     from pathlib import Path
 
     from recmill.errors import MissingPackage
-    from recmill.progress import Progress
+    from recmill.reporting.progress import Progress
 
     try:
-        from recmill.dealing.tasks import DataWorkers
-        from recmill.train.launch import Scale, launch
+        from recmill.distributed.data_tasks import DataWorkers
+        from recmill.train.launch import WorkerRange, launch
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "ray":
             raise
         raise MissingPackage('Engine "ray"', "ray", "ray") from None
 
     least, most = parsed.workers or (1, 1)
-    scale = Scale(
+    scale = WorkerRange(
         least,
         most,
         parsed.address,
@@ -178,12 +178,12 @@ def train_on_ray(parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSo
 def explain_placement(
     parsed: argparse.Namespace,
     recipe: Recipe,
-    source: Source,
+    source: TrainingData,
     num_workers: int,
     say: Callable[[str], None],
 ) -> None:
+    from recmill.distributed.workers import explain
     from recmill.learner.saved import models_of, new_learner
-    from recmill.train.parallel import explain
 
     for model in [parsed.only] if parsed.only else models_of(recipe):
         learner = new_learner(recipe, model, source.columns, 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from recmill.deploy import deploy
-from recmill.deploy.settings import Settings
-from recmill.spec.load import load_recipe
+from recmill.deploy.deploy import deploy
+from recmill.deploy.settings import DeployConfig
+from recmill.recipe.load import load_recipe
 
 _OF_ALL = ("train-job", "pipeline", "ray")
 # Folder below deploy/ -> recipe and targets. Images and the chart are the same for every recipe.
@@ -22,7 +22,7 @@ CHECKED_IN: dict[str, tuple[str, tuple[str, ...]]] = {
 def main(root: Path) -> None:
     for folder, (recipe, targets) in CHECKED_IN.items():
         for target in targets:
-            for path in deploy(load_recipe(recipe), target, root / folder, Settings(), force=True):
+            for path in deploy(load_recipe(recipe), target, root / folder, DeployConfig(), force=True):
                 print(f"wrote  {path}")
 
 

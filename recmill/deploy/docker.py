@@ -6,9 +6,9 @@ import json
 
 from recmill.deploy.dashboard import dashboard
 from recmill.deploy.parts import BUNDLES, GRPC_PORT, HTTP_PORT, RUNS, Files, Object, Site
-from recmill.deploy.settings import Settings
+from recmill.deploy.settings import DeployConfig
 from recmill.deploy.yaml import dumps
-from recmill.spec.recipe import Recipe
+from recmill.recipe.recipe import Recipe
 
 PROMETHEUS = "prom/prometheus:v3.5.0"
 GRAFANA = "grafana/grafana:12.1.0"
@@ -69,7 +69,7 @@ CMD ["serve", "--bundle", "{bundles}"]
 """
 
 
-def render(recipe: Recipe, settings: Settings) -> Files:
+def render(recipe: Recipe, settings: DeployConfig) -> Files:
     site = Site.of(recipe, settings)
     return {
         "Dockerfile": dockerfile(site),

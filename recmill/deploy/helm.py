@@ -13,21 +13,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from recmill import __version__
-from recmill.deploy.parts import HTTP_PORT, Files, Object, Site, container, pod_spec, quantity, resources
+from recmill.deploy.parts import (
+    HTTP_PORT,
+    Files,
+    Object,
+    Site,
+    container,
+    pod_spec,
+    quantity,
+    resources,
+)
 from recmill.deploy.serve import ALWAYS, GROUPS, check, misfit, runs_claim
 from recmill.deploy.serving import (
     CPU_PERCENT,
     SERVE,
-    Choices,
+    ServeParts,
     Serving,
     max_servers,
     rate_of_a_server,
     redis_disk_bytes,
     startup_seconds,
 )
-from recmill.deploy.settings import FOLDER, MAX_NAME, Settings
+from recmill.deploy.settings import FOLDER, MAX_NAME, DeployConfig
 from recmill.deploy.yaml import dumps
-from recmill.spec.recipe import Recipe
+from recmill.recipe.recipe import Recipe
 
 CHART = "recmill"
 _DASHBOARD = "files/dashboard.json"
@@ -55,7 +64,7 @@ for path in ("/health/ready", "/openapi.json"):
 """
 
 
-def render(recipe: Recipe, settings: Settings) -> Files:
+def render(recipe: Recipe, settings: DeployConfig) -> Files:
     """The chart; its values are what the settings say, and what `recmill size` says for the recipe."""
     site = Site.of(recipe, settings)
     check(site)
@@ -222,7 +231,7 @@ def _number(least: int, most: int) -> Object:
 # templates
 
 
-class _Templates(Choices):
+class _Templates(ServeParts):
     """Choices that are left to the values, and expressions in the place of what they say."""
 
     def __init__(self) -> None:

@@ -11,12 +11,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 from recmill import __version__
-from recmill.deploy.settings import MAX_NAME, DeployError, Settings, is_app_name, number_of
+from recmill.deploy.settings import MAX_NAME, DeployConfig, DeployError, is_app_name, number_of
 from recmill.deploy.sizing import MB, Resources, Sizing, size, smallest_bound
 from recmill.deploy.yaml import dumps
-from recmill.spec.load import load_recipe, shipped_recipes
-from recmill.spec.recipe import Recipe
-from recmill.spec.write import toml_of
+from recmill.recipe.load import load_recipe, shipped_recipes
+from recmill.recipe.recipe import Recipe
+from recmill.recipe.write import toml_of
 
 Object = dict[str, Any]
 Files = dict[str, str]  # relative path -> content
@@ -41,12 +41,12 @@ class Site:
     """A recipe with its settings: every name, and what each stage needs, settled."""
 
     recipe: Recipe
-    settings: Settings
+    settings: DeployConfig
     name: str
     sizing: Sizing
 
     @classmethod
-    def of(cls, recipe: Recipe, settings: Settings) -> Site:
+    def of(cls, recipe: Recipe, settings: DeployConfig) -> Site:
         return cls(recipe, settings, settings.name or _name_of(recipe), _sizing(recipe, settings))
 
     # names and labels
@@ -135,7 +135,7 @@ def _name_of(recipe: Recipe) -> str:
     )
 
 
-def _sizing(recipe: Recipe, settings: Settings) -> Sizing:
+def _sizing(recipe: Recipe, settings: DeployConfig) -> Sizing:
     """What `recmill size` says, with what the settings say instead of it."""
     asked = settings
     computed = size(recipe, asked.rows, asked.items, asked.users, asked.rate)

@@ -37,10 +37,10 @@ from recmill.deploy.parts import (
     volumes,
 )
 from recmill.deploy.serving import SERVE, TLS, TOKENS, chosen
-from recmill.deploy.settings import DeployError, Settings, template_in
+from recmill.deploy.settings import DeployConfig, DeployError, template_in
 from recmill.deploy.sizing import MB, Resources
 from recmill.deploy.yaml import dumps
-from recmill.spec.recipe import Ranking, Recipe, Retrieval
+from recmill.recipe.recipe import Ranking, Recipe, Retrieval
 
 COMPONENT = "pipeline"
 WORK = f"{RUNS}/work/{{{{workflow.name}}}}"
@@ -54,7 +54,7 @@ _SMALL = Resources(1, 512 * MB)  # a command that looks, copies or waits
 _HOUR = 3600
 
 
-def render(recipe: Recipe, settings: Settings) -> Files:
+def render(recipe: Recipe, settings: DeployConfig) -> Files:
     """base: the WorkflowTemplate and its rights; overlays: storage, and storage with a daily run; run.yaml: one run."""
     site = Site.of(recipe, settings)
     check_measured(recipe)

@@ -25,10 +25,10 @@ from recmill.deploy.parts import (
     resources,
     volumes,
 )
-from recmill.deploy.settings import DeployError, Settings
+from recmill.deploy.settings import DeployConfig, DeployError
 from recmill.deploy.sizing import GB, MB, Resources, smallest_bound
 from recmill.deploy.stages import base, check_shared_storage, overlays
-from recmill.spec.recipe import Recipe
+from recmill.recipe.recipe import Recipe
 
 DATA_RESOURCE, TRAIN_RESOURCE = "data", "train"  # what a node is for, as Ray calls it
 GCS_PORT, DASHBOARD_PORT, HEALTH_PORT, METRICS_PORT = 6379, 8265, 52365, 8080
@@ -48,7 +48,7 @@ _AUTOSCALER = Resources(0.5, 512 * MB)
 _IDLE_SECONDS = 120
 
 
-def render(recipe: Recipe, settings: Settings) -> Files:
+def render(recipe: Recipe, settings: DeployConfig) -> Files:
     """base/{prepare,train,cluster}: one each; overlays/{pvc,nfs}/...: the same with the storage that they mount."""
     site = Site.of(recipe, settings)
     _check(site)

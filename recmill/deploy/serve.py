@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from recmill.deploy.parts import Files, Object, Site, claims, kustomization
-from recmill.deploy.serve_doors import ingress, monitoring, node_port
 from recmill.deploy.serve_network import network
 from recmill.deploy.serve_pods import redis, roles, servers
-from recmill.deploy.serving import Choices, Serving, chosen, max_servers
-from recmill.deploy.settings import DeployError, Settings
+from recmill.deploy.serve_transports import ingress, monitoring, node_port
+from recmill.deploy.serving import ServeParts, Serving, chosen, max_servers
+from recmill.deploy.settings import DeployConfig, DeployError
 from recmill.deploy.yaml import dumps
-from recmill.spec.kinds import crossed_features
-from recmill.spec.recipe import Recipe
+from recmill.recipe.kinds import crossed_features
+from recmill.recipe.recipe import Recipe
 
 GROUPS: dict[str, Callable[[Serving], list[Object]]] = {
     "servers": servers,
@@ -37,7 +37,7 @@ OVERLAYS: dict[str, frozenset[str]] = {
 _STORAGE: tuple[Literal["pvc", "nfs"], ...] = ("pvc", "nfs")
 
 
-def render(recipe: Recipe, settings: Settings) -> Files:
+def render(recipe: Recipe, settings: DeployConfig) -> Files:
     """base: what the settings ask for; overlays: its storage, and what they might have asked for on top of that."""
     site = Site.of(recipe, settings)
     check(site)
@@ -50,7 +50,7 @@ def render(recipe: Recipe, settings: Settings) -> Files:
         files[f"overlays/{kind}/claims.yaml"] = dumps(runs_claim(site, kind))
     for name, more in OVERLAYS.items():
         if name not in base.on.chosen and not misfit(recipe, name):
-            wanted = dataclasses.replace(base, on=Choices(base.on.chosen | more))
+            wanted = dataclasses.replace(base, on=ServeParts(base.on.chosen | more))
             files |= _overlay(site, name, objects_of(base), objects_of(wanted))
     return files
 

@@ -20,7 +20,7 @@ from recmill.deploy.parts import (
 )
 from recmill.deploy.serve_network import from_components, from_prometheus, policy, to_component, to_dns
 from recmill.deploy.serving import REDIS_PORT, ROLES, SERVE, TLS, TOKENS, Serving
-from recmill.spec.trust import modules_of
+from recmill.recipe.trust import modules_of
 
 PRE_STOP_SECONDS, DRAIN_SECONDS, GRACE_SECONDS = 5, 30, 60
 HTTP, GRPC = {"name": "http", "port": HTTP_PORT}, {"name": "grpc", "port": GRPC_PORT}

@@ -10,7 +10,7 @@ from typing import Any
 
 from recmill.deploy.dashboard import dashboard
 from recmill.deploy.parts import GRPC_PORT, Object, Site, quantity, resources
-from recmill.deploy.settings import Settings
+from recmill.deploy.settings import DeployConfig
 from recmill.deploy.sizing import GB, MB
 
 SERVE = "serve"  # the component that clients ask
@@ -26,7 +26,7 @@ _START_SECONDS, _READ_BYTES = (
 _EXAMPLE_NODE_PORT = 30080
 
 
-class Choices:
+class ServeParts:
     """Which parts are there. A chart answers the same questions with templates."""
 
     def __init__(self, chosen: frozenset[str]) -> None:
@@ -49,7 +49,7 @@ class Serving:
     """What is to be served, with every number and name settled or, for a chart, an expression in their place."""
 
     site: Site
-    on: Choices
+    on: ServeParts
     resources: Any
     redis_memory: Any
     redis_disk: Any
@@ -75,7 +75,7 @@ class Serving:
         startup = startup_seconds(sizing.bundle_bytes)
         return cls(
             site=site,
-            on=Choices(chosen),
+            on=ServeParts(chosen),
             resources=resources(sizing.serve),
             redis_memory=quantity(sizing.redis_bytes),
             redis_disk=quantity(redis_disk_bytes(sizing.redis_bytes)),
@@ -128,7 +128,7 @@ def max_servers(site: Site) -> int:
     return site.settings.serve.max_replicas or times * site.sizing.replicas
 
 
-def chosen(settings: Settings) -> frozenset[str]:
+def chosen(settings: DeployConfig) -> frozenset[str]:
     """What the settings ask for. Who comes from outside the cluster always shows a token."""
     serve = settings.serve
     asked = {

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from recmill import __version__
 from recmill.errors import RecmillError
-from recmill.spec.convert import Problems, Reader
-from recmill.spec.numbers import AboveZero, Bounds, Positive, Whole
+from recmill.recipe.convert import Problems, Reader
+from recmill.recipe.numbers import AboveZero, Bounds, Positive, Whole
 
 EXAMPLE_SERVER = "nfs.example.com"
 MAX_NAME = 40  # leaves room for what is added to it: 63 characters are the most that a Service may have
@@ -279,7 +279,7 @@ class Spark:
 
 
 @dataclass(frozen=True)
-class Settings:
+class DeployConfig:
     """All of it. None means: computed from the recipe by `recmill size`, or the cluster's own default."""
 
     name: AppName | None = None  # the recipe's
@@ -305,12 +305,12 @@ class Settings:
     spark: Spark = Spark()
 
     @classmethod
-    def of(cls, pairs: Sequence[str]) -> Settings:
+    def of(cls, pairs: Sequence[str]) -> DeployConfig:
         """Settings from `key=value` texts; of two for the same key, the last holds. DeployError has all problems."""
         problems = Problems()
         tree: dict[str, Any] = {}
         malformed = [pair for pair in pairs if not _put(tree, pair)]
-        settings: Settings = Reader(problems).dataclass(cls, tree, "")
+        settings: DeployConfig = Reader(problems).dataclass(cls, tree, "")
         found = [f'{pair}: expected key=value, for example --set "namespace=shop"' for pair in malformed]
         found += [*_templates(pairs), *problems.found]
         if not found:
@@ -341,7 +341,7 @@ def _put(tree: dict[str, Any], pair: str) -> bool:
     keys = key.strip().split(".")
     if not equals or not all(keys):
         return False
-    place, kind = tree, Settings
+    place, kind = tree, DeployConfig
     for name in keys[:-1]:
         if not isinstance(place.get(name), dict):
             place[name] = {}
@@ -369,7 +369,7 @@ def _value(kind: Any, text: str) -> Any:
         return text
 
 
-def _conflicts(settings: Settings) -> list[str]:
+def _conflicts(settings: DeployConfig) -> list[str]:
     """Values that are right alone but not together."""
     found = []
     serve, storage = settings.serve, settings.storage
@@ -405,5 +405,5 @@ def defaults() -> dict[str, Any]:
             else:
                 found[prefix + one.name] = inner
 
-    walk("", Settings())
+    walk("", DeployConfig())
     return found

@@ -12,9 +12,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
-from recmill.spec import recipe as r
-from recmill.spec import steps as s
-from recmill.spec.kinds import element_of, is_list, kinds_along, kinds_of_columns, owners_of_columns
+from recmill.recipe import recipe as r
+from recmill.recipe import steps as s
+from recmill.recipe.kinds import element_of, is_list, kinds_along, kinds_of_columns, owners_of_columns
 
 _CRITEO_ROWS, _CRITEO_VALUES = 45_840_617, 1_300_000  # Kaggle: 33.8 million values in 26 columns
 _GROWTH = 0.716  # from there to 883 million values in the 4.4 billion rows of the 1TB log
@@ -79,7 +79,7 @@ class EmbeddedTable:
         return self.ids * (8 + 4 * self.dim)
 
 
-class Shape:
+class ModelShape:
     """What a recipe's models are made of when they meet this traffic."""
 
     def __init__(self, recipe: r.Recipe, traffic: Traffic) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from recmill.deploy.shapes import STORE_BYTES, Shape, Traffic, traffic_of
-from recmill.spec.recipe import Recipe
+from recmill.deploy.shapes import STORE_BYTES, ModelShape, Traffic, traffic_of
+from recmill.recipe.recipe import Recipe
 
 MB, GB = 1 << 20, 1 << 30
 
@@ -128,7 +128,7 @@ def size(
     """
     usual = traffic_of(recipe)
     traffic = Traffic(rows or usual.rows, items or usual.items, users or usual.users, rate or usual.rate)
-    shape, sheet = Shape(recipe, traffic), _Sheet()
+    shape, sheet = ModelShape(recipe, traffic), _Sheet()
     disk = _disk(shape, sheet)
     prepare, fixed, prepare_seconds = _prepare(shape, disk, sheet)
     train, train_seconds = _train(shape, sheet)
@@ -179,7 +179,7 @@ class _Disk:
     runs: float
 
 
-def _disk(shape: Shape, sheet: _Sheet) -> _Disk:
+def _disk(shape: ModelShape, sheet: _Sheet) -> _Disk:
     rows = shape.traffic.rows
     log = rows * sum(_COLUMN_BYTES[column.type] for column in shape.recipe.log.columns)
     sheet.add("log", f"{rows:,} rows x {log / rows:,.0f} B", _bytes(log))
@@ -199,7 +199,7 @@ def _disk(shape: Shape, sheet: _Sheet) -> _Disk:
     return _Disk(log, table, checkpoint, bundle, runs)
 
 
-def _say_tables(shape: Shape, sheet: _Sheet) -> None:
+def _say_tables(shape: ModelShape, sheet: _Sheet) -> None:
     for collection in dict.fromkeys(table.model for table in shape.tables):
         tables = [table for table in shape.tables if table.model == collection]
         ids = sum(table.ids for table in tables)
@@ -211,7 +211,7 @@ def _say_tables(shape: Shape, sheet: _Sheet) -> None:
         sheet.add("embedding rows", f"{collection}: {how}", f"{ids:,}")
 
 
-def _checkpoint(shape: Shape, sheet: _Sheet) -> float:
+def _checkpoint(shape: ModelShape, sheet: _Sheet) -> float:
     total = 0.0
     for name, spec, weights in shape.models:
         tables = sum(table.saved for table in shape.tables if table.model.startswith(name))
@@ -225,7 +225,7 @@ def _checkpoint(shape: Shape, sheet: _Sheet) -> float:
     return total
 
 
-def _bundle(shape: Shape, sheet: _Sheet) -> float:
+def _bundle(shape: ModelShape, sheet: _Sheet) -> float:
     tables = sum(table.served for table in shape.tables)
     weights = sum(weights for _, _, weights in shape.models)
     total = tables + 8.0 * weights
@@ -237,7 +237,7 @@ def _bundle(shape: Shape, sheet: _Sheet) -> float:
     return total
 
 
-def _prepare(shape: Shape, disk: _Disk, sheet: _Sheet) -> tuple[Resources, int, float]:
+def _prepare(shape: ModelShape, disk: _Disk, sheet: _Sheet) -> tuple[Resources, int, float]:
     """Resources, the part of memory that --memory does not bound, and seconds."""
     ids = sum({table.name: table.ids for table in shape.tables}.values())
     fixed = _PROGRAM["prepare"] + round(ids * _VOCABULARY_BYTES)
@@ -258,7 +258,7 @@ def _prepare(shape: Shape, disk: _Disk, sheet: _Sheet) -> tuple[Resources, int, 
     return Resources(cpus, memory), fixed, seconds
 
 
-def _train(shape: Shape, sheet: _Sheet) -> tuple[Resources, float]:
+def _train(shape: ModelShape, sheet: _Sheet) -> tuple[Resources, float]:
     """Models are trained one after the other, so that memory is that of the largest."""
     memory, work = 0.0, 0.0
     for name, spec, weights in shape.models:
@@ -303,7 +303,7 @@ def _spread(work: float, cpus: int) -> float:
     return work / (1 + (cpus - 1) * _SECOND_CORE)
 
 
-def _serve(shape: Shape, disk: _Disk, sheet: _Sheet) -> tuple[Resources, int, float]:
+def _serve(shape: ModelShape, disk: _Disk, sheet: _Sheet) -> tuple[Resources, int, float]:
     """Resources of a server of two processes, how many servers, and requests/s of a core."""
     weights = next((weights for name, _, weights in shape.models if name == "ranking"), 0)
     graph_ms = _CANDIDATES * 2 * weights / _SERVE_GFLOPS / 1e6 * _SPLIT
@@ -333,7 +333,7 @@ def _serve(shape: Shape, disk: _Disk, sheet: _Sheet) -> tuple[Resources, int, fl
     return Resources(SERVE_CPUS, _up(memory)), replicas, per_core
 
 
-def _redis(shape: Shape, sheet: _Sheet) -> int:
+def _redis(shape: ModelShape, sheet: _Sheet) -> int:
     memory = _up(_ROOM * shape.store_bytes + 64 * MB)
     if shape.entities:
         many = " + ".join(f"{number:,} {side}s" for side, number in shape.entities)

@@ -18,11 +18,11 @@ from recmill.deploy.parts import (
     pod_template,
     volumes,
 )
-from recmill.deploy.settings import DeployError, Settings, number_of
+from recmill.deploy.settings import DeployConfig, DeployError, number_of
 from recmill.deploy.sizing import GB, MB, Resources, smallest_bound
 from recmill.deploy.stages import base, check_shared_storage, overlays
 from recmill.deploy.yaml import dumps
-from recmill.spec.recipe import Recipe
+from recmill.recipe.recipe import Recipe
 
 MASTER = "k8s://https://kubernetes.default.svc"  # of a driver that is inside the cluster
 PROGRAM_FOLDER = "/etc/recmill-spark"
@@ -41,7 +41,7 @@ _DRIVER_CPUS = 1
 _RETRY_SECONDS = 30
 
 
-def render(recipe: Recipe, settings: Settings) -> Files:
+def render(recipe: Recipe, settings: DeployConfig) -> Files:
     """base/prepare: the application, and what it may do; overlays: with storage; submit: without the operator."""
     site = Site.of(recipe, settings)
     _check(site)

@@ -17,16 +17,16 @@ from recmill.deploy.parts import (
     storage_overlays,
     volumes,
 )
-from recmill.deploy.settings import DeployError, Settings
+from recmill.deploy.settings import DeployConfig, DeployError
 from recmill.deploy.yaml import dumps
-from recmill.spec.recipe import Recipe
+from recmill.recipe.recipe import Recipe
 
 KEPT_SECONDS = 7 * 86_400  # a finished Job, with its log
 _WRONG_RECIPE = 2  # exit code of a command that cannot work, however often it is tried
 _GATE_FAILED = 1
 
 
-def render(recipe: Recipe, settings: Settings) -> Files:
+def render(recipe: Recipe, settings: DeployConfig) -> Files:
     """base: the Job; overlays: the storage that it mounts."""
     site = Site.of(recipe, settings)
     check_measured(recipe)

@@ -13,19 +13,19 @@ from recmill.embeddings.table import Array
 T = TypeVar("T")
 
 
-class Pending(Protocol):
+class PendingResult(Protocol):
     """Something under way between workers."""
 
     def wait(self) -> Array: ...
 
 
-class Lane(Protocol):
+class ProcessGroup(Protocol):
     """A connection of all workers that one thread uses, so that what is asked on it has the same order everywhere."""
 
-    def swap(self, rows: Array, sizes: Array, their_sizes: Array) -> Pending:
+    def swap(self, rows: Array, sizes: Array, their_sizes: Array) -> PendingResult:
         """Send the first sizes[0] rows to worker 0, the next to worker 1; get their_sizes[w] rows from worker w."""
 
-    def add(self, values: Array) -> Pending:
+    def add(self, values: Array) -> PendingResult:
         """Everybody's values added up, in place and bit for bit the same for all."""
 
     def gather(self, thing: T) -> list[T]:
@@ -39,15 +39,15 @@ class Peers(Protocol):
     size: int
 
     @property
-    def steps(self) -> Lane:
+    def steps(self) -> ProcessGroup:
         """For the thread that trains."""
 
     @property
-    def ahead(self) -> Lane:
+    def ahead(self) -> ProcessGroup:
         """For what runs ahead of it."""
 
     @property
-    def saving(self) -> Lane:
+    def saving(self) -> ProcessGroup:
         """For the thread that writes checkpoints."""
 
     def run_ahead(self, function: Callable[[], T]) -> Future[T]:

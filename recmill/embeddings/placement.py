@@ -18,7 +18,7 @@ _MOST_REPLICATED = 16 << 20  # bytes of one table
 
 
 @dataclass(frozen=True)
-class Placed:
+class TablePlacement:
     """A table's place, with what it costs one worker: bytes sent in a step, and memory (None: grows with its keys)."""
 
     name: str
@@ -36,7 +36,7 @@ def plan_placement(
     batch_size: int,
     num_workers: int,
     wire: str = "float32",
-) -> list[Placed]:
+) -> list[TablePlacement]:
     """The cheaper way for each table, by bytes on the wire. Keys are taken as drawn evenly, which is the worst case."""
     return [
         _place(name, spec, batch_size / num_workers * keys_per_row[name], num_workers, WIRE_BYTES[wire])
@@ -44,18 +44,18 @@ def plan_placement(
     ]
 
 
-def _place(name: str, spec: TableSpec, keys: float, num_workers: int, width: int) -> Placed:
+def _place(name: str, spec: TableSpec, keys: float, num_workers: int, width: int) -> TablePlacement:
     away = (num_workers - 1) / num_workers
     different = keys if spec.num_rows is None else spec.num_rows * -math.expm1(-keys / spec.num_rows)
     sharded = different * away * (_ASK_BYTES + 2 * spec.dim * width)
     if spec.num_rows is None or spec.admit_after > 1:
-        return Placed(name, spec.num_rows, spec.dim, "sharded", sharded, None, None)
+        return TablePlacement(name, spec.num_rows, spec.dim, "sharded", sharded, None, None)
     replicated = all_reduce_bytes(spec.num_rows * (spec.dim + 1), num_workers)
     memory = spec.num_rows * _record_bytes(spec)
     if replicated < sharded and memory <= _MOST_REPLICATED:
-        return Placed(name, spec.num_rows, spec.dim, "replicated", replicated, sharded, memory)
+        return TablePlacement(name, spec.num_rows, spec.dim, "replicated", replicated, sharded, memory)
     part = -(-memory // num_workers)
-    return Placed(name, spec.num_rows, spec.dim, "sharded", sharded, replicated, part)
+    return TablePlacement(name, spec.num_rows, spec.dim, "sharded", sharded, replicated, part)
 
 
 def all_reduce_bytes(num_floats: int, num_workers: int) -> float:
@@ -69,7 +69,9 @@ def _record_bytes(spec: TableSpec) -> int:
     return _HEADER_BYTES + 4 * (spec.dim + states.get(spec.optimizer, spec.dim))
 
 
-def explain(placed: Sequence[Placed], num_workers: int, batch_size: int, num_weights: int) -> list[str]:
+def explain(
+    placed: Sequence[TablePlacement], num_workers: int, batch_size: int, num_weights: int
+) -> list[str]:
     """The plan as lines of text."""
     dense = all_reduce_bytes(num_weights, num_workers)
     total = dense + sum(table.wire_bytes for table in placed)

@@ -20,7 +20,7 @@ import torch
 
 from recmill import _native
 from recmill.embeddings.collection import Column, EmbeddingCollection, EmbeddingFeature, Looked
-from recmill.embeddings.peers import Lane, Peers, Pending
+from recmill.embeddings.peers import Peers, PendingResult, ProcessGroup
 from recmill.embeddings.table import Array, EmbeddingTable, Segment
 
 WIRES: Mapping[str, torch.dtype] = {
@@ -94,7 +94,7 @@ class ShardedCollection(EmbeddingCollection):
             with suppress(Exception):  # what went wrong is raised where it was needed
                 self._expected.popleft()[1].result()
 
-    def ask(self, columns: Mapping[str, Column], lane: Lane) -> Asked:
+    def ask(self, columns: Mapping[str, Column], lane: ProcessGroup) -> Asked:
         """Tell every worker which of its keys this batch reads, and how often."""
         segments, _ = self._split(
             [self._segment(feature, columns[feature.name], None) for feature in self.features]
@@ -231,7 +231,7 @@ class RowUpdate:
         self.collection, self.looked, self.ride = collection, looked, ride
         self.scale = _scale(sums_UD) if collection.wire == torch.float16 else 1.0
         self._sums_UD = sums_UD
-        self._arriving: Pending | None = None
+        self._arriving: PendingResult | None = None
 
     def send(self) -> None:
         """Let gradients go to the workers that hold their keys."""

@@ -83,7 +83,7 @@ class TableSpec:
 
 
 @dataclass(frozen=True)
-class Records:
+class KeyRecords:
     """Everything of some keys, as of one moment. Row i of each array belongs to keys[i]."""
 
     keys: Array
@@ -142,9 +142,9 @@ class Snapshot:
         self.removed: Array = native.removed
         self.waiting = Waiting(*native.waiting)
 
-    def __iter__(self) -> Iterator[Records]:
+    def __iter__(self) -> Iterator[KeyRecords]:
         while (piece := self._native.next_piece()) is not None:
-            yield Records(*piece)
+            yield KeyRecords(*piece)
 
     def close(self) -> None:
         self._native.close()
@@ -157,7 +157,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Lookup:
+class LookupResult:
     """A batch of keys, resolved. Stays usable after evictions: keys that are gone read as absent, updates skip them."""
 
     native: _native.EmbeddingLookup
@@ -190,7 +190,7 @@ class DiskTier:
 
 
 @dataclass(frozen=True)
-class Shard:
+class KeyShard:
     """The keys of a table that one of several workers holds. Every key has exactly one worker."""
 
     rank: int
@@ -209,7 +209,7 @@ class EmbeddingTable:
         spec: TableSpec,
         num_threads: int = 1,
         disk: DiskTier | None = None,
-        shard: Shard | None = None,
+        shard: KeyShard | None = None,
     ) -> None:
         self.spec = spec
         self.num_threads = num_threads
@@ -234,18 +234,20 @@ class EmbeddingTable:
         """Floats of optimizer state per key."""
         return self.native.num_states
 
-    def lookup(self, keys: Array, train: bool, step: int = 0) -> Lookup:
+    def lookup(self, keys: Array, train: bool, step: int = 0) -> LookupResult:
         """Find the keys; in training also count them, stamp the step and make rows for new ones.
 
         Without train nothing changes: an absent key reads the row it would be born with.
         """
         keys = as_keys(keys)
         segments = [(0, keys, None, None, 0, None)]
-        return Lookup(_native.lookup_tables([self.native], segments, train, step, self.num_threads)[0], keys)
+        return LookupResult(
+            _native.lookup_tables([self.native], segments, train, step, self.num_threads)[0], keys
+        )
 
     def pool(
         self,
-        lookup: Lookup,
+        lookup: LookupResult,
         offsets: Array | None = None,
         weights: Array | None = None,
         pooling: Pooling = "none",
@@ -264,7 +266,7 @@ class EmbeddingTable:
 
     def update(
         self,
-        lookup: Lookup,
+        lookup: LookupResult,
         grads: Array,
         learning_rate: float,
         step: int = 0,
@@ -302,17 +304,17 @@ class EmbeddingTable:
         owners = _native.owners_of(as_keys(keys), self.spec.num_rows is not None, self.shard.size)
         return np.asarray(owners == self.shard.rank)
 
-    def _own(self, records: Records) -> Records:
+    def _own(self, records: KeyRecords) -> KeyRecords:
         if self.shard is None:
             return records
         own = self.owns(records.keys)
-        return Records(*(getattr(records, part.name)[own] for part in fields(records)))
+        return KeyRecords(*(getattr(records, part.name)[own] for part in fields(records)))
 
     def begin_snapshot(self, delta: bool = False) -> Snapshot:
         """Fix this moment. A delta holds what changed since the last snapshot began, and the keys evicted since."""
         return Snapshot(_native.EmbeddingSnapshot(self.native, delta))
 
-    def load(self, records: Records) -> None:
+    def load(self, records: KeyRecords) -> None:
         """Put records into the table, over what it has of their keys. Loaded keys count as admitted.
 
         A row or state that is not finite raises ValueError, which names its key, and nothing changes.

@@ -11,7 +11,7 @@ from recmill.errors import MissingPackage, RecmillError
 
 if TYPE_CHECKING:
     from recmill.engines.frames import FrameEngine
-    from recmill.progress import Progress
+    from recmill.reporting.progress import Progress
 
 ENGINES = ("local", "ray", "spark")
 _PACKAGES = {"ray": "ray", "spark": "pyspark"}

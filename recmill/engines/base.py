@@ -14,15 +14,15 @@ from typing import Any, Literal, Protocol
 
 import polars as pl
 
-from recmill.kernels import CountOptions, Extracted, Measured
-from recmill.spec.recipe import SPLITS
+from recmill.features.kernels import CountOptions, ExtractedValues, Measurements
+from recmill.recipe.recipe import SPLITS
 
 MapFunction = Callable[[pl.DataFrame], pl.DataFrame]
 Order = Literal["log", "shuffle", "interleave"]
 Format = Literal["parquet", "int32"]
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Rows that can be read in pieces, in any order, more than once."""
 
     def units(self) -> Sequence[Any]: ...
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardRecord:
     """One Parquet file of a Table."""
 
     split: str
@@ -51,7 +51,7 @@ class Shard:
 class Engine(Protocol):
     """Where prepare runs. `Frame` is the engine's own lazy view of rows."""
 
-    def read(self, source: Source) -> Any:
+    def read(self, source: RowSource) -> Any:
         """A frame of a source's rows."""
 
     def map(self, frame: Any, function: MapFunction) -> Any:
@@ -60,10 +60,10 @@ class Engine(Protocol):
     def measure(
         self,
         frame: Any,
-        extract: Callable[[pl.DataFrame], Extracted],
+        extract: Callable[[pl.DataFrame], ExtractedValues],
         counts: Mapping[str, CountOptions],
         title: str,
-    ) -> Measured:
+    ) -> Measurements:
         """Moments and counts of extracted columns, in one pass. Counting is a shuffle: it may exceed memory."""
 
     def group(self, frame: Any, by: Sequence[str], function: MapFunction, title: str) -> Any:
@@ -80,7 +80,7 @@ class Engine(Protocol):
         seed: int,
         format: Format = "parquet",
         folders: Sequence[str] = SPLITS,
-    ) -> list[Shard]:
+    ) -> list[ShardRecord]:
         """Write `<into>/<folder>/shard-*`, a folder for each value of SPLIT.
 
         Resumes: shards that an earlier call finished are kept.

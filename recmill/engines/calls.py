@@ -27,7 +27,7 @@ _SECONDS_BETWEEN_LOOKS = 0.25
 
 
 @dataclass(frozen=True)
-class Call:
+class TaskCall:
     """What tasks of one call leave behind. Small and picklable: it goes with each of them."""
 
     folder: Path
@@ -102,9 +102,9 @@ class Call:
 
 
 @contextmanager
-def new_call(work: Path) -> Iterator[Call]:
+def new_call(work: Path) -> Iterator[TaskCall]:
     """A call whose folder is gone when it is over."""
-    call = Call(work / "calls" / uuid.uuid4().hex)
+    call = TaskCall(work / "calls" / uuid.uuid4().hex)
     for name in ("begun", "done", "failed"):
         (call.folder / name).mkdir(parents=True)
     try:
@@ -114,7 +114,7 @@ def new_call(work: Path) -> Iterator[Call]:
 
 
 @dataclass(frozen=True)
-class _Record:
+class _ErrorRecord:
     """An error on disk, as JSON. Never as pickle: others may be able to write into the folder."""
 
     kind: str
@@ -127,14 +127,14 @@ class _Record:
 def _record_of(error: Exception) -> bytes:
     arguments = list(error.__reduce__()[1])
     trace = "".join(traceback.format_exception(error))
-    record = _Record(type(error).__name__, arguments, str(error), isinstance(error, RecmillError), trace)
+    record = _ErrorRecord(type(error).__name__, arguments, str(error), isinstance(error, RecmillError), trace)
     return msgspec.json.encode(record, enc_hook=str)
 
 
 def _error_of(content: bytes) -> Exception:
     """The error as it was, if it is one of ours or of Python's own; else what it said."""
     try:
-        record = msgspec.json.decode(content, type=_Record)
+        record = msgspec.json.decode(content, type=_ErrorRecord)
     except msgspec.DecodeError as error:
         return ArtifactError(
             f"A task failed, and what it wrote about it is damaged: {error}. Run the command again."
@@ -145,7 +145,7 @@ def _error_of(content: bytes) -> Exception:
     return raised
 
 
-def _made_again(record: _Record) -> Exception | None:
+def _made_again(record: _ErrorRecord) -> Exception | None:
     kind = getattr(errors, record.kind, None) or getattr(builtins, record.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return None

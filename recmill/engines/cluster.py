@@ -18,14 +18,14 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from recmill.engines.base import Format, MapFunction, Order, Shard
-from recmill.engines.frames import BucketOf, Frame, FrameEngine, Part, Task, merged, record_of
+from recmill.artifacts.work import check_file, file_checksum, read_record, write_record
+from recmill.engines.base import Format, MapFunction, Order, ShardRecord
+from recmill.engines.frames import BucketOf, Frame, FrameEngine, Partition, Task, merged, record_of
 from recmill.engines.spill import read_frames, write_frames
 from recmill.errors import ResourceError
-from recmill.kernels import Array, CountOptions, Extracted, Measured
-from recmill.progress import Progress
-from recmill.spec.recipe import SPLITS
-from recmill.work import check_file, file_checksum, read_record, write_record
+from recmill.features.kernels import Array, CountOptions, ExtractedValues, Measurements
+from recmill.recipe.recipe import SPLITS
+from recmill.reporting.progress import Progress
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -129,10 +129,10 @@ class ClusterEngine(FrameEngine):
     def measure(
         self,
         frame: Frame,
-        extract: Callable[[pl.DataFrame], Extracted],
+        extract: Callable[[pl.DataFrame], ExtractedValues],
         counts: Mapping[str, CountOptions],
         title: str,
-    ) -> Measured:
+    ) -> Measurements:
         from recmill.engines import counting  # which builds on this module
 
         self._num_measured += 1
@@ -147,14 +147,14 @@ class ClusterEngine(FrameEngine):
         seed: int,
         format: Format = "parquet",
         folders: Sequence[str] = SPLITS,
-    ) -> list[Shard]:
+    ) -> list[ShardRecord]:
         shards = super().write(frame, into.absolute(), order, seed, format, folders)
         _check_visible([into / shard.file for shard in shards])
         return shards
 
     def _scatter(
         self, frame: Frame, stage: str, bucket_of: BucketOf, buckets: int, function: MapFunction, title: str
-    ) -> tuple[Part, ...]:
+    ) -> tuple[Partition, ...]:
         """Shuffle rows into a file for each bucket; buckets that an earlier run finished stay as they are."""
         records = [record_of(self.work, f"bucket-{stage}", bucket) for bucket in range(buckets)]
         missing = [bucket for bucket in range(buckets) if not records[bucket].exists()]

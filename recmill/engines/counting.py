@@ -19,15 +19,15 @@ import polars as pl
 
 from recmill.engines.cluster import ClusterEngine, cut
 from recmill.engines.frames import Frame
-from recmill.kernels import (
+from recmill.features.kernels import (
     BYTES_FOR_LOOKUP,
     Counter,
     CountOptions,
-    Counts,
-    Extracted,
-    Measured,
+    ExtractedValues,
+    Measurements,
     Moments,
     StoredCounts,
+    ValueCounts,
     run_file,
     runs_of_values,
     write_run,
@@ -41,12 +41,12 @@ _BYTES_TO_COUNT = 8  # for each byte of the log, when every value is another one
 def measure(
     engine: ClusterEngine,
     frame: Frame,
-    extract: Callable[[pl.DataFrame], Extracted],
+    extract: Callable[[pl.DataFrame], ExtractedValues],
     counts: Mapping[str, CountOptions],
     title: str,
     folder: Path,
     small_bytes: int | None = None,
-) -> Measured:
+) -> Measurements:
     """Moments and counts of what `extract` finds in all batches of the frame.
 
     `folder`, which all tasks must see, is of this call alone. Counts whose values take more than `small_bytes`
@@ -60,7 +60,7 @@ def measure(
     stored = {name: _stored(engine, runs, name, summary, merged) for name in counts}
     if small_bytes is None:
         small_bytes = engine.memory // 8 // BYTES_FOR_LOOKUP
-    return Measured(summary.rows, summary.moments, _read_small(stored, small_bytes))
+    return Measurements(summary.rows, summary.moments, _read_small(stored, small_bytes))
 
 
 def _num_runs(engine: ClusterEngine, frame: Frame) -> int:
@@ -116,7 +116,7 @@ class _CountPart:
     """Counts the batches of a part; a counter that would take too much memory is sent and starts anew."""
 
     runs: _Runs
-    extract: Callable[[pl.DataFrame], Extracted]
+    extract: Callable[[pl.DataFrame], ExtractedValues]
     memory: int
 
     def __call__(self, number: int, batches: Iterator[pl.DataFrame]) -> Iterator[tuple[int, pl.DataFrame]]:
@@ -208,9 +208,11 @@ def _stored(
     )
 
 
-def _read_small(stored: Mapping[str, StoredCounts], small_bytes: int) -> dict[str, Counts | StoredCounts]:
+def _read_small(
+    stored: Mapping[str, StoredCounts], small_bytes: int
+) -> dict[str, ValueCounts | StoredCounts]:
     """The smallest counts come to memory, as many as fit into `small_bytes` together; the others stay on disk."""
-    found: dict[str, Counts | StoredCounts] = {}
+    found: dict[str, ValueCounts | StoredCounts] = {}
     large: list[str] = []
     for name, counts in sorted(stored.items(), key=lambda item: item[1].num_bytes):
         if counts.num_bytes > small_bytes:

@@ -17,15 +17,22 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 import polars as pl
 
-from recmill.ahead import read_ahead
-from recmill.engines.base import Format, MapFunction, Order, Shard, Source
+from recmill.artifacts.work import damage_is_of_work, read_record, write_record
+from recmill.dataset.prefetch import prefetch
+from recmill.dataset.shard import ShardFile
+from recmill.engines.base import Format, MapFunction, Order, RowSource, ShardRecord
 from recmill.engines.shards import ShardWriter, forget_unfinished
 from recmill.errors import ResourceError
-from recmill.kernels import Array, CountOptions, Extracted, Measured, hash64, hash_positions
-from recmill.progress import Progress
-from recmill.shard_file import ShardFile
-from recmill.spec.recipe import COPY, POSITION, SPLITS
-from recmill.work import damage_is_of_work, read_record, write_record
+from recmill.features.kernels import (
+    Array,
+    CountOptions,
+    ExtractedValues,
+    Measurements,
+    hash64,
+    hash_positions,
+)
+from recmill.recipe.recipe import COPY, POSITION, SPLITS
+from recmill.reporting.progress import Progress
 
 T = TypeVar("T")
 BucketOf = Callable[[pl.DataFrame], Array]
@@ -36,7 +43,7 @@ _OFFSET_BITS = 44
 _USEFUL_BUCKET_BYTES = 1 << 20
 
 
-class Part(Protocol):
+class Partition(Protocol):
     """A piece of a frame that one task works through."""
 
     @property
@@ -46,7 +53,7 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class UnitPart:
-    source: Source
+    source: RowSource
     unit: Any
 
     @property
@@ -61,7 +68,7 @@ class UnitPart:
 class Frame:
     """Rows to come: parts, and what to do with each batch of them."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Partition, ...]
     maps: tuple[MapFunction, ...]
     starts: tuple[int, ...]  # places in the log that cut it into pieces of about equal size
     max_offset: int
@@ -71,8 +78,8 @@ class Frame:
     def num_bytes(self) -> int:
         return sum(part.num_bytes for part in self.parts)
 
-    def batches(self, part: Part, ahead: bool = False) -> Iterator[pl.DataFrame]:
-        for batch in read_ahead(part.read()) if ahead else part.read():
+    def batches(self, part: Partition, ahead: bool = False) -> Iterator[pl.DataFrame]:
+        for batch in prefetch(part.read()) if ahead else part.read():
             for function in self.maps:
                 batch = function(batch)
             yield batch
@@ -125,20 +132,20 @@ class FrameEngine(ABC):
     def measure(
         self,
         frame: Frame,
-        extract: Callable[[pl.DataFrame], Extracted],
+        extract: Callable[[pl.DataFrame], ExtractedValues],
         counts: Mapping[str, CountOptions],
         title: str,
-    ) -> Measured: ...
+    ) -> Measurements: ...
 
     @abstractmethod
     def _scatter(
         self, frame: Frame, stage: str, bucket_of: BucketOf, buckets: int, function: MapFunction, title: str
-    ) -> tuple[Part, ...]:
+    ) -> tuple[Partition, ...]:
         """A part for each bucket: all its rows as one batch, seen by `function`."""
 
     # building frames
 
-    def read(self, source: Source) -> Frame:
+    def read(self, source: RowSource) -> Frame:
         units = source.units()
         starts = tuple(sorted(source.first_position(unit) for unit in units))
         return Frame(tuple(UnitPart(source, unit) for unit in units), (), starts, source.max_offset())
@@ -178,7 +185,7 @@ class FrameEngine(ABC):
         seed: int,
         format: Format = "parquet",
         folders: Sequence[str] = SPLITS,
-    ) -> list[Shard]:
+    ) -> list[ShardRecord]:
         if order != "log" or frame.grouped_by:
             frame = self._ordered(frame, order, seed, format)
         forget_unfinished(into, folders)
@@ -217,7 +224,7 @@ def _write_part(
     folders: tuple[str, ...],
     number: int,
     batches: Iterator[pl.DataFrame],
-) -> list[Shard]:
+) -> list[ShardRecord]:
     record = record_of(work, format, number)
     if record.exists():
         return _written(record, into)
@@ -230,9 +237,9 @@ def _write_part(
     return shards
 
 
-def _written(record: Path, into: Path) -> list[Shard]:
+def _written(record: Path, into: Path) -> list[ShardRecord]:
     """The shards of a part that an earlier run wrote."""
-    shards = [Shard(**shard) for shard in read_record(record)]
+    shards = [ShardRecord(**shard) for shard in read_record(record)]
     with damage_is_of_work():
         for shard in shards:
             if shard.checksums:

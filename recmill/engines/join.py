@@ -15,12 +15,12 @@ from typing import Protocol
 
 import polars as pl
 
+from recmill.artifacts.work import check_file, file_checksum, read_record, write_record
 from recmill.engines.base import MapFunction
 from recmill.engines.cluster import ClusterEngine, cut
-from recmill.engines.frames import Frame, Part
+from recmill.engines.frames import Frame, Partition
 from recmill.engines.spill import read_bucket, write_buckets
-from recmill.kernels import Lookup, runs_of_values
-from recmill.work import check_file, file_checksum, read_record, write_record
+from recmill.features.kernels import ValueIndex, runs_of_values
 
 Answers = Mapping[str, pl.DataFrame]
 ValuesOf = Callable[[pl.DataFrame], Mapping[str, pl.Series]]
@@ -100,7 +100,7 @@ class _Joined:
 class JoinedPart:
     """A part whose rows are worked on together with the answers to its questions."""
 
-    part: Part
+    part: Partition
     number: int
     joined: _Joined
 
@@ -217,7 +217,7 @@ class _KnownValues:
 
     def __init__(self, rows: pl.DataFrame) -> None:
         self.rows = rows
-        self.lookup = Lookup(rows["value"])
+        self.lookup = ValueIndex(rows["value"])
 
     def answer(self, asked: pl.DataFrame) -> pl.DataFrame:
         """The table's rows for the values asked for, with the part that asks; nothing for unknown values."""

@@ -13,32 +13,23 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from recmill.artifacts.work import read_record, write_record
 from recmill.engines.base import MapFunction
-from recmill.engines.frames import (
-    BucketOf,
-    Frame,
-    FrameEngine,
-    Part,
-    T,
-    Task,
-    merged,
-    record_of,
-)
+from recmill.engines.frames import BucketOf, Frame, FrameEngine, Partition, T, Task, merged, record_of
 from recmill.engines.spill import read_bucket, write_buckets
 from recmill.errors import ResourceError
-from recmill.kernels import (
+from recmill.features.kernels import (
     BYTES_FOR_LOOKUP,
     Counter,
     CountOptions,
-    Counts,
-    Extracted,
-    Measured,
+    ExtractedValues,
+    Measurements,
     Moments,
+    ValueCounts,
     hash64,
 )
-from recmill.machine import available_cores
-from recmill.progress import Progress, Stage
-from recmill.work import read_record, write_record
+from recmill.reporting.machine import available_cores
+from recmill.reporting.progress import Progress, ProgressBar
 
 _COUNT_BUCKETS = 64
 
@@ -81,10 +72,10 @@ class LocalEngine(FrameEngine):
     def measure(
         self,
         frame: Frame,
-        extract: Callable[[pl.DataFrame], Extracted],
+        extract: Callable[[pl.DataFrame], ExtractedValues],
         counts: Mapping[str, CountOptions],
         title: str,
-    ) -> Measured:
+    ) -> Measurements:
         counting = _Counting(counts, self.memory // 2, self.work / "counts")
         moments: dict[str, Moments] = {}
         rows = 0
@@ -102,11 +93,11 @@ class LocalEngine(FrameEngine):
                         moments[name] = moments.get(name, Moments()) + value
 
         self.run(frame, title, task)
-        return Measured(rows, moments, counting.finish())
+        return Measurements(rows, moments, counting.finish())
 
     def _scatter(
         self, frame: Frame, stage: str, bucket_of: BucketOf, buckets: int, function: MapFunction, title: str
-    ) -> tuple[Part, ...]:
+    ) -> tuple[Partition, ...]:
         """Spill the rows of each part by bucket; the buckets become the parts of what follows."""
         (self.work / stage).mkdir(parents=True, exist_ok=True)
         task = partial(_spill_part, self.work, stage, bucket_of, buckets, self._piece_bytes())
@@ -121,7 +112,7 @@ class LocalEngine(FrameEngine):
         # A few parts that cannot be cut, such as gzip files, leave cores idle: these read and decompress.
         ahead = len(frame.parts) < self.workers
 
-        def watched(number: int, part: Part) -> T:
+        def watched(number: int, part: Partition) -> T:
             batches = _Watched(frame.batches(part, ahead), part.num_bytes, stage)
             found = task(number, batches)
             batches.end()
@@ -146,7 +137,7 @@ class LocalEngine(FrameEngine):
 class _Watched:
     """A part's batches, reported as they go by; a batch's share of the part's bytes is estimated."""
 
-    def __init__(self, batches: Iterator[pl.DataFrame], num_bytes: int, stage: Stage) -> None:
+    def __init__(self, batches: Iterator[pl.DataFrame], num_bytes: int, stage: ProgressBar) -> None:
         self.batches = batches
         self.left = num_bytes
         self.stage = stage
@@ -227,12 +218,12 @@ class _Counting:
         write_buckets(frame, buckets, _COUNT_BUCKETS, path)
         self.files[name].append(path)
 
-    def finish(self) -> dict[str, Counts]:
+    def finish(self) -> dict[str, ValueCounts]:
         found = {name: self._finish(name) for name in self.options}
         shutil.rmtree(self.spill, ignore_errors=True)
         return found
 
-    def _finish(self, name: str) -> Counts:
+    def _finish(self, name: str) -> ValueCounts:
         option = self.options[name]
         missing = self.counters[name].num_missing
         if self.files[name]:
@@ -246,7 +237,7 @@ class _Counting:
             self._check_size(name, kept)
         frame = pl.concat(kept)
         firsts = frame["first"] if option.track_first else None
-        return Counts(frame["value"], frame["count"], firsts, num_values, missing, num_distinct)
+        return ValueCounts(frame["value"], frame["count"], firsts, num_values, missing, num_distinct)
 
     def _check_size(self, name: str, kept: list[pl.DataFrame]) -> None:
         """Values that get an id must fit into memory, with their lookup and room to sort them."""

@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from recmill.engines.calls import Call, new_call
+from recmill.engines.calls import TaskCall, new_call
 from recmill.engines.cluster import Gather, Report, decode, encode
 from recmill.engines.ray_connection import connected
 from recmill.errors import RecmillError, first_line
@@ -97,7 +97,7 @@ class RayCluster:
         self._connection.close()
 
     @contextmanager
-    def _calling(self, shipped: Any, num_parts: int, report: Report) -> Iterator[_Tasks]:
+    def _calling(self, shipped: Any, num_parts: int, report: Report) -> Iterator[_RayCall]:
         """Ship what tasks run, report the parts that end, and raise what a task raised as it was."""
         import ray
         from ray import cloudpickle
@@ -106,7 +106,7 @@ class RayCluster:
         with new_call(self._work) as call, DataContext.current(self._context), _silent():
             try:
                 with call.reported(num_parts, report):
-                    yield _Tasks(call, uuid.uuid4().hex, ray.put(cloudpickle.dumps(shipped)))  # type: ignore[no-untyped-call]
+                    yield _RayCall(call, uuid.uuid4().hex, ray.put(cloudpickle.dumps(shipped)))  # type: ignore[no-untyped-call]
             except Exception as error:
                 if failure := call.failure():
                     raise failure from None
@@ -122,10 +122,10 @@ _shipped: OrderedDict[str, Any] = OrderedDict()  # by call, in each process
 
 
 @dataclass(frozen=True)
-class _Tasks:
+class _RayCall:
     """What the tasks of one call have in common."""
 
-    call: Call
+    call: TaskCall
     key: str
     # A reference to bytes: were they an object, Ray would try for ever to unpickle what it cannot.
     shipped: Any
@@ -140,7 +140,7 @@ class _Tasks:
         return _shipped[self.key]
 
 
-def _run_parts(tasks: _Tasks, numbers: pa.Table) -> Iterator[pa.Table]:
+def _run_parts(tasks: _RayCall, numbers: pa.Table) -> Iterator[pa.Table]:
     for number in numbers["id"].to_pylist():
         with tasks.call.watched(number):
             parts, function = tasks.open()
@@ -149,7 +149,7 @@ def _run_parts(tasks: _Tasks, numbers: pa.Table) -> Iterator[pa.Table]:
         yield _result(number, result)
 
 
-def _scatter_parts(tasks: _Tasks, numbers: pa.Table) -> Iterator[pa.Table]:
+def _scatter_parts(tasks: _RayCall, numbers: pa.Table) -> Iterator[pa.Table]:
     for number in numbers["id"].to_pylist():
         with tasks.call.watched(number):
             parts, scatter, num_buckets, _ = tasks.open()
@@ -163,7 +163,7 @@ def _scatter_parts(tasks: _Tasks, numbers: pa.Table) -> Iterator[pa.Table]:
         tasks.call.done(number)
 
 
-def _gather_buckets(tasks: _Tasks, block: pa.Table) -> Iterator[pa.Table]:
+def _gather_buckets(tasks: _RayCall, block: pa.Table) -> Iterator[pa.Table]:
     buckets = block["bucket"].to_numpy()
     for bucket in np.unique(buckets).tolist():
         with tasks.call.watched(bucket):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from recmill.errors import MissingPackage, RecmillError, ResourceError, first_line
-from recmill.machine import available_cores
+from recmill.reporting.machine import available_cores
 
 
 @contextmanager

@@ -14,11 +14,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recmill.artifact import unique_aside
-from recmill.engines.base import Format, Shard
-from recmill.kernels import RowDigest
-from recmill.shard_file import checksums_of
-from recmill.spec.recipe import COPY, POSITION, SPLIT, SPLITS
+from recmill.artifacts.manifest import unique_aside
+from recmill.dataset.shard import checksums_of
+from recmill.engines.base import Format, ShardRecord
+from recmill.features.kernels import RowDigest
+from recmill.recipe.recipe import COPY, POSITION, SPLIT, SPLITS
 
 ROWS_PER_GROUP = 1 << 16
 ROWS_PER_SHARD = 1 << 22
@@ -50,7 +50,7 @@ class ShardWriter:
         self.format: Format = format
         self.folders = folders
         self.open: dict[str, _OpenShard] = {}
-        self.finished: list[Shard] = []
+        self.finished: list[ShardRecord] = []
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -83,7 +83,7 @@ class ShardWriter:
         self.finished.append(self.open[split].finish())
         del self.open[split]
 
-    def finish(self) -> list[Shard]:
+    def finish(self) -> list[ShardRecord]:
         for split in list(self.open):
             self._finish(split)
         return self.finished
@@ -122,13 +122,13 @@ class _OpenShard(ABC):
             self.write(pl.concat(self.held))
             self.held, self.num_held = [], 0
 
-    def finish(self) -> Shard:
+    def finish(self) -> ShardRecord:
         self._flush()
         self.end()
         self.sink.close()
         size, checksums = self.aside.stat().st_size, self.checksums()
         os.replace(self.aside, self.path)
-        return Shard(self.split, self.file, self.digest.rows, size, self.digest.hex(), checksums)
+        return ShardRecord(self.split, self.file, self.digest.rows, size, self.digest.hex(), checksums)
 
     def checksums(self) -> tuple[str, ...]:
         """Of the finished file's bytes, if its readers compare them."""

@@ -25,10 +25,16 @@ from urllib.parse import urlsplit
 import polars as pl
 import pyarrow as pa
 
-from recmill.engines.calls import Call, new_call
+from recmill.engines.calls import TaskCall, new_call
 from recmill.engines.cluster import Gather, Report, decode, encode
-from recmill.errors import ArtifactError, MissingPackage, RecmillError, ResourceError, first_line
-from recmill.machine import available_cores
+from recmill.errors import (
+    ArtifactError,
+    MissingPackage,
+    RecmillError,
+    ResourceError,
+    first_line,
+)
+from recmill.reporting.machine import available_cores
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -128,9 +134,9 @@ class SparkCluster:
         return self._session.range(0, count, 1, numPartitions=count)
 
     @contextmanager
-    def _calling(self, shipped: Any, num_parts: int, report: Report) -> Iterator[_Tasks]:
+    def _calling(self, shipped: Any, num_parts: int, report: Report) -> Iterator[_SparkCall]:
         with new_call(self._work) as call, self._cancelled_on_error(call.folder.name):
-            tasks = _Tasks.shipping(shipped, call)
+            tasks = _SparkCall.shipping(shipped, call)
             with call.reported(num_parts, report):
                 yield tasks
 
@@ -148,7 +154,7 @@ class SparkCluster:
             with suppress(Exception):
                 self._session.removeTag(tag)
 
-    def _collected(self, tasks: _Tasks, results: Any, count: int) -> list[Any]:
+    def _collected(self, tasks: _SparkCall, results: Any, count: int) -> list[Any]:
         """The results of all tasks, or the error that one of them met."""
         from pyspark.errors import PySparkException
 
@@ -166,15 +172,15 @@ class SparkCluster:
 
 
 @dataclass(frozen=True)
-class _Tasks:
+class _SparkCall:
     """What goes with each task of a call: where to find what it runs, and where to say what became of it."""
 
-    call: Call
+    call: TaskCall
     # Of the file with what they run. It travels with Spark's own task, so that a file that others changed is not run.
     digest: str
 
     @classmethod
-    def shipping(cls, shipped: Any, call: Call) -> _Tasks:
+    def shipping(cls, shipped: Any, call: TaskCall) -> _SparkCall:
         content = _pickled(shipped)
         (call.folder / "shipped").write_bytes(content)
         return cls(call, sha256(content).hexdigest())
@@ -210,7 +216,7 @@ def _unpickled(path: Path, digest: str) -> Any:
 # What runs on the nodes: functions of Arrow batches, for `mapInArrow`.
 
 
-def _run_part(tasks: _Tasks, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _run_part(tasks: _SparkCall, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     parts, function = tasks.shipped()
     for number in _numbers_in(batches):
         if tasks.are_given_up():
@@ -221,7 +227,7 @@ def _run_part(tasks: _Tasks, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
             yield _result(number, result)
 
 
-def _scatter_part(tasks: _Tasks, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _scatter_part(tasks: _SparkCall, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     parts, scatter, num_buckets, _ = tasks.shipped()
     for number in _numbers_in(batches):
         if number == 0:  # every bucket gets a row, so that its gather is called even if nothing else comes
@@ -240,7 +246,7 @@ def _scatter_part(tasks: _Tasks, batches: Iterator[pa.RecordBatch]) -> Iterator[
             yield _to_all(num_buckets, _NOT_WHOLE)
 
 
-def _gather_bucket(tasks: _Tasks, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _gather_bucket(tasks: _SparkCall, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     parts, *_, gather = tasks.shipped()
     first = next(batches, None)
     if first is None or tasks.are_given_up():

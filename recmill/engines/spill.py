@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from recmill.artifact import unique_aside
-from recmill.kernels import Array
+from recmill.artifacts.manifest import unique_aside
+from recmill.features.kernels import Array
 
 
 def write_buckets(frame: pl.DataFrame, buckets: Array, num_buckets: int, path: Path) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import polars as pl
 
-from recmill.artifact import is_published, read_manifest
-from recmill.bundle import Bundle, current_of, kept_checkpoint
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.bundle.bundle import Bundle, current_of, kept_checkpoint
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.manifest import is_published, read_manifest
+from recmill.dataset.shard import ShardFile, checksums_of
+from recmill.dataset.table import Table
 from recmill.errors import ArtifactError
-from recmill.shard_file import ShardFile, checksums_of
-from recmill.spec.load import recipe_to_dict
-from recmill.spec.recipe import Recipe
-from recmill.table import Table
+from recmill.recipe.load import recipe_to_dict
+from recmill.recipe.recipe import Recipe
 
 _ROWS_AT_ONCE = 1 << 16
 

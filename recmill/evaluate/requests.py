@@ -7,14 +7,14 @@ from pathlib import Path
 
 import polars as pl
 
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.errors import ArtifactError, FeatureError, LogError
 from recmill.logs.base import open_source
 from recmill.metrics import ScoreSums
 
 
 @dataclass(frozen=True)
-class Shown:
+class RequestMetrics:
     """One version, or one channel of it, in numbers. A find is a request with a click among the items it showed."""
 
     version: str
@@ -29,7 +29,7 @@ class Shown:
 
 def evaluate_requests(
     folder: CheckpointFolder, requests: Path, data: str, window_seconds: float
-) -> list[Shown]:
+) -> list[RequestMetrics]:
     """Versions, each followed by its channels. An item counts as clicked when its user clicked it within the window."""
     shown = _read_requests(requests)
     clicks = _read_clicks(folder, data, shown["user"])
@@ -103,7 +103,7 @@ def _with_clicks(shown: pl.DataFrame, clicks: pl.DataFrame, window_seconds: floa
     )
 
 
-def _numbers(version: str, channel: str | None, rows: pl.DataFrame) -> Shown:
+def _numbers(version: str, channel: str | None, rows: pl.DataFrame) -> RequestMetrics:
     by_request = rows.group_by("request_number").agg(pl.col("clicked").any())
     clicks = int(rows["clicked"].sum())
     auc = None
@@ -111,7 +111,7 @@ def _numbers(version: str, channel: str | None, rows: pl.DataFrame) -> Shown:
         sums = ScoreSums()
         sums.add(rows["clicked"].cast(pl.Float32).to_numpy(), rows["scores"].clip(0, 1).to_numpy())
         auc = sums.metrics().auc
-    return Shown(
+    return RequestMetrics(
         version,
         channel,
         by_request.height,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from recmill.batches import Array
+from recmill.dataset.batch import Array
+from recmill.dataset.table import Table
 from recmill.errors import ArtifactError
 from recmill.metrics import BinaryMetrics, ScoreSums
-from recmill.table import Table
 
 MAX_SEGMENTS = 50
 NUM_RANGES = 10

@@ -8,29 +8,29 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from recmill.artifact import write_whole
-from recmill.checkpoint import CheckpointFolder
-from recmill.evaluate import Evaluated
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.manifest import write_whole
+from recmill.evaluate.evaluate import EvaluateResult
 from recmill.evaluate.gate import is_better
 from recmill.metrics import ScoreSums
-from recmill.report.content import Fact, Report, Section, Table
-from recmill.report.environment import environment_section
-from recmill.report.page import write_report
-from recmill.report.sections import (
+from recmill.recipe.load import recipe_to_dict
+from recmill.reporting.html.content import Fact, Report, ReportTable, Section
+from recmill.reporting.html.environment import environment_section
+from recmill.reporting.html.page import write_report
+from recmill.reporting.html.sections import (
     ranking_sections,
     recipe_section,
     retrieval_sections,
     tables_section,
     training_sections,
 )
-from recmill.spec.load import recipe_to_dict
-from recmill.tracking import JSONL_FILE, plain, read_history
+from recmill.reporting.tracking import JSONL_FILE, plain, read_history
 
 EVALUATION = "evaluation.json"
 
 
 def write_evaluation(
-    folder: CheckpointFolder, evaluated: Sequence[Evaluated], report: Path
+    folder: CheckpointFolder, evaluated: Sequence[EvaluateResult], report: Path
 ) -> dict[str, Any]:
     """Write both; what the JSON holds is returned.
 
@@ -79,7 +79,7 @@ def _before(earlier: Mapping[str, Any], last_step: int, condition: str) -> float
     return known[condition].get(name)  # type: ignore[no-any-return]
 
 
-def _as_json(folder: CheckpointFolder, model: Evaluated, earlier: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json(folder: CheckpointFolder, model: EvaluateResult, earlier: Mapping[str, Any]) -> dict[str, Any]:
     last_step = folder.of(model.model).find("last").step
     return {
         "step": model.checkpoint.step,
@@ -104,7 +104,7 @@ def _as_json(folder: CheckpointFolder, model: Evaluated, earlier: Mapping[str, A
     }
 
 
-def _report(folder: CheckpointFolder, evaluated: Sequence[Evaluated]) -> Report:
+def _report(folder: CheckpointFolder, evaluated: Sequence[EvaluateResult]) -> Report:
     sections: list[Section] = [_gate_section(evaluated)] if any(model.verdicts for model in evaluated) else []
     for model in evaluated:
         sections += [_titled(section, model.model) for section in _sections(folder, model)]
@@ -117,7 +117,7 @@ def _report(folder: CheckpointFolder, evaluated: Sequence[Evaluated]) -> Report:
     )
 
 
-def _facts(model: Evaluated) -> list[Fact]:
+def _facts(model: EvaluateResult) -> list[Fact]:
     if "auc" in model.metrics:
         margin = f"± {model.metrics['auc_margin']:.4f}, {model.split} rows, step {model.checkpoint.step:,}"
         return [
@@ -129,7 +129,7 @@ def _facts(model: Evaluated) -> list[Fact]:
     return [Fact(name, model.metrics[name], where) for name in names[:3]]
 
 
-def _sections(folder: CheckpointFolder, model: Evaluated) -> list[Section]:
+def _sections(folder: CheckpointFolder, model: EvaluateResult) -> list[Section]:
     if isinstance(model.sums, ScoreSums):
         by_column = {part.column: dict(part.metrics()) for part in model.segments}
         measured = ranking_sections(model.sums, by_column)
@@ -152,7 +152,7 @@ def _titled(section: Section, model: str) -> Section:
     )
 
 
-def _gate_section(evaluated: Sequence[Evaluated]) -> Section:
+def _gate_section(evaluated: Sequence[EvaluateResult]) -> Section:
     rows = [
         (
             model.model,
@@ -171,5 +171,5 @@ def _gate_section(evaluated: Sequence[Evaluated]) -> Section:
         else "Not all conditions are met: this model must not be published."
     )
     return Section(
-        "Gate", (text,), tables=(Table(("model", "condition", "found", "bound", ""), tuple(rows)),)
+        "Gate", (text,), tables=(ReportTable(("model", "condition", "found", "bound", ""), tuple(rows)),)
     )

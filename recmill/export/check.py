@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from recmill.batches import Array, Batch, Layout, collate
-from recmill.bundle import Bundle
-from recmill.bundle.arrays import map_array
-from recmill.bundle.features import FeatureRows
-from recmill.bundle.models import RankModel, Tower
+from recmill.artifacts.bundle.arrays import map_array
+from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.bundle.features import FeatureRows
+from recmill.artifacts.bundle.models import RankModel, TowerModel
+from recmill.dataset.batch import Array, Batch, Layout, collate
+from recmill.dataset.log_loader import between
 from recmill.errors import ArtifactError
 from recmill.features.plan import Plan
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
-from recmill.log_batches import between
 
 TOLERANCE = 1e-5
 _BFLOAT16_TOLERANCE = 0.02  # such a ranker scores with fewer digits than its graph
@@ -66,8 +66,8 @@ def _check_towers(
     stored = map_array(bundle.path / "items" / "vectors.npy")[places]
     features = FeatureRows.of(items.features(places), items.layout)
     return {
-        "user": _difference(expected, Tower(bundle, "user").vectors(users)),
-        "item": _difference(stored, Tower(bundle, "item").vectors(features)),
+        "user": _difference(expected, TowerModel(bundle, "user").vectors(users)),
+        "item": _difference(stored, TowerModel(bundle, "item").vectors(features)),
     }
 
 

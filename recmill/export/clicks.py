@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.kernels import hash64
+from recmill.features.kernels import hash64
 from recmill.logs.base import LogFile
 
 NUM_SIMILAR = 20

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, LogError
-from recmill.table import Table
 
 
 def find_log(folder: CheckpointFolder, data: str | None = None, table: Path | None = None) -> str:

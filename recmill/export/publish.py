@@ -6,16 +6,16 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from recmill.artifact import is_published, link_or_copy
-from recmill.bundle import Bundle, kept_checkpoint, previous_of, set_current
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.bundle.bundle import Bundle, kept_checkpoint, previous_of, set_current
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.lock import LOCK
+from recmill.artifacts.manifest import is_published, link_or_copy
 from recmill.errors import ArtifactError
 from recmill.export.versions import exporting, is_whole, keep_newest, written_aside
-from recmill.lock import LOCK
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishResult:
     """What is current now, what was before, and which older versions went."""
 
     bundle: Bundle
@@ -29,7 +29,7 @@ def publish(
     checkpoint: Path | None = None,
     keep: int | None = None,
     despite_gate: bool = False,
-) -> Published:
+) -> PublishResult:
     """Copy a verified bundle into `into`, and only then let it be current. Killed and run again, it goes on.
 
     The checkpoint is kept beside it, for the gate of its successor. A bundle that no gate passed is refused.
@@ -45,7 +45,7 @@ def publish(
             _keep_checkpoint(checkpoint, kept_checkpoint(into, bundle.version))
         set_current(into, bundle.version)
         removed = keep_newest(into, keep) if keep is not None else []
-    return Published(Bundle.open(into / bundle.version), previous_of(into), tuple(removed))
+    return PublishResult(Bundle.open(into / bundle.version), previous_of(into), tuple(removed))
 
 
 def _check_gate(bundle: Bundle, despite_gate: bool) -> None:

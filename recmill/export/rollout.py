@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from recmill.bundle import current_of, previous_of, set_current
+from recmill.artifacts.bundle.bundle import current_of, previous_of, set_current
 from recmill.errors import ArtifactError, RecmillError
 
 _SECONDS_FOR_ANSWER = 5.0

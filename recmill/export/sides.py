@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 from numpy.lib.format import open_memmap
 
-from recmill.batches import Layout, collate
-from recmill.bundle import write_entities
-from recmill.export.as_of_end import AsOfEnd
+from recmill.artifacts.bundle.bundle import write_entities
+from recmill.artifacts.vector_index import build_index
+from recmill.dataset.batch import Layout, collate
+from recmill.export.snapshot import AsOfEnd
 from recmill.features.plan import Plan
-from recmill.index import build_index
 from recmill.learner.retrieval import Retriever
 
 _ROWS_AT_ONCE = 1 << 16

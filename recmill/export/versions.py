@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recmill.artifact import is_published, read_manifest, sync
-from recmill.bundle import Bundle, current_of, kept_checkpoint, previous_of, versions_of
+from recmill.artifacts.bundle.bundle import Bundle, current_of, kept_checkpoint, previous_of, versions_of
+from recmill.artifacts.lock import lock_folder
+from recmill.artifacts.manifest import is_published, read_manifest, sync
 from recmill.errors import ArtifactError
-from recmill.lock import lock_folder
 
 _PARTIAL = ".partial"
 

@@ -1,0 +1,1 @@
+"""Feature steps at work, the Plan, and the native kernels below them."""

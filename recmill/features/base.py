@@ -19,8 +19,16 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from recmill.kernels import CountOptions, Counts, Lookup, Moments, RowDigest, StoredCounts, is_text
-from recmill.spec.steps import Step
+from recmill.features.kernels import (
+    CountOptions,
+    Moments,
+    RowDigest,
+    StoredCounts,
+    ValueCounts,
+    ValueIndex,
+    is_text,
+)
+from recmill.recipe.steps import Step
 
 S = TypeVar("S", bound=Step)
 Numbers = TypeVar("Numbers", pl.Expr, pl.Series)
@@ -56,13 +64,13 @@ class NeedsGroups:
 Need = NeedsMoments | NeedsCounts | NeedsGroups
 
 
-class Keyed:
+class ValueTable:
     """Values and what is known about each: a vocabulary, a count, a code. Row k, from 0, has id k + 1."""
 
     def __init__(self, frame: pl.DataFrame, facts: Mapping[str, int] | None = None) -> None:
         self._frame = frame
         self.facts = dict(facts or {})
-        self._lookup: Lookup | None = None
+        self._lookup: ValueIndex | None = None
         self._building = threading.Lock()
 
     @property
@@ -77,15 +85,15 @@ class Keyed:
         return self.frame.height
 
     @property
-    def lookup(self) -> Lookup:
+    def lookup(self) -> ValueIndex:
         """Built on first use and kept: a table is looked up many times."""
         with self._building:
             if self._lookup is None:
-                self._lookup = Lookup(self.frame["value"])
+                self._lookup = ValueIndex(self.frame["value"])
             return self._lookup
 
-    def __reduce__(self) -> tuple[type[Keyed], tuple[Any, ...]]:
-        return Keyed, (self.frame, self.facts)
+    def __reduce__(self) -> tuple[type[ValueTable], tuple[Any, ...]]:
+        return ValueTable, (self.frame, self.facts)
 
     def digest(self) -> str:
         """Digest of the values, what is known about them, and their ids."""
@@ -131,7 +139,7 @@ class Transform(Generic[S]):
         self.name = name  # "<feature>/<number of the step>"
         self.kind = kind  # what reaches the step, in the words of `recmill.spec.check`
         self.state: dict[str, Any] = {}  # what was learned, as plain JSON values
-        self.keyed: Keyed | None = None  # what was learned, value by value
+        self.keyed: ValueTable | None = None  # what was learned, value by value
 
     @property
     def takes_lists(self) -> bool:
@@ -148,10 +156,10 @@ class Transform(Generic[S]):
         """What to count for a column that reaches the step: text or int64."""
         return over_elements(series, as_category)
 
-    def learn_counts(self, counts: Counts | StoredCounts) -> Keyed | None:
+    def learn_counts(self, counts: ValueCounts | StoredCounts) -> ValueTable | None:
         raise AssertionError(self.name)
 
-    def learn_groups(self, groups: pl.DataFrame) -> Keyed:
+    def learn_groups(self, groups: pl.DataFrame) -> ValueTable:
         raise AssertionError(self.name)
 
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr | None:
@@ -178,7 +186,7 @@ class Transform(Generic[S]):
         """Name of what was learned value by value."""
         return self.vocabulary() or self.name
 
-    def with_keyed(self, keyed: Keyed) -> Self:
+    def with_keyed(self, keyed: ValueTable) -> Self:
         """The same step with another table."""
         other = copy.copy(self)
         other.keyed = keyed

@@ -11,11 +11,11 @@ import polars as pl
 
 from recmill.errors import FeatureError
 from recmill.features.base import (
-    Keyed,
     Need,
     NeedsCounts,
     NeedsGroups,
     Transform,
+    ValueTable,
     as_category,
     divided,
     each,
@@ -24,13 +24,21 @@ from recmill.features.base import (
     table_file,
     to_lists,
 )
+from recmill.features.kernels import (
+    Array,
+    CountOptions,
+    StoredCounts,
+    ValueCounts,
+    hash64,
+    hash_positions,
+    mask_of,
+)
 from recmill.features.stored import learn_stored
-from recmill.kernels import Array, CountOptions, Counts, StoredCounts, hash64, hash_positions, mask_of
-from recmill.spec import steps
-from recmill.spec.recipe import POSITION, SPLIT
+from recmill.recipe import steps
+from recmill.recipe.recipe import POSITION, SPLIT
 
 
-class Map(Transform[steps.Map]):
+class MapTransform(Transform[steps.Map]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         return each(
             columns,
@@ -42,7 +50,7 @@ class Map(Transform[steps.Map]):
         return max(self.step.ids.values()) + 1
 
 
-class Vocabulary(Transform[steps.Vocabulary]):
+class VocabularyTransform(Transform[steps.Vocabulary]):
     def vocabulary(self) -> str:
         return self.step.named or self.name.rpartition("/")[0]
 
@@ -52,7 +60,7 @@ class Vocabulary(Transform[steps.Vocabulary]):
         options = CountOptions(self.kind.endswith("text"), min_count, self.step.order == "first_seen")
         return NeedsCounts(self.vocabulary(), options)
 
-    def learn_counts(self, counts: Counts | StoredCounts) -> Keyed:
+    def learn_counts(self, counts: ValueCounts | StoredCounts) -> ValueTable:
         if isinstance(counts, StoredCounts) and not self.step.extend:
             return learn_stored(counts, self.vocabulary(), self.step.min_count, self.step.max_size)
         counts = counts.load(self.vocabulary())
@@ -69,7 +77,7 @@ class Vocabulary(Transform[steps.Vocabulary]):
         if self.step.max_size is not None:
             new = new.head(max(0, self.step.max_size - kept.height))
         frame = pl.concat([kept, new])
-        return Keyed(frame, facts_of(counts, frame))
+        return ValueTable(frame, facts_of(counts, frame))
 
     def _kept(self, found: pl.DataFrame) -> pl.DataFrame:
         """The values of the earlier vocabulary in their order, with their counts of today."""
@@ -92,7 +100,7 @@ class Vocabulary(Transform[steps.Vocabulary]):
         return len(self.keyed) + 1 if self.keyed is not None else 1
 
 
-def facts_of(counts: Counts, frame: pl.DataFrame) -> dict[str, int]:
+def facts_of(counts: ValueCounts, frame: pl.DataFrame) -> dict[str, int]:
     """What `--explain` shows: how many values there were, and how many of them got an id."""
     return {
         "values": counts.num_values,
@@ -102,18 +110,18 @@ def facts_of(counts: Counts, frame: pl.DataFrame) -> dict[str, int]:
     }
 
 
-def read_vocabulary(path: str, name: str) -> Keyed:
+def read_vocabulary(path: str, name: str) -> ValueTable:
     """A vocabulary of an earlier Table or Plan."""
     for plan in (Path(path) / "plan", Path(path)):
         file = plan / "tables" / table_file(name)
         if file.is_file():
-            return Keyed(pl.read_parquet(file))
+            return ValueTable(pl.read_parquet(file))
     raise FeatureError(
         f'No vocabulary "{name}" in {path}. Give the directory of a Table whose recipe has that vocabulary.'
     )
 
 
-def most_frequent(series: pl.Series, keyed: Keyed) -> pl.Series:
+def most_frequent(series: pl.Series, keyed: ValueTable) -> pl.Series:
     """Of each list, the id of the token that the vocabulary counted most often; ties go to the smaller id."""
     lengths = series.list.len().fill_null(0)
     places = keyed.places(elements_of(series))
@@ -140,7 +148,7 @@ def most_frequent(series: pl.Series, keyed: Keyed) -> pl.Series:
     return pl.Series(series.name, result)
 
 
-class Lookup(Transform[steps.Lookup]):
+class LookupTransform(Transform[steps.Lookup]):
     def vocabulary(self) -> str:
         return self.step.named
 
@@ -152,7 +160,7 @@ class Lookup(Transform[steps.Lookup]):
         return len(self.keyed) + 1 if self.keyed is not None else 1
 
 
-class Hash(Transform[steps.Hash]):
+class HashTransform(Transform[steps.Hash]):
     def apply_one(self, series: pl.Series) -> pl.Series:
         return over_elements(series, self._hash)
 
@@ -166,7 +174,7 @@ class Hash(Transform[steps.Hash]):
         return self.step.buckets + 1
 
 
-class Key(Transform[steps.Key]):
+class KeyTransform(Transform[steps.Key]):
     def vocabulary(self) -> str:
         return self.step.named or self.name.rpartition("/")[0]
 
@@ -185,30 +193,30 @@ def _zero_where_missing(ids: Array, series: pl.Series) -> Array:
     return ids if mask is None else np.where(mask, ids, 0).astype(ids.dtype)
 
 
-class Cross(Transform[steps.Cross]):
+class CrossTransform(Transform[steps.Cross]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         return pl.concat_str(
             [column.cast(pl.String).fill_null("") for column in columns], separator=self.step.separator
         )
 
 
-class Count(Transform[steps.Count]):
+class CountTransform(Transform[steps.Count]):
     def need(self) -> Need | None:
         return NeedsCounts(self.name, CountOptions(self.kind.endswith("text")))
 
-    def learn_counts(self, counts: Counts | StoredCounts) -> Keyed:
+    def learn_counts(self, counts: ValueCounts | StoredCounts) -> ValueTable:
         self.state = {"rows": counts.num_values + counts.num_missing}
         if isinstance(counts, StoredCounts):
             return learn_stored(counts, self.name)
         frame = pl.DataFrame([counts.values.alias("value"), counts.counts.alias("count")])
-        return Keyed(frame.sort("count", "value", descending=[True, False]), facts_of(counts, frame))
+        return ValueTable(frame.sort("count", "value", descending=[True, False]), facts_of(counts, frame))
 
     def apply_one(self, series: pl.Series) -> pl.Series:
         assert self.keyed is not None
         return self.keyed.column("count", self.keyed.places(series), 0.0).alias(series.name)
 
 
-class Frequency(Count):
+class FrequencyTransform(CountTransform):
     def apply_one(self, series: pl.Series) -> pl.Series:
         return divided(super().apply_one(series), max(1, int(self.state["rows"])))
 
@@ -227,7 +235,7 @@ def sum_by_fold(folds: int, frame: pl.DataFrame) -> pl.DataFrame:
     return present.group_by("key", maintain_order=True).agg(*in_fold)
 
 
-class Target(Transform[steps.Target]):
+class TargetTransform(Transform[steps.Target]):
     def need(self) -> Need | None:
         return NeedsGroups(
             partial(sum_by_fold, self.step.folds),
@@ -236,7 +244,7 @@ class Target(Transform[steps.Target]):
             seed=self.step.seed,
         )
 
-    def learn_groups(self, groups: pl.DataFrame) -> Keyed:
+    def learn_groups(self, groups: pl.DataFrame) -> ValueTable:
         """The code of each value, and its code for the rows of each fold, from all folds but that one."""
         sums = groups.rename({"key": "value"}).sort("value").rechunk()
         known = sums.filter(pl.col("value").is_not_null())
@@ -245,7 +253,7 @@ class Target(Transform[steps.Target]):
         mean, *means = [mean_over(sums, seen) for seen in (folds, *others)]
         self.state = {"mean": mean, "means_without_fold": means}
         codes = [self._codes(known, seen, prior) for seen, prior in zip(others, means, strict=True)]
-        return Keyed(
+        return ValueTable(
             known.select(
                 "value", pl.sum_horizontal(f"count_{fold}" for fold in folds).alias("count")
             ).with_columns(
@@ -304,19 +312,19 @@ def aggregate_by_key(statistic: str, frame: pl.DataFrame) -> pl.DataFrame:
     return frame.group_by("key", maintain_order=True).agg(code.alias("code"))
 
 
-class Aggregate(Transform[steps.Aggregate]):
+class AggregateTransform(Transform[steps.Aggregate]):
     def need(self) -> Need | None:
         return NeedsGroups(partial(aggregate_by_key, self.step.statistic), column=self.step.column)
 
-    def learn_groups(self, groups: pl.DataFrame) -> Keyed:
-        return Keyed(groups.rename({"key": "value"}).drop_nulls().sort("value"))
+    def learn_groups(self, groups: pl.DataFrame) -> ValueTable:
+        return ValueTable(groups.rename({"key": "value"}).drop_nulls().sort("value"))
 
     def apply_one(self, series: pl.Series) -> pl.Series:
         assert self.keyed is not None
         return self.keyed.column("code", self.keyed.places(series), None).alias(series.name)
 
 
-class OneHot(Transform[steps.OneHot]):
+class OneHotTransform(Transform[steps.OneHot]):
     def apply_one(self, series: pl.Series) -> pl.Series:
         ids = series.cast(pl.Int64).fill_null(0).to_numpy()
         if len(ids) and (ids.min() < 0 or ids.max() >= self.step.size):

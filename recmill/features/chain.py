@@ -15,43 +15,43 @@ import polars as pl
 
 from recmill.errors import FeatureError
 from recmill.features import category, lists, numeric
-from recmill.features.base import Keyed, Need, Transform, selected
-from recmill.features.stored import StoredKeyed, SubsetKeyed
-from recmill.spec import steps
-from recmill.spec.kinds import kinds_along
-from recmill.spec.recipe import Feature, Label
+from recmill.features.base import Need, Transform, ValueTable, selected
+from recmill.features.stored import StoredValueTable, SubsetValueTable
+from recmill.recipe import steps
+from recmill.recipe.kinds import kinds_along
+from recmill.recipe.recipe import Feature, Label
 
 TRANSFORMS: dict[type[steps.Step], type[Transform[Any]]] = {
-    steps.Fill: numeric.Fill,
-    steps.Clip: numeric.Clip,
-    steps.Log: numeric.Log,
-    steps.Cast: numeric.Cast,
-    steps.Add: numeric.Add,
-    steps.Standardise: numeric.Standardise,
-    steps.MinMax: numeric.MinMax,
-    steps.Buckets: numeric.Buckets,
-    steps.Quantiles: numeric.Quantiles,
-    steps.DatePart: numeric.DatePart,
-    steps.Map: category.Map,
-    steps.Vocabulary: category.Vocabulary,
-    steps.Lookup: category.Lookup,
-    steps.Hash: category.Hash,
-    steps.Key: category.Key,
-    steps.Cross: category.Cross,
-    steps.Count: category.Count,
-    steps.Frequency: category.Frequency,
-    steps.Target: category.Target,
-    steps.Aggregate: category.Aggregate,
-    steps.OneHot: category.OneHot,
-    steps.Split: lists.Split,
-    steps.First: lists.First,
-    steps.Concat: lists.Concat,
-    steps.Length: lists.Length,
-    steps.Pad: lists.Pad,
-    steps.Mask: lists.Mask,
-    steps.Pack: lists.Pack,
-    steps.Expression: lists.Expression,
-    steps.Function: lists.Function,
+    steps.Fill: numeric.FillTransform,
+    steps.Clip: numeric.ClipTransform,
+    steps.Log: numeric.LogTransform,
+    steps.Cast: numeric.CastTransform,
+    steps.Add: numeric.AddTransform,
+    steps.Standardise: numeric.StandardiseTransform,
+    steps.MinMax: numeric.MinMaxTransform,
+    steps.Buckets: numeric.BucketsTransform,
+    steps.Quantiles: numeric.QuantilesTransform,
+    steps.DatePart: numeric.DatePartTransform,
+    steps.Map: category.MapTransform,
+    steps.Vocabulary: category.VocabularyTransform,
+    steps.Lookup: category.LookupTransform,
+    steps.Hash: category.HashTransform,
+    steps.Key: category.KeyTransform,
+    steps.Cross: category.CrossTransform,
+    steps.Count: category.CountTransform,
+    steps.Frequency: category.FrequencyTransform,
+    steps.Target: category.TargetTransform,
+    steps.Aggregate: category.AggregateTransform,
+    steps.OneHot: category.OneHotTransform,
+    steps.Split: lists.SplitTransform,
+    steps.First: lists.FirstTransform,
+    steps.Concat: lists.ConcatTransform,
+    steps.Length: lists.LengthTransform,
+    steps.Pad: lists.PadTransform,
+    steps.Mask: lists.MaskTransform,
+    steps.Pack: lists.PackTransform,
+    steps.Expression: lists.ExpressionTransform,
+    steps.Function: lists.FunctionTransform,
 }
 
 
@@ -108,19 +108,21 @@ class Chain:
         self.all_steps = [*self.transforms, self.finish]
         self.num_ready = 0
         self._expressions: dict[tuple[int, int, bool], tuple[int, pl.Expr | None]] = {}
-        written = [transform for transform in self.transforms if isinstance(transform, lists.Expression)]
+        written = [
+            transform for transform in self.transforms if isinstance(transform, lists.ExpressionTransform)
+        ]
         self.has_users_expression = bool(written)
         for transform in written:
             transform.resolve({name: kinds[name] for name in feature.columns})
 
-    def advance(self, tables: Mapping[str, Keyed]) -> tuple[Transform[Any], Need] | None:
+    def advance(self, tables: Mapping[str, ValueTable]) -> tuple[Transform[Any], Need] | None:
         """Pass over all steps that can apply by now; the first that must learn something, and what."""
         while self.num_ready < len(self.transforms):
             transform = self.transforms[self.num_ready]
             need = transform.need()
             if need is not None and not self.is_fitted(transform, tables):
                 return transform, need
-            if isinstance(transform, category.Lookup):
+            if isinstance(transform, category.LookupTransform):
                 if transform.step.named not in tables:
                     return None
                 transform.keyed = tables[transform.step.named]
@@ -132,22 +134,22 @@ class Chain:
         return self.num_ready == len(self.transforms)
 
     @staticmethod
-    def is_fitted(transform: Transform[Any], tables: Mapping[str, Keyed]) -> bool:
+    def is_fitted(transform: Transform[Any], tables: Mapping[str, ValueTable]) -> bool:
         if transform.keyed is None and transform.table in tables:
             transform.keyed = tables[transform.table]
         return bool(transform.state) or transform.keyed is not None
 
     def stored_steps(self, stop: int) -> list[int]:
         """Of the first steps, the numbers of those whose vocabulary is not in memory, or just a subset of it."""
-        kinds = (StoredKeyed, SubsetKeyed)
+        kinds = (StoredValueTable, SubsetValueTable)
         return [number for number, step in enumerate(self.all_steps[:stop]) if isinstance(step.keyed, kinds)]
 
-    def with_subsets(self, subsets: Mapping[str, SubsetKeyed]) -> Chain:
+    def with_subsets(self, subsets: Mapping[str, SubsetValueTable]) -> Chain:
         """The same chain with subsets in place of stored vocabularies."""
         chain = copy.copy(self)
         chain.transforms = [
             transform.with_keyed(subsets[transform.table])
-            if isinstance(transform.keyed, StoredKeyed)
+            if isinstance(transform.keyed, StoredValueTable)
             else transform
             for transform in self.transforms
         ]

@@ -1,4 +1,4 @@
-"""Conditions and expressions at work: trees of `recmill.spec.expressions` as Polars expressions.
+"""Conditions and expressions at work: trees of `recmill.recipe.expressions` as Polars expressions.
 
 Null as in SQL: what is compared or computed with null is null, `and` and `or` know three values, and a row whose
 condition is null does not meet it. NaN equals itself and is above every other number.
@@ -13,12 +13,12 @@ from functools import lru_cache, singledispatch
 import polars as pl
 
 from recmill.features.base import selected
+from recmill.features.kernels import is_text
 from recmill.features.numeric import dtype_of
-from recmill.kernels import is_text
-from recmill.spec.expressions import Node, columns_of, parse_filter
-from recmill.spec.expressions import syntax as x
-from recmill.spec.expressions.rules import DIGITS_OF_QUOTIENTS, common_kind, kind_of_result, together
-from recmill.spec.kinds import LIST_OF, element_of
+from recmill.recipe.expressions import Node, columns_of, parse_filter
+from recmill.recipe.expressions import syntax as x
+from recmill.recipe.expressions.rules import DIGITS_OF_QUOTIENTS, common_kind, kind_of_result, together
+from recmill.recipe.kinds import LIST_OF, element_of
 
 _EMPTY = "null"
 
@@ -75,7 +75,7 @@ def compiled(node: Node) -> pl.Expr:
 
 
 @compiled.register
-def _(node: x.Column) -> pl.Expr:
+def _(node: x.ColumnNode) -> pl.Expr:
     return pl.col(node.name)
 
 
@@ -211,28 +211,28 @@ def _(node: x.Negative) -> pl.Expr:
 
 
 @compiled.register
-def _(node: x.Call) -> pl.Expr:
+def _(node: x.FunctionCall) -> pl.Expr:
     return _FUNCTIONS[node.function](node)
 
 
-def _of_number(function: Callable[[pl.Expr], pl.Expr]) -> Callable[[x.Call], pl.Expr]:
+def _of_number(function: Callable[[pl.Expr], pl.Expr]) -> Callable[[x.FunctionCall], pl.Expr]:
     return lambda node: function(_as(node.arguments[0], node.kind))
 
 
-def _of_text(function: Callable[..., pl.Expr]) -> Callable[[x.Call], pl.Expr]:
+def _of_text(function: Callable[..., pl.Expr]) -> Callable[[x.FunctionCall], pl.Expr]:
     return lambda node: function(*(_as(argument, "text") for argument in node.arguments))
 
 
-def _of_all(function: Callable[[list[pl.Expr]], pl.Expr]) -> Callable[[x.Call], pl.Expr]:
+def _of_all(function: Callable[[list[pl.Expr]], pl.Expr]) -> Callable[[x.FunctionCall], pl.Expr]:
     return lambda node: function([_as(argument, node.kind) for argument in node.arguments])
 
 
-def _round(node: x.Call) -> pl.Expr:
+def _round(node: x.FunctionCall) -> pl.Expr:
     number, *digits = node.arguments
     return _as(number, node.kind).round(_constant(digits[0]) if digits else 0)
 
 
-def _substr(node: x.Call) -> pl.Expr:
+def _substr(node: x.FunctionCall) -> pl.Expr:
     text, *numbers = node.arguments
     start, *length = map(_constant, numbers)
     return _as(text, "text").str.slice(start - 1, length[0] if length else None)
@@ -244,12 +244,12 @@ def _constant(node: Node) -> int:
     return node.value
 
 
-def _nullif(node: x.Call) -> pl.Expr:
+def _nullif(node: x.FunctionCall) -> pl.Expr:
     left, right = _alike(*node.arguments)
     return pl.when(left.ne_missing(right)).then(compiled(node.arguments[0]))
 
 
-_FUNCTIONS: dict[str, Callable[[x.Call], pl.Expr]] = {
+_FUNCTIONS: dict[str, Callable[[x.FunctionCall], pl.Expr]] = {
     "abs": _of_number(pl.Expr.abs),
     "ceil": _of_number(pl.Expr.ceil),
     "floor": _of_number(pl.Expr.floor),
@@ -286,7 +286,7 @@ def _(node: x.Case) -> pl.Expr:
 
 
 @compiled.register
-def _(node: x.Cast) -> pl.Expr:
+def _(node: x.CastNode) -> pl.Expr:
     return compiled(node.operand).cast(_dtype(node.kind), strict=False)
 
 

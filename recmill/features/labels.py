@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from recmill.errors import FeatureError
-from recmill.spec.check_inputs import how_to_threshold
+from recmill.recipe.check_inputs import how_to_threshold
 
 _SHOWN = 6  # values that an error lists
 

@@ -13,33 +13,33 @@ from recmill.errors import ExpressionError, FeatureError
 from recmill.features.base import Transform, to_lists
 from recmill.features.expressions import compiled
 from recmill.features.numeric import dtype_of
-from recmill.spec import steps
-from recmill.spec.expressions import Node, parse_expression
-from recmill.spec.expressions.rules import need_result
+from recmill.recipe import steps
+from recmill.recipe.expressions import Node, parse_expression
+from recmill.recipe.expressions.rules import need_result
 
 
-class Split(Transform[steps.Split]):
+class SplitTransform(Transform[steps.Split]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         tokens = columns[0].fill_null("").str.split(self.step.separator)
         return tokens.list.eval(pl.element().filter(pl.element() != ""))
 
 
-class First(Transform[steps.First]):
+class FirstTransform(Transform[steps.First]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         return columns[0].list.head(self.step.count)
 
 
-class Concat(Transform[steps.Concat]):
+class ConcatTransform(Transform[steps.Concat]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         return columns[0].list.join(self.step.separator)
 
 
-class Length(Transform[steps.Length]):
+class LengthTransform(Transform[steps.Length]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         return columns[0].list.len().fill_null(0).cast(pl.Int64)
 
 
-class Pad(Transform[steps.Pad]):
+class PadTransform(Transform[steps.Pad]):
     def apply_one(self, series: pl.Series) -> pl.Series:
         length, rows = self.step.length, len(series)
         lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
@@ -54,7 +54,7 @@ class Pad(Transform[steps.Pad]):
         return to_lists(series.name, padded, pl.repeat(length, rows, dtype=pl.Int64, eager=True))
 
 
-class Mask(Transform[steps.Mask]):
+class MaskTransform(Transform[steps.Mask]):
     def apply_one(self, series: pl.Series) -> pl.Series:
         length = self.step.length
         real = series.list.len().fill_null(0).clip(0, length).to_numpy()
@@ -66,7 +66,7 @@ class Mask(Transform[steps.Mask]):
         )
 
 
-class Pack(Transform[steps.Pack]):
+class PackTransform(Transform[steps.Pack]):
     def apply(self, columns: Sequence[pl.Series], frame: pl.DataFrame) -> pl.Series:
         kinds = {column.dtype for column in columns}
         columns = [column.cast(pl.Float64) for column in columns] if len(kinds) > 1 else list(columns)
@@ -74,7 +74,7 @@ class Pack(Transform[steps.Pack]):
         return pl.DataFrame(named).select(pl.concat_list(pl.all())).to_series().alias(columns[0].name)
 
 
-class Expression(Transform[steps.Expression]):
+class ExpressionTransform(Transform[steps.Expression]):
     tree: Node | None = None
 
     def resolve(self, kinds: Mapping[str, str]) -> None:
@@ -90,7 +90,7 @@ class Expression(Transform[steps.Expression]):
         return compiled(self.tree).cast(dtype_of(self.step.type))
 
 
-class Function(Transform[steps.Function]):
+class FunctionTransform(Transform[steps.Function]):
     def apply(self, columns: Sequence[pl.Series], frame: pl.DataFrame) -> pl.Series:
         result = import_function(self.step.path)(*columns)
         if not isinstance(result, pl.Series):

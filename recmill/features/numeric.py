@@ -8,9 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from recmill.features.base import Need, NeedsCounts, NeedsMoments, Transform, divided, each, over_elements
-from recmill.kernels import CountOptions, Counts, Moments, StoredCounts
-from recmill.spec import steps
+from recmill.features.base import (
+    Need,
+    NeedsCounts,
+    NeedsMoments,
+    Transform,
+    divided,
+    each,
+    over_elements,
+)
+from recmill.features.kernels import CountOptions, Moments, StoredCounts, ValueCounts
+from recmill.recipe import steps
 
 # A histogram bucket keeps 12 bits after the leading one: whole numbers below 8192 are exact, and a quantile is
 # at most 0.025% below the true one. Unlike sketches, it does not depend on the order of the rows.
@@ -26,10 +34,10 @@ def histogram_keys(series: pl.Series) -> pl.Series:
     return pl.Series(series.name, bits).set(pl.Series(~np.isfinite(values)), None)
 
 
-class Histogram:
+class BucketCounts:
     """Sorted bucket edges with their counts."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: ValueCounts) -> None:
         edges = counts.values.to_numpy().view(np.float64)
         order = np.argsort(edges, kind="stable")
         self.edges = edges[order]
@@ -52,7 +60,7 @@ class Histogram:
         return int(np.searchsorted(self.cumulative, rank))
 
 
-class Fill(Transform[steps.Fill]):
+class FillTransform(Transform[steps.Fill]):
     def need(self) -> Need | None:
         if self.step.statistic == "mean":
             return NeedsMoments()
@@ -66,8 +74,8 @@ class Fill(Transform[steps.Fill]):
     def counted(self, series: pl.Series) -> pl.Series:
         return histogram_keys(series)
 
-    def learn_counts(self, counts: Counts | StoredCounts) -> None:
-        self.state = {"value": Histogram(counts.load(self.name)).median()}
+    def learn_counts(self, counts: ValueCounts | StoredCounts) -> None:
+        self.state = {"value": BucketCounts(counts.load(self.name)).median()}
 
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         value = self.state.get("value", self.step.value)
@@ -79,7 +87,7 @@ class Fill(Transform[steps.Fill]):
         )
 
 
-class Clip(Transform[steps.Clip]):
+class ClipTransform(Transform[steps.Clip]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         low, high = self.step.min, self.step.max
         if self.kind.endswith("float"):
@@ -89,7 +97,7 @@ class Clip(Transform[steps.Clip]):
         return each(columns, self.takes_lists, lambda x: x.cast(pl.Int64).clip(least, most))
 
 
-class Log(Transform[steps.Log]):
+class LogTransform(Transform[steps.Log]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         return each(
             columns,
@@ -115,7 +123,7 @@ def dtype_of(kind: str) -> pl.DataType:
 _TRUTHS = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False}
 
 
-class Cast(Transform[steps.Cast]):
+class CastTransform(Transform[steps.Cast]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         return each(columns, self.takes_lists, self._cast)
 
@@ -126,12 +134,12 @@ class Cast(Transform[steps.Cast]):
         return pl.when(result.is_finite()).then(result) if self.step.to == "float" else result
 
 
-class Add(Transform[steps.Add]):
+class AddTransform(Transform[steps.Add]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         return each(columns, self.takes_lists, lambda x: x.cast(pl.Float64) + self.step.value)
 
 
-class Standardise(Transform[steps.Standardise]):
+class StandardiseTransform(Transform[steps.Standardise]):
     def need(self) -> Need | None:
         return NeedsMoments()
 
@@ -143,7 +151,7 @@ class Standardise(Transform[steps.Standardise]):
         return divided(columns[0].cast(pl.Float64) - mean, std or 1.0)
 
 
-class MinMax(Transform[steps.MinMax]):
+class MinMaxTransform(Transform[steps.MinMax]):
     def need(self) -> Need | None:
         return NeedsMoments()
 
@@ -164,7 +172,7 @@ def bucket_ids(series: pl.Series, edges: np.ndarray[tuple[int], np.dtype[np.floa
     return pl.Series(series.name, np.where(np.isnan(values), 0, ids).astype(np.int32))
 
 
-class Buckets(Transform[steps.Buckets]):
+class BucketsTransform(Transform[steps.Buckets]):
     def apply_one(self, series: pl.Series) -> pl.Series:
         edges = np.asarray(self.step.edges, dtype=np.float64)
         return over_elements(series, lambda x: bucket_ids(x, edges))
@@ -173,15 +181,15 @@ class Buckets(Transform[steps.Buckets]):
         return len(self.step.edges) + 2
 
 
-class Quantiles(Transform[steps.Quantiles]):
+class QuantilesTransform(Transform[steps.Quantiles]):
     def need(self) -> Need | None:
         return NeedsCounts(self.name, CountOptions(is_text=False))
 
     def counted(self, series: pl.Series) -> pl.Series:
         return histogram_keys(series)
 
-    def learn_counts(self, counts: Counts | StoredCounts) -> None:
-        self.state = {"edges": Histogram(counts.load(self.name)).edges_between(self.step.buckets)}
+    def learn_counts(self, counts: ValueCounts | StoredCounts) -> None:
+        self.state = {"edges": BucketCounts(counts.load(self.name)).edges_between(self.step.buckets)}
 
     def apply_one(self, series: pl.Series) -> pl.Series:
         return bucket_ids(series, np.asarray(self.state["edges"], dtype=np.float64))
@@ -190,7 +198,7 @@ class Quantiles(Transform[steps.Quantiles]):
         return len(self.state.get("edges", ())) + 2
 
 
-class DatePart(Transform[steps.DatePart]):
+class DatePartTransform(Transform[steps.DatePart]):
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         micros = {"s": 1_000_000, "ms": 1_000, "us": 1}[self.step.unit]
         number = columns[0].floor() if self.kind == "float" else columns[0]

@@ -18,28 +18,28 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.artifact import with_checksum, without_checksum, write_whole
+from recmill.artifacts.manifest import with_checksum, without_checksum, write_whole
 from recmill.errors import ArtifactError, FeatureError
 from recmill.features import category
 from recmill.features.base import (
-    Keyed,
     Need,
     NeedsCounts,
     NeedsGroups,
     NeedsMoments,
     Transform,
+    ValueTable,
     as_category,
     elements_of,
     table_file,
 )
 from recmill.features.chain import Chain, ColumnInfo, check_finite, run_chains
+from recmill.features.kernels import CountOptions, ExtractedValues, Measurements, checksum
 from recmill.features.labels import check_binary
-from recmill.features.stored import StoredKeyed, SubsetKeyed, no_answers
-from recmill.kernels import CountOptions, Extracted, Measured, checksum
-from recmill.spec.check_inputs import model_labels
-from recmill.spec.kinds import kinds_of_columns
-from recmill.spec.load import recipe_from_dict, recipe_to_dict
-from recmill.spec.recipe import COPY, POSITION, SPLIT, Recipe
+from recmill.features.stored import StoredValueTable, SubsetValueTable, no_answers
+from recmill.recipe.check_inputs import model_labels
+from recmill.recipe.kinds import kinds_of_columns
+from recmill.recipe.load import recipe_from_dict, recipe_to_dict
+from recmill.recipe.recipe import COPY, POSITION, SPLIT, Recipe
 
 Answers = Mapping[str, pl.DataFrame]
 MapFunction = Callable[[pl.DataFrame], pl.DataFrame]
@@ -48,7 +48,7 @@ _REACHED = "__reached "
 
 
 @dataclass(frozen=True)
-class Pending:
+class NextPass:
     """What the next pass over the training rows must find out."""
 
     moments: tuple[str, ...]
@@ -67,12 +67,12 @@ class Plan:
         self.recipe = recipe
         self.features = [Chain(feature, kinds) for feature in recipe.features]
         self.labels = [Chain(label, kinds) for label in recipe.labels]
-        self.tables: dict[str, Keyed] = {}
+        self.tables: dict[str, ValueTable] = {}
         self.num_rows = 0
 
     # learning
 
-    def pending(self) -> Pending:
+    def pending(self) -> NextPass:
         """What must be measured next; empty when the plan is ready to apply."""
         moments: list[str] = []
         counts: dict[str, CountOptions] = {}
@@ -89,7 +89,7 @@ class Plan:
             raise FeatureError(
                 f"Features {', '.join(stuck)} wait for each other's vocabularies; give them names of their own."
             )
-        return Pending(tuple(moments), counts, groups)
+        return NextPass(tuple(moments), counts, groups)
 
     def _waiting(self) -> list[tuple[Chain, Transform[Any], Need]]:
         """Steps that can learn now, and what. A shared vocabulary waits for all columns that count into it."""
@@ -100,7 +100,7 @@ class Plan:
             transform.vocabulary()
             for chain in self.features
             for transform in chain.transforms[chain.num_ready + 1 :]
-            if isinstance(transform, category.Vocabulary)
+            if isinstance(transform, category.VocabularyTransform)
         }
         return [
             waiting
@@ -108,7 +108,7 @@ class Plan:
             if not (isinstance(waiting[2], NeedsCounts) and waiting[2].name in later)
         ]
 
-    def extract(self, frame: pl.DataFrame) -> Extracted:
+    def extract(self, frame: pl.DataFrame) -> ExtractedValues:
         """The values that the pending pass is about, for one batch of training rows."""
         waiting = [found for found in self._waiting() if not isinstance(found[2], NeedsGroups)]
         columns = _reached(frame, [chain for chain, _, _ in waiting])
@@ -120,7 +120,7 @@ class Plan:
                 counts.setdefault(need.name, []).append(counted)
             else:
                 moments[transform.name] = column
-        return Extracted(frame.height, moments, counts)
+        return ExtractedValues(frame.height, moments, counts)
 
     def extract_group(self, name: str, frame: pl.DataFrame) -> pl.DataFrame:
         """Columns key, value, fold and place for a pending group-by."""
@@ -139,7 +139,7 @@ class Plan:
         fold = category.fold_of(frame, need.folds, need.seed)
         return pl.DataFrame([key, value.alias("value"), fold, frame[POSITION]])
 
-    def learn(self, measured: Measured, groups: Mapping[str, pl.DataFrame]) -> None:
+    def learn(self, measured: Measurements, groups: Mapping[str, pl.DataFrame]) -> None:
         """Take the result of a pass; the next `pending` builds on it."""
         self.num_rows = max(self.num_rows, measured.rows)
         for _, transform, need in self._waiting():
@@ -155,9 +155,9 @@ class Plan:
     # joining with tables that are not in memory
 
     @property
-    def stored(self) -> dict[str, StoredKeyed]:
+    def stored(self) -> dict[str, StoredValueTable]:
         """Tables that are too large to hold. Rows are joined with them before a step that reads one applies."""
-        return {name: keyed for name, keyed in self.tables.items() if isinstance(keyed, StoredKeyed)}
+        return {name: keyed for name, keyed in self.tables.items() if isinstance(keyed, StoredValueTable)}
 
     def joins(self) -> tuple[Callable[[Answers], ValuesOf], ...]:
         """What to ask stored tables, one question after the other; none when no step that is next reads one.
@@ -191,7 +191,7 @@ class Plan:
     def with_answers(self, answers: Answers) -> Plan:
         """The same plan for rows whose values were joined: for each stored table, columns value, id and count."""
         subsets = {
-            name: SubsetKeyed(answers.get(name, no_answers(keyed.is_text)), len(keyed))
+            name: SubsetValueTable(answers.get(name, no_answers(keyed.is_text)), len(keyed))
             for name, keyed in self.stored.items()
         }
         plan = copy.copy(self)
@@ -294,7 +294,7 @@ class Plan:
             plan = cls(recipe_from_dict(saved["recipe"], str(path / "plan.json")))
             for name, entry in saved["tables"].items():
                 keyed = (
-                    StoredKeyed(stored[name])
+                    StoredValueTable(stored[name])
                     if stored and name in stored
                     else _read_keyed(path / "tables" / entry["file"], entry)
                 )
@@ -322,11 +322,11 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _read_keyed(path: Path, entry: Mapping[str, Any]) -> Keyed:
+def _read_keyed(path: Path, entry: Mapping[str, Any]) -> ValueTable:
     """Bytes first: a reader of Parquet may do anything with damaged ones."""
     if entry.get("checksum", "") not in ("", _checksum(path)):
         raise ValueError(f"{path.name} does not have the checksum of its record")
-    return Keyed(pl.read_parquet(path), entry["facts"])
+    return ValueTable(pl.read_parquet(path), entry["facts"])
 
 
 def _checksum(path: Path) -> str:

@@ -20,16 +20,24 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recmill.artifact import write_whole
+from recmill.artifacts.manifest import write_whole
 from recmill.errors import FeatureError
-from recmill.features.base import Keyed
-from recmill.kernels import Array, RowDigest, RunReader, StoredCounts, check_fits, read_run, run_file
+from recmill.features.base import ValueTable
+from recmill.features.kernels import (
+    Array,
+    RowDigest,
+    RunReader,
+    StoredCounts,
+    check_fits,
+    read_run,
+    run_file,
+)
 
 _MAX_SIZE = (1 << 31) - 2  # ids are int32
 
 
 @dataclass(frozen=True)
-class _Record:
+class _StoredFacts:
     """What is known of a stored vocabulary without reading it."""
 
     name: str
@@ -42,16 +50,16 @@ class _Record:
     memory: int
 
 
-class StoredKeyed(Keyed):
+class StoredValueTable(ValueTable):
     """A vocabulary that stays on disk. Whoever asks for all of it in memory gets it if memory allows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.record = _Record(**json.loads(_record_file(folder).read_text(encoding="utf-8")))
+        self.record = _StoredFacts(**json.loads(_record_file(folder).read_text(encoding="utf-8")))
         super().__init__(pl.DataFrame(), self.record.facts)
 
-    def __reduce__(self) -> tuple[type[StoredKeyed], tuple[Any, ...]]:
-        return StoredKeyed, (self.folder,)
+    def __reduce__(self) -> tuple[type[StoredValueTable], tuple[Any, ...]]:
+        return StoredValueTable, (self.folder,)
 
     def __len__(self) -> int:
         return self.record.rows
@@ -88,7 +96,7 @@ class StoredKeyed(Keyed):
         best: list[pl.DataFrame] = []
         with pq.ParquetFile(_values_file(self.folder)) as file:
             for batch in file.iter_batches():
-                best = [Keyed(pl.concat([*best, pl.DataFrame(pl.from_arrow(batch))])).top(num)]
+                best = [ValueTable(pl.concat([*best, pl.DataFrame(pl.from_arrow(batch))])).top(num)]
         return best[0] if best else super().top(num)
 
     def save(self, path: Path) -> None:
@@ -99,7 +107,7 @@ class StoredKeyed(Keyed):
             shutil.copyfile(_values_file(self.folder), path)
 
 
-class SubsetKeyed(Keyed):
+class SubsetValueTable(ValueTable):
     """Those values of a stored vocabulary that some rows have: columns value, id and count."""
 
     def __init__(self, frame: pl.DataFrame, num_rows: int) -> None:
@@ -107,8 +115,8 @@ class SubsetKeyed(Keyed):
         self.num_rows = num_rows
         self._ids = pl.concat([pl.Series("id", [0], dtype=pl.Int32), frame["id"]])
 
-    def __reduce__(self) -> tuple[type[SubsetKeyed], tuple[Any, ...]]:
-        return SubsetKeyed, (self.frame, self.num_rows)
+    def __reduce__(self) -> tuple[type[SubsetValueTable], tuple[Any, ...]]:
+        return SubsetValueTable, (self.frame, self.num_rows)
 
     def __len__(self) -> int:
         return self.num_rows
@@ -140,7 +148,9 @@ def _record_file(folder: Path) -> Path:
 # from counts to ids
 
 
-def learn_stored(counts: StoredCounts, name: str, min_count: int = 1, max_size: int | None = None) -> Keyed:
+def learn_stored(
+    counts: StoredCounts, name: str, min_count: int = 1, max_size: int | None = None
+) -> ValueTable:
     """The vocabulary of stored counts, which takes no more memory than a chunk of each run.
 
     It stays on disk, unless `max_size` or `min_count` made it small.
@@ -153,8 +163,8 @@ def learn_stored(counts: StoredCounts, name: str, min_count: int = 1, max_size: 
             if max_size is not None and values.num_rows >= max_size:
                 break
     if values.num_bytes <= counts.small_bytes:
-        return Keyed(pl.read_parquet(_values_file(counts.folder)), values.facts(counts))
-    record = _Record(
+        return ValueTable(pl.read_parquet(_values_file(counts.folder)), values.facts(counts))
+    record = _StoredFacts(
         name,
         values.num_rows,
         values.digest.hex(),
@@ -165,7 +175,7 @@ def learn_stored(counts: StoredCounts, name: str, min_count: int = 1, max_size: 
         counts.memory,
     )
     write_whole(_record_file(counts.folder), json.dumps(asdict(record)))
-    return StoredKeyed(counts.folder)
+    return StoredValueTable(counts.folder)
 
 
 class _Values:
@@ -222,7 +232,7 @@ def _append_ids(folder: Path, runs: Array, ids: Array) -> None:
             file.write(of_run.astype(np.int32).tobytes())
 
 
-class _Run:
+class _SortedRun:
     """A sorted run, read a chunk at a time."""
 
     def __init__(self, path: Path, number: int) -> None:
@@ -253,7 +263,7 @@ def merge_runs(counts: StoredCounts) -> Iterator[pl.DataFrame]:
     """All rows of all runs in order, some at a time, with the number of the run that each comes from."""
     key = "first" if counts.options.track_first else "count"
     descending = [key == "count", False]
-    runs = [_Run(file, number) for number, file in counts.runs()]
+    runs = [_SortedRun(file, number) for number, file in counts.runs()]
     while runs := [run for run in runs if run.fill()]:
         # Behind the first of their last rows, runs may have rows that are not read yet.
         ends = [run.held[-1].tail(1).select(key, "value") for run in runs if not run.is_read]

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recmill.batches import Array, Batch, Keys
+from recmill.dataset.batch import Array, Batch, Keys
+from recmill.dataset.log_loader import between
 from recmill.embeddings.collection import Column, EmbeddingCollection, EmbeddingFeature, Looked
 from recmill.embeddings.peers import Peers
 from recmill.embeddings.sharding import RowUpdate, ShardedCollection
 from recmill.embeddings.table import OPTIMIZERS, DiskTier, EmbeddingTable, TableSpec
 from recmill.errors import FeatureError, TrainingError
 from recmill.features.chain import ColumnInfo
-from recmill.learner.agreement import agree
+from recmill.learner.gradients import reduce_gradients
 from recmill.learner.optimizers import dense_optimizer
-from recmill.log_batches import between
 from recmill.metrics import RankingSums, ScoreSums
-from recmill.spec import recipe as r
+from recmill.recipe import recipe as r
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -38,7 +38,7 @@ _LOWER = "Lower the learning rates, or look for outliers in number features (cli
 
 
 @dataclass(frozen=True)
-class Step:
+class StepResult:
     """What one step gave: the mean loss of its rows, all workers' together."""
 
     loss: float
@@ -120,7 +120,7 @@ class Learner:
         """The label that a row must have to teach anything; None when all rows do."""
         return None
 
-    def step(self, batch: Batch, rate_factor: float = 1.0) -> Step:
+    def step(self, batch: Batch, rate_factor: float = 1.0) -> StepResult:
         """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
         raise NotImplementedError
 
@@ -157,7 +157,7 @@ class Learner:
                 self.update_rows(part.collection, update_here, rate_factor)
             self.step_dense(rate_factor)
             return loss
-        agreed = agree(self.peers, loss, size, self.parameters, self._row_updates(rows))
+        agreed = reduce_gradients(self.peers, loss, size, self.parameters, self._row_updates(rows))
         self.check_finite(agreed.loss, agreed.size)
         self.step_dense(rate_factor)  # while gradients of rows travel
         for part, update in zip(rows, agreed.updates, strict=True):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from recmill.spec import recipe as r
+from recmill.recipe import recipe as r
 
 _EPS = {"adagrad": 1e-10, "adam": 1e-8, "adamw": 1e-8, "lamb": 1e-6}
 

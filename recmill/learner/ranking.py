@@ -11,25 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recmill.batches import Array, Batch, Cursor, Layout
+from recmill.dataset.batch import Array, Batch, Cursor, Layout
 from recmill.embeddings.collection import Looked
 from recmill.embeddings.sharding import ShardedCollection
 from recmill.embeddings.table import DiskTier
 from recmill.errors import FeatureError, TrainingError
 from recmill.features.chain import ColumnInfo
 from recmill.features.labels import check_binary
-from recmill.learner.base import (
-    Learner,
-    RowGradients,
-    Step,
-    check_numbers,
-    columns_of,
-    norm_of,
-)
+from recmill.learner.base import Learner, RowGradients, StepResult, check_numbers, columns_of, norm_of
 from recmill.metrics import ScoreSums
 from recmill.models.dlrm import DLRM
 from recmill.models.wide_deep import WideDeep
-from recmill.spec import recipe as r
+from recmill.recipe import recipe as r
 
 MODELS: dict[str, Callable[[r.Ranking, int, int], nn.Module]] = {"dlrm": DLRM, "wide_deep": WideDeep}
 
@@ -63,7 +56,7 @@ class Ranker(Learner):
         if self._bfloat16:
             check_bfloat16()
 
-    def step(self, batch: Batch, rate_factor: float = 1.0) -> Step:
+    def step(self, batch: Batch, rate_factor: float = 1.0) -> StepResult:
         """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
         check_numbers(batch, self.layout.numbers)
         check_binary(self.spec.label, batch.labels[self.spec.label])
@@ -87,7 +80,7 @@ class Ranker(Learner):
         loss = self.learn(sum(losses), dense, rows, sum(sizes), rate_factor)
         if self.dynamic is not None and self.steps % self.dynamic.evict_every_steps == 0:
             self.evict(self.dynamic)
-        return Step(loss)
+        return StepResult(loss)
 
     def predict(self, batch: Batch) -> Array:
         """Probabilities [B]; learns nothing, not even which keys exist."""

@@ -9,26 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recmill.batches import Array, Batch, Keys, Layout
+from recmill.dataset.batch import Array, Batch, Keys, Layout
+from recmill.dataset.table import Table
 from recmill.embeddings.collection import Looked
 from recmill.embeddings.peers import gather_rows
 from recmill.embeddings.table import DiskTier
 from recmill.features.chain import ColumnInfo
 from recmill.features.labels import check_binary
-from recmill.learner.base import (
-    Learner,
-    RowGradients,
-    Step,
-    check_numbers,
-    columns_of,
-    norm_of,
-)
-from recmill.learner.questions import Pairs, Questions, Side, id_feature
+from recmill.learner.base import Learner, RowGradients, StepResult, check_numbers, columns_of, norm_of
+from recmill.learner.eval_queries import Pairs, Questions, Side, id_feature
 from recmill.metrics import RankingSums
 from recmill.models.two_tower import TwoTower, in_batch_softmax, pairwise_bce
-from recmill.protocols import Protocol, protocol_for
-from recmill.spec import recipe as r
-from recmill.table import Table
+from recmill.recipe import recipe as r
+from recmill.recipe.protocols import Protocol, protocol_for
 
 _ROWS_AT_ONCE = 256  # users whose scores of all items of a batch stay in the cache
 _SCORES_AT_ONCE = 1 << 24  # of users and all items in an evaluation: 64 MB
@@ -71,7 +64,7 @@ class Retriever(Learner):
         """A softmax over items learns from clicks alone."""
         return self.spec.label if self.spec.loss == "in_batch_softmax" else None
 
-    def step(self, batch: Batch, rate_factor: float = 1.0) -> Step:
+    def step(self, batch: Batch, rate_factor: float = 1.0) -> StepResult:
         """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed.
 
         The softmax learns from the rows whose label is 1 and takes no notice of others.
@@ -84,7 +77,7 @@ class Retriever(Learner):
         self.steps += 1
         items = self._items(batch)
         if not len(items.keys):
-            return Step(0.0)
+            return StepResult(0.0)
         users = self._forward("user", self._part("user", batch))
         own_items = self._forward("item", some_rows(self._part("item", batch), items.first_rows))
         self.counts.add(items.keys, items.counts)
@@ -99,7 +92,7 @@ class Retriever(Learner):
             RowGradients("item", own_items.looked, item_sparse),
         ]
         loss = self.learn(loss, [[*rest, *user_dense, *item_dense]], rows, of_rows, rate_factor)
-        return Step(loss)
+        return StepResult(loss)
 
     def _items(self, batch: Batch) -> _Items:
         """The items of a step; of several workers that have one, the first takes it through its tower."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recmill.checkpoint import Checkpoint, CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint, CheckpointFolder
 from recmill.embeddings.table import DiskTier
 from recmill.errors import RecmillError
 from recmill.features.chain import ColumnInfo
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
-from recmill.spec.recipe import Recipe
+from recmill.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from recmill.errors import LogError
-from recmill.spec.recipe import POSITION as POSITION
-from recmill.spec.recipe import Column, Log, SideTable
+from recmill.recipe.recipe import POSITION as POSITION
+from recmill.recipe.recipe import Column, Log, SideTable
 
 if TYPE_CHECKING:
     from recmill.logs.describe import FilesReport
@@ -45,7 +45,7 @@ class LogFile:
 
 
 @dataclass(frozen=True)
-class Unit:
+class LogRange:
     """A piece of one file: bytes of plain text, rows of Parquet, or all of a file that cannot be cut."""
 
     file_index: int
@@ -73,7 +73,7 @@ class LogBatch:
     num_rows: int
 
 
-class Source(ABC):
+class LogFiles(ABC):
     """The files of one log, in natural order of their names. Small and picklable: it holds no open file."""
 
     def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...], may_grow: bool = False) -> None:
@@ -89,10 +89,10 @@ class Source(ABC):
         return {**{c.name: _TYPES[c.type]() for c in self.columns}, POSITION: pl.Int64()}
 
     @abstractmethod
-    def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[Unit]:
+    def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[LogRange]:
         """Cut the log into pieces of about `target_bytes`, or into about `parts` pieces, in log order."""
 
-    def read(self, unit: Unit, chunk_bytes: int = 8 << 20) -> Iterator[LogBatch]:
+    def read(self, unit: LogRange, chunk_bytes: int = 8 << 20) -> Iterator[LogBatch]:
         """Stream a unit's rows. Memory stays within a small multiple of `chunk_bytes` or the longest row.
 
         LogError when the file is no longer the one that was found: its rows could be of two versions.
@@ -108,7 +108,7 @@ class Source(ABC):
         check_unchanged([file], self.may_grow)
 
     @abstractmethod
-    def _read(self, unit: Unit, chunk_bytes: int) -> Iterator[LogBatch]:
+    def _read(self, unit: LogRange, chunk_bytes: int) -> Iterator[LogBatch]:
         """The same, of a file that is taken to stay as it is."""
 
     def check_unchanged(self) -> None:
@@ -118,10 +118,10 @@ class Source(ABC):
         check_unchanged(self.files, self.may_grow, same_machine=True)
 
     @abstractmethod
-    def count_rows(self, unit: Unit) -> int:
+    def count_rows(self, unit: LogRange) -> int:
         """Rows in the unit, good and bad."""
 
-    def row_offsets(self, unit: Unit, numbers: Sequence[int]) -> list[int]:
+    def row_offsets(self, unit: LogRange, numbers: Sequence[int]) -> list[int]:
         """Where the unit's rows of these numbers (from 0, good and bad, increasing) begin."""
         found: list[int] = []
         first, start = 0, first_position(unit.file_index)
@@ -134,7 +134,7 @@ class Source(ABC):
         return found
 
     @abstractmethod
-    def text_bytes(self, unit: Unit) -> int:
+    def text_bytes(self, unit: LogRange) -> int:
         """About how many bytes the unit's rows are when they are not compressed."""
 
     @abstractmethod
@@ -152,7 +152,7 @@ def first_position(file_index: int) -> int:
     return file_index << _OFFSET_BITS
 
 
-def open_source(spec: Log | SideTable, data: str, may_grow: bool = False) -> Source:
+def open_source(spec: Log | SideTable, data: str, may_grow: bool = False) -> LogFiles:
     """Find the files of a log under a data directory or URL.
 
     Files that change while they are read are an error; those that `may_grow` must only not become shorter.

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from recmill import _native
-from recmill.spec.recipe import Column
+from recmill.recipe.recipe import Column
 
 UNREADABLE = {
     "int": "not an integer",

@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import polars as pl
 
-from recmill.kernels import Counter, CountOptions
-from recmill.logs.base import Source, Unit, first_position, open_source
+from recmill.features.kernels import Counter, CountOptions
+from recmill.logs.base import LogFiles, LogRange, first_position, open_source
 from recmill.logs.rows import RowFunction, row_functions
 from recmill.logs.splits import (
     SplitFunction,
@@ -27,12 +27,12 @@ from recmill.logs.splits import (
 )
 from recmill.logs.tally import Tally
 from recmill.logs.text import TextSource
-from recmill.machine import available_cores
-from recmill.spec.recipe import POSITION, SPLIT, SPLITS, Holdout, Recipe
+from recmill.recipe.recipe import POSITION, SPLIT, SPLITS, Holdout, Recipe
+from recmill.reporting.machine import available_cores
 
 P = TypeVar("P")
 T = TypeVar("T")
-Piece = tuple[Unit, ...]  # one unit; or the same range of offsets of several files, whose rows take turns
+Piece = tuple[LogRange, ...]  # one unit; or the same range of offsets of several files, whose rows take turns
 
 # Large enough that the fixed cost of a call is spread over thousands of rows, small enough to be read ahead.
 PIECE_BYTES = 4 << 20
@@ -114,7 +114,7 @@ class CountedLog:
             rows += np.bincount(frame[SPLIT].to_numpy(), minlength=len(SPLITS))
         return rows, tally
 
-    def _split_function(self, units: list[Unit], split: Holdout | None, each: Each) -> SplitFunction:
+    def _split_function(self, units: list[LogRange], split: Holdout | None, each: Each) -> SplitFunction:
         function = split_function(self.source, units, split, self.num_threads)
         if function is not None:
             return function
@@ -170,7 +170,7 @@ def _select(columns: list[str], frame: pl.DataFrame) -> pl.DataFrame:
     return frame.select(columns)
 
 
-def _in_order(source: Source, pieces: list[Piece], order: str) -> tuple[list[Piece], tuple[str, ...]]:
+def _in_order(source: LogFiles, pieces: list[Piece], order: str) -> tuple[list[Piece], tuple[str, ...]]:
     """The pieces in the order that the recipe asks of a Table, and a note where that is not to be had."""
     if order == "log" or (len(source.files) == 1 and order == "interleave"):
         return pieces, ()
@@ -183,12 +183,12 @@ def _in_order(source: Source, pieces: list[Piece], order: str) -> tuple[list[Pie
     )
 
 
-def _side_by_side(source: Source) -> Iterator[Piece]:
+def _side_by_side(source: LogFiles) -> Iterator[Piece]:
     """The same range of bytes of every file, range after range."""
     step = max(1, PIECE_BYTES // len(source.files))
     for start in range(0, max(file.size for file in source.files), step):
         yield tuple(
-            Unit(number, start, min(start + step, file.size))
+            LogRange(number, start, min(start + step, file.size))
             for number, file in enumerate(source.files)
             if start < file.size
         )

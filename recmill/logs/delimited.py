@@ -11,10 +11,18 @@ import pyarrow as pa
 
 from recmill import _native
 from recmill.errors import LogError
-from recmill.logs.base import POSITION, BadRow, LogBatch, LogFile, Source, Unit, first_position
+from recmill.logs.base import (
+    POSITION,
+    BadRow,
+    LogBatch,
+    LogFile,
+    LogFiles,
+    LogRange,
+    first_position,
+)
 from recmill.logs.columns import allowed_values, explain_missing
 from recmill.logs.text import TextSource, Window
-from recmill.spec.recipe import Column, Log, SideTable
+from recmill.recipe.recipe import Column, Log, SideTable
 
 _MAX_BAD_IN_BATCH = 4096  # so that a log of nothing but bad rows stays within bounds too
 _ARROW_TYPES = {
@@ -27,7 +35,7 @@ _ARROW_TYPES = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class FieldLayout:
     """How many fields a row of one file has, and which of them each declared column is."""
 
     num_fields: int
@@ -49,7 +57,7 @@ class DelimitedSource(TextSource):
     def can_cut(self, file: LogFile) -> bool:
         return super().can_cut(file) and not self._quote
 
-    def _read(self, unit: Unit, chunk_bytes: int) -> Iterator[LogBatch]:
+    def _read(self, unit: LogRange, chunk_bytes: int) -> Iterator[LogBatch]:
         stop = self.stop_of(unit)
         with Window(self.files[unit.file_index], chunk_bytes) as window:
             parser = self._parser(self.seek_unit(window, unit))
@@ -60,31 +68,33 @@ class DelimitedSource(TextSource):
                 if batch.num_rows:
                     yield batch
 
-    def count_rows(self, unit: Unit) -> int:
+    def count_rows(self, unit: LogRange) -> int:
         if self._quote:
             return sum(batch.num_rows for batch in self.read(unit))
         return super().count_rows(unit)
 
-    def row_offsets(self, unit: Unit, numbers: Sequence[int]) -> list[int]:
-        return Source.row_offsets(self, unit, numbers) if self._quote else super().row_offsets(unit, numbers)
+    def row_offsets(self, unit: LogRange, numbers: Sequence[int]) -> list[int]:
+        return (
+            LogFiles.row_offsets(self, unit, numbers) if self._quote else super().row_offsets(unit, numbers)
+        )
 
-    def read_preamble(self, window: Window) -> Layout:
+    def read_preamble(self, window: Window) -> FieldLayout:
         num_columns = len(self.columns)
         if not self.spec.header or not window.has_more():
-            return Layout(num_columns, tuple(range(num_columns)))
+            return FieldLayout(num_columns, tuple(range(num_columns)))
         while (row := _native.split_row(window.view, self._separator, self._quote, window.ended)) is None:
             window.fill(0)
         names, num_bytes = row
         window.skip(num_bytes)
         return self._match_header([name.decode(self.spec.encoding, "replace") for name in names], window.file)
 
-    def _match_header(self, names: list[str], file: LogFile) -> Layout:
+    def _match_header(self, names: list[str], file: LogFile) -> FieldLayout:
         for column in self.columns:
             if names.count(column.name) != 1:
                 raise LogError(f"{file.path}: {explain_missing(column.name, names)}")
-        return Layout(len(names), tuple(names.index(column.name) for column in self.columns))
+        return FieldLayout(len(names), tuple(names.index(column.name) for column in self.columns))
 
-    def _parser(self, layout: Layout) -> Any:
+    def _parser(self, layout: FieldLayout) -> Any:
         columns = [
             (column.type, field, column.required, allowed_values(column))
             for column, field in zip(self.columns, layout.field_of, strict=True)

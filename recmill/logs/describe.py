@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from recmill.errors import LogError
 from recmill.logs.base import BadRow, LogFile, open_source
 from recmill.logs.files import match_pattern
-from recmill.spec.recipe import Log, SideTable
+from recmill.recipe.recipe import Log, SideTable
 
 _NUM_FIRST_ROWS = 100
 _FIRST_BYTES = 64 << 10

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recmill.logs.base import LogFile, Source, open_source
+from recmill.logs.base import LogFile, LogFiles, open_source
 from recmill.logs.files import open_bytes
-from recmill.spec import recipe as r
-from recmill.spec.trust import functions_of
+from recmill.recipe import recipe as r
+from recmill.recipe.trust import functions_of
 
 FORMAT = 1  # of what rows become; another one makes unfinished work start over
 _CHUNK_BYTES = 1 << 20
@@ -22,8 +22,8 @@ class Inputs:
     """The files that rows come from, as they were when a job began."""
 
     recipe: r.Recipe
-    log: Source
-    tables: Mapping[str, Source]
+    log: LogFiles
+    tables: Mapping[str, LogFiles]
 
     def fingerprint(self) -> dict[str, Any]:
         """Equal for inputs that give equal rows.

@@ -13,10 +13,10 @@ import polars as pl
 
 from recmill import _native
 from recmill.errors import LogError
-from recmill.logs.base import POSITION, BadRow, LogBatch, Unit, first_position
+from recmill.logs.base import POSITION, BadRow, LogBatch, LogRange, first_position
 from recmill.logs.columns import Problems, add_problems, empty_as_null, parse_texts, without_rows
 from recmill.logs.text import TextSource, Window
-from recmill.spec.recipe import Column
+from recmill.recipe.recipe import Column
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _JSON_TYPES: dict[str, Any] = {
@@ -33,7 +33,7 @@ _Positions = npt.NDArray[np.int64]
 class JsonLinesSource(TextSource):
     """Objects, one a line. Keys that the recipe does not name are ignored; a missing key is a null."""
 
-    def _read(self, unit: Unit, chunk_bytes: int) -> Iterator[LogBatch]:
+    def _read(self, unit: LogRange, chunk_bytes: int) -> Iterator[LogBatch]:
         stop = self.stop_of(unit)
         decoder = LineDecoder(self.columns)
         with Window(self.files[unit.file_index], chunk_bytes) as window:

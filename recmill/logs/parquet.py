@@ -15,7 +15,15 @@ import pyarrow.parquet as pq
 
 from recmill import _native
 from recmill.errors import LogError
-from recmill.logs.base import POSITION, BadRow, LogBatch, LogFile, Source, Unit, first_position
+from recmill.logs.base import (
+    POSITION,
+    BadRow,
+    LogBatch,
+    LogFile,
+    LogFiles,
+    LogRange,
+    first_position,
+)
 from recmill.logs.columns import (
     Problems,
     add_problems,
@@ -25,34 +33,34 @@ from recmill.logs.columns import (
     without_rows,
 )
 from recmill.logs.files import open_bytes
-from recmill.spec.recipe import Column
+from recmill.recipe.recipe import Column
 
 _MAX_BATCH_ROWS = 1 << 17
 _Cast = tuple[pl.Series, pl.Series]  # the values, and which of them could not be cast
 
 
-class ParquetSource(Source):
+class ParquetSource(LogFiles):
     """Rows of Parquet files. An offset is a row number; units are ranges of row groups."""
 
-    def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[Unit]:
+    def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[LogRange]:
         target = self.target_unit_bytes(target_bytes, parts)
         return [unit for i, file in enumerate(self.files) for unit in self._cut(i, file, target)]
 
-    def _cut(self, index: int, file: LogFile, target: int) -> list[Unit]:
+    def _cut(self, index: int, file: LogFile, target: int) -> list[LogRange]:
         with _opened(file) as parquet:
             edges = _row_edges(parquet.metadata)
         target_rows = max(1, target * edges[-1] // max(file.size, 1))
         units, start = [], 0
         for edge in edges[1:]:
             if edge - start >= target_rows:
-                units.append(Unit(index, start, edge))
+                units.append(LogRange(index, start, edge))
                 start = edge
-        return [*units, Unit(index, start, edges[-1])] if start < edges[-1] or not units else units
+        return [*units, LogRange(index, start, edges[-1])] if start < edges[-1] or not units else units
 
-    def row_offsets(self, unit: Unit, numbers: Sequence[int]) -> list[int]:
+    def row_offsets(self, unit: LogRange, numbers: Sequence[int]) -> list[int]:
         return [unit.start + number for number in numbers]
 
-    def text_bytes(self, unit: Unit) -> int:
+    def text_bytes(self, unit: LogRange) -> int:
         with _opened(self.files[unit.file_index]) as parquet:
             metadata = parquet.metadata
             num_bytes = sum(metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
@@ -61,10 +69,10 @@ class ParquetSource(Source):
     def max_offset(self) -> int:
         return max(unit.end for unit in self.units())
 
-    def count_rows(self, unit: Unit) -> int:
+    def count_rows(self, unit: LogRange) -> int:
         return unit.end - unit.start
 
-    def _read(self, unit: Unit, chunk_bytes: int) -> Iterator[LogBatch]:
+    def _read(self, unit: LogRange, chunk_bytes: int) -> Iterator[LogBatch]:
         file = self.files[unit.file_index]
         offset = unit.start
         with _opened(file) as parquet:
@@ -140,7 +148,7 @@ def _row_edges(metadata: Any) -> list[int]:
 
 
 def _read_rows(
-    parquet: pq.ParquetFile, names: list[str], unit: Unit, chunk_bytes: int
+    parquet: pq.ParquetFile, names: list[str], unit: LogRange, chunk_bytes: int
 ) -> Iterator[pa.RecordBatch]:
     edges = _row_edges(parquet.metadata)
     groups = [i for i in range(len(edges) - 1) if edges[i] < unit.end and edges[i + 1] > unit.start]

@@ -10,10 +10,10 @@ import polars as pl
 
 from recmill.errors import FeatureError, LogError, ResourceError
 from recmill.features.expressions import keep_where
-from recmill.kernels import hash_positions
+from recmill.features.kernels import hash_positions
 from recmill.logs.base import open_source
-from recmill.spec import recipe as r
-from recmill.spec.recipe import POSITION
+from recmill.recipe import recipe as r
+from recmill.recipe.recipe import POSITION
 
 RowFunction = Callable[[pl.DataFrame], pl.DataFrame]
 _SIDE_TABLE_SHARE = 4  # a side table may take this part of the memory bound

@@ -13,15 +13,15 @@ import numpy as np
 import polars as pl
 
 from recmill.errors import LogError
-from recmill.kernels import hash64, hash_positions
-from recmill.logs.base import COMPRESSIONS, Source, Unit, first_position
-from recmill.spec.recipe import POSITION, SPLIT, Holdout
+from recmill.features.kernels import hash64, hash_positions
+from recmill.logs.base import COMPRESSIONS, LogFiles, LogRange, first_position
+from recmill.recipe.recipe import POSITION, SPLIT, Holdout
 
 SplitFunction = Callable[[pl.DataFrame], pl.DataFrame]
 
 
 def split_function(
-    source: Source, units: list[Unit], split: Holdout | None, threads: int
+    source: LogFiles, units: list[LogRange], split: Holdout | None, threads: int
 ) -> SplitFunction | None:
     """Adds SPLIT to rows: 0 train, 1 eval, 2 test. None when that takes a look at the values of all rows first."""
     if split is None:
@@ -152,7 +152,7 @@ def _with_split(frame: pl.DataFrame, split: Any) -> pl.DataFrame:
 _NEVER = 1 << 62
 
 
-def tail_cuts(source: Source, units: list[Unit], split: Holdout, threads: int) -> tuple[int, int]:
+def tail_cuts(source: LogFiles, units: list[LogRange], split: Holdout, threads: int) -> tuple[int, int]:
     """Places in the log where eval and test begin, by number of rows."""
     counts = _Counted(source, units, threads)
     held_out = round(counts.total * (split.held_out or 0.0))
@@ -162,7 +162,7 @@ def tail_cuts(source: Source, units: list[Unit], split: Holdout, threads: int) -
     return eval_place, test_place
 
 
-def held_out_files(source: Source, split: Holdout) -> frozenset[int]:
+def held_out_files(source: LogFiles, split: Holdout) -> frozenset[int]:
     """Numbers of the files that match; a pattern that matches nothing is an error."""
     names = [file.name for file in source.files]
     found: set[int] = set()
@@ -184,7 +184,7 @@ def _matches(name: str, pattern: str) -> bool:
     return any(fnmatch(candidate, pattern) for candidate in (name, path.name, plain))
 
 
-def file_cut(source: Source, units: list[Unit], split: Holdout, threads: int) -> int:
+def file_cut(source: LogFiles, units: list[LogRange], split: Holdout, threads: int) -> int:
     """The place where the second half of the held-out rows begins."""
     if not split.halve:
         return _NEVER
@@ -213,7 +213,7 @@ def _first_time(times: pl.Series, totals: pl.Series, share: float) -> float:
 class _Counted:
     """Units with their numbers of rows, so that the place of the n-th row can be found."""
 
-    def __init__(self, source: Source, units: list[Unit], threads: int) -> None:
+    def __init__(self, source: LogFiles, units: list[LogRange], threads: int) -> None:
         self.source = source
         self.units = units
         with ThreadPoolExecutor(threads) as pool:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from recmill.errors import LogError
-from recmill.logs.base import LogBatch, LogFile, Source, Unit, open_source
+from recmill.logs.base import LogBatch, LogFile, LogFiles, LogRange, open_source
 from recmill.logs.text import TextSource
-from recmill.spec.recipe import Log
+from recmill.recipe.recipe import Log
 
 _LOOK_BACK = 1 << 16
 _REMEMBERED_BYTES = 1 << 12  # before the place where reading goes on, to tell a rewritten file
@@ -55,12 +55,12 @@ class Tail:
             raise _changed(file, f"does not have the {start:,} bytes any more that were read before")
 
     def _new_units(
-        self, source: Source, index: int, file: LogFile, start: int, end: int, before: Mapping[str, int]
-    ) -> Iterator[Unit]:
+        self, source: LogFiles, index: int, file: LogFile, start: int, end: int, before: Mapping[str, int]
+    ) -> Iterator[LogRange]:
         if isinstance(source, TextSource) and source.can_cut(file):
             end = min(end, _end_of_last_line(file))
             if end > start:
-                yield Unit(index, start, end)
+                yield LogRange(index, start, end)
         elif start == 0 and before.get(file.name) == file.size:
             yield from (unit for unit in source.units() if unit.file_index == index)
             self.done[file.name] = file.size
@@ -94,7 +94,7 @@ def _end_of_last_line(file: LogFile) -> int:
     return 0
 
 
-def sizes_of(source: Source) -> dict[str, int]:
+def sizes_of(source: LogFiles) -> dict[str, int]:
     """How far a log reaches now: bytes of each file by name, to follow it from here on."""
     return {
         file.name: _end_of_last_line(file)

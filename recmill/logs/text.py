@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from recmill import _native
 from recmill.errors import LogError
-from recmill.logs.base import LogFile, Source, Unit
+from recmill.logs.base import LogFile, LogFiles, LogRange
 from recmill.logs.files import decompressed, explained, open_bytes
 
 MAX_ROW_BYTES = 256 << 20
@@ -136,7 +136,7 @@ def expansion(file: LogFile) -> float:
         return max(1.0, len(window) / max(1, window.bytes_on_disk))
 
 
-class TextSource(Source):
+class TextSource(LogFiles):
     """Rows that end in newlines.
 
     A row belongs to the unit that holds its first byte, so any cutting gives the same rows.
@@ -145,23 +145,23 @@ class TextSource(Source):
     def can_cut(self, file: LogFile) -> bool:
         return file.compression is None
 
-    def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[Unit]:
+    def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[LogRange]:
         target = self.target_unit_bytes(target_bytes, parts)
         return [unit for i, file in enumerate(self.files) for unit in self._cut(i, file, target)]
 
-    def _cut(self, index: int, file: LogFile, target: int) -> list[Unit]:
+    def _cut(self, index: int, file: LogFile, target: int) -> list[LogRange]:
         pieces = max(1, -(-file.size // target)) if self.can_cut(file) else 1
         edges = [file.size * i // pieces for i in range(pieces + 1)]
-        return [Unit(index, start, end) for start, end in pairwise(edges)]
+        return [LogRange(index, start, end) for start, end in pairwise(edges)]
 
-    def text_bytes(self, unit: Unit) -> int:
+    def text_bytes(self, unit: LogRange) -> int:
         file = self.files[unit.file_index]
         return int(unit.end - unit.start) if file.compression is None else int(file.size * expansion(file))
 
     def max_offset(self) -> int:
         return max(int(file.size * expansion(file)) for file in self.files)
 
-    def count_rows(self, unit: Unit) -> int:
+    def count_rows(self, unit: LogRange) -> int:
         stop = self.stop_of(unit)
         with Window(self.files[unit.file_index], 1 << 20) as window:
             self.seek_unit(window, unit)
@@ -178,7 +178,7 @@ class TextSource(Source):
                 window.fill(stop)
         return 1 + newlines
 
-    def row_offsets(self, unit: Unit, numbers: Sequence[int]) -> list[int]:
+    def row_offsets(self, unit: LogRange, numbers: Sequence[int]) -> list[int]:
         """Row n begins after the n-th newline of the unit, so nothing needs to be parsed."""
         found: list[int] = []
         with Window(self.files[unit.file_index], 1 << 20) as window:
@@ -195,7 +195,7 @@ class TextSource(Source):
                 window.skip(len(window))
         return found
 
-    def seek_unit(self, window: Window, unit: Unit) -> Any:
+    def seek_unit(self, window: Window, unit: LogRange) -> Any:
         """Move to the first row that starts in the unit. Returns what `read_preamble` found."""
         if window.starts_with(_BYTE_ORDER_MARK):
             window.skip(len(_BYTE_ORDER_MARK))
@@ -208,6 +208,6 @@ class TextSource(Source):
     def read_preamble(self, window: Window) -> Any:
         """Read past what stands before the first row, such as a header."""
 
-    def stop_of(self, unit: Unit) -> int:
+    def stop_of(self, unit: LogRange) -> int:
         """Rows that start here or later are not the unit's."""
         return unit.end if self.can_cut(self.files[unit.file_index]) else _WHOLE_TEXT

@@ -12,23 +12,23 @@ from typing import IO, Any
 
 import polars as pl
 
-from recmill.artifact import unique_aside
-from recmill.logs.base import BadRow, LogFile, Source, Unit, first_position
+from recmill.artifacts.manifest import unique_aside
+from recmill.artifacts.work import read_record, write_record
+from recmill.logs.base import BadRow, LogFile, LogFiles, LogRange, first_position
 from recmill.logs.tally import Tally, too_many
-from recmill.work import read_record, write_record
 
 _UNIT_BYTES = 64 << 20
 _MIN_UNIT_BYTES = 4 << 20
 
 
-class WatchedSource:
+class StableLogFiles:
     """What cannot be read is set aside in `rejected`, once for each unit; too many bad rows are an error.
 
     May be sent to other processes, which share the folder.
     """
 
     def __init__(
-        self, source: Source, units: list[Unit], rejected: Path, max_bad: float, chunk_bytes: int
+        self, source: LogFiles, units: list[LogRange], rejected: Path, max_bad: float, chunk_bytes: int
     ) -> None:
         self.source = source
         self.rejected = rejected
@@ -45,7 +45,7 @@ class WatchedSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _seen=Tally(), _lock=threading.Lock())
 
-    def units(self) -> list[Unit]:
+    def units(self) -> list[LogRange]:
         return self._units
 
     @property
@@ -56,16 +56,16 @@ class WatchedSource:
     def num_bytes(self) -> int:
         return sum(self.unit_bytes(unit) for unit in self._units)
 
-    def unit_bytes(self, unit: Unit) -> int:
+    def unit_bytes(self, unit: LogRange) -> int:
         return self.source.text_bytes(unit)
 
     def max_offset(self) -> int:
         return self.source.max_offset()
 
-    def first_position(self, unit: Unit) -> int:
+    def first_position(self, unit: LogRange) -> int:
         return first_position(unit.file_index) + unit.start
 
-    def read(self, unit: Unit) -> Iterator[pl.DataFrame]:
+    def read(self, unit: LogRange) -> Iterator[pl.DataFrame]:
         name = f"{unit.file_index:05d}-{unit.start:015d}"
         record = self.rejected / f"{name}.json"
         tally = Tally(num_bytes=self.unit_bytes(unit))
@@ -111,10 +111,12 @@ def forget_records(rejected: Path) -> None:
         rejected.rmdir()
 
 
-def cut_log(source: Source, saved: Path, parts: int | None, memory: int, tasks_at_once: int) -> list[Unit]:
+def cut_log(
+    source: LogFiles, saved: Path, parts: int | None, memory: int, tasks_at_once: int
+) -> list[LogRange]:
     """The pieces of a log, kept in `saved`: unfinished work goes on with the pieces that it began with."""
     if saved.exists():
-        return [Unit(*unit) for unit in read_record(saved)]
+        return [LogRange(*unit) for unit in read_record(saved)]
     if parts is not None:
         units = source.units(parts=parts)
     else:

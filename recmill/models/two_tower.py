@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recmill.models.layers import MLP
-from recmill.spec.recipe import Retrieval
+from recmill.recipe.recipe import Retrieval
 
 
 class Tower(nn.Module):

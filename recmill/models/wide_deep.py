@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from recmill.models.layers import MLP
-from recmill.spec.recipe import Ranking
+from recmill.recipe.recipe import Ranking
 
 
 class WideDeep(nn.Module):

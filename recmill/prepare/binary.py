@@ -9,11 +9,11 @@ from pathlib import Path
 
 import polars as pl
 
-from recmill.engines.base import Shard
+from recmill.engines.base import ShardRecord
 from recmill.errors import FeatureError
 from recmill.features.chain import Chain, run_chains
 from recmill.features.plan import Plan
-from recmill.spec.recipe import COPY, POSITION, SPLIT
+from recmill.recipe.recipe import COPY, POSITION, SPLIT
 
 NUM_COUNTS, NUM_IDS = 13, 26
 
@@ -50,10 +50,10 @@ def _whole_number_steps(chain: Chain) -> int:
     return len(chain.transforms)
 
 
-def concatenate(shards: Iterable[Shard], source: Path, into: Path) -> None:
+def concatenate(shards: Iterable[ShardRecord], source: Path, into: Path) -> None:
     """`<split>.bin` from the shards of each split, in order."""
     into.mkdir(parents=True, exist_ok=True)
-    by_split: dict[str, list[Shard]] = {}
+    by_split: dict[str, list[ShardRecord]] = {}
     for shard in shards:
         by_split.setdefault(shard.split, []).append(shard)
     for split, pieces in by_split.items():

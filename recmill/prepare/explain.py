@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recmill.features.base import Keyed
+from recmill.features.base import ValueTable
 from recmill.features.chain import Chain
 from recmill.features.plan import Plan
 
@@ -46,7 +46,7 @@ def _explain(plan: Plan, chain: Chain) -> Explained:
     )
 
 
-def _top(keyed: Keyed | None) -> list[tuple[str, int]]:
+def _top(keyed: ValueTable | None) -> list[tuple[str, int]]:
     if keyed is None or "count" not in keyed.frame.columns:
         return []
     best = keyed.frame.top_k(NUM_TOP, by="count").sort("count", "value", descending=[True, False])

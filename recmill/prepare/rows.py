@@ -14,13 +14,13 @@ import polars as pl
 
 from recmill.engines.base import Engine
 from recmill.errors import LogError
-from recmill.features.base import Keyed, to_lists
+from recmill.features.base import ValueTable, to_lists
 from recmill.features.expressions import matches
-from recmill.kernels import Array, CountOptions, Extracted, hash_positions
+from recmill.features.kernels import Array, CountOptions, ExtractedValues, hash_positions
 from recmill.logs.rows import row_function
-from recmill.spec import recipe as r
-from recmill.spec.kinds import owners_of_columns
-from recmill.spec.recipe import COPY, POSITION, SPLIT
+from recmill.recipe import recipe as r
+from recmill.recipe.kinds import owners_of_columns
+from recmill.recipe.recipe import COPY, POSITION, SPLIT
 
 
 def before_split(engine: Engine, frame: Any, recipe: r.Recipe, data: str, memory: int) -> Any:
@@ -109,13 +109,13 @@ def add_lag(lag: r.Lag, frame: pl.DataFrame) -> pl.DataFrame:
 # drawing items
 
 
-class Catalogue:
+class NegativeSampler:
     """The items of the training rows, most frequent first, with their columns."""
 
     def __init__(self, items: pl.DataFrame, item: str) -> None:
         self.items = items
         self.item = item
-        self.known = Keyed(items.select(pl.col(item).alias("value")))
+        self.known = ValueTable(items.select(pl.col(item).alias("value")))
         counts = items["__count"].to_numpy().astype(np.int64)
         self.ends = {"uniform": np.arange(1, items.height + 1), "popularity": np.cumsum(counts)}
 
@@ -135,12 +135,12 @@ class _ItemCounts:
     def __init__(self, item: str) -> None:
         self.item = item
 
-    def __call__(self, frame: pl.DataFrame) -> Extracted:
+    def __call__(self, frame: pl.DataFrame) -> ExtractedValues:
         training = frame.filter(pl.col(SPLIT) == 0)
-        return Extracted(training.height, {}, {"items": [(training[self.item], training[POSITION])]})
+        return ExtractedValues(training.height, {}, {"items": [(training[self.item], training[POSITION])]})
 
 
-def read_catalogue(engine: Engine, frame: Any, recipe: r.Recipe) -> Catalogue:
+def read_catalogue(engine: Engine, frame: Any, recipe: r.Recipe) -> NegativeSampler:
     item = str(recipe.log.item)
     is_text = next(column.type == "text" for column in recipe.log.columns if column.name == item)
     found = engine.measure(frame, _ItemCounts(item), {"items": CountOptions(is_text)}, "items")
@@ -153,7 +153,7 @@ def read_catalogue(engine: Engine, frame: Any, recipe: r.Recipe) -> Catalogue:
     if columns:
         last = engine.collect(engine.group(frame, [item], partial(last_of_each, item, columns), "catalogue"))
         rows = rows.join(last, on=item, how="left", maintain_order="left")
-    return Catalogue(rows, item)
+    return NegativeSampler(rows, item)
 
 
 def last_of_each(item: str, columns: Sequence[str], frame: pl.DataFrame) -> pl.DataFrame:
@@ -169,7 +169,7 @@ def _random(positions: pl.Series, seed: int, number: Array | int) -> Array:
     return hash_positions(pl.Series(mixed.view(np.int64)), seed + 1)
 
 
-def add_negatives(negatives: r.Negatives, catalogue: Catalogue, frame: pl.DataFrame) -> pl.DataFrame:
+def add_negatives(negatives: r.Negatives, catalogue: NegativeSampler, frame: pl.DataFrame) -> pl.DataFrame:
     copies = [frame.with_columns(pl.lit(0, dtype=pl.Int32).alias(COPY))]
     replaced = [name for name in catalogue.items.columns if name != "__count"]
     for number in range(1, negatives.per_row + 1):
@@ -185,7 +185,7 @@ def add_negatives(negatives: r.Negatives, catalogue: Catalogue, frame: pl.DataFr
 
 
 def add_history_negatives(
-    negatives: r.HistoryNegatives, catalogue: Catalogue, frame: pl.DataFrame
+    negatives: r.HistoryNegatives, catalogue: NegativeSampler, frame: pl.DataFrame
 ) -> pl.DataFrame:
     history = frame[negatives.history]
     lengths = history.list.len().fill_null(0)

@@ -10,16 +10,23 @@ from typing import Any, cast
 import polars as pl
 
 from recmill.engines.base import Engine
-from recmill.kernels import CountOptions, Extracted
-from recmill.logs.base import LogFile, Source, Unit
-from recmill.logs.splits import by_time, held_out_files, last_rows, random_rows, split_function, time_cuts
-from recmill.logs.watched import WatchedSource
-from recmill.spec.recipe import POSITION, Holdout
+from recmill.features.kernels import CountOptions, ExtractedValues
+from recmill.logs.base import LogFile, LogFiles, LogRange
+from recmill.logs.splits import (
+    by_time,
+    held_out_files,
+    last_rows,
+    random_rows,
+    split_function,
+    time_cuts,
+)
+from recmill.logs.watched import StableLogFiles
+from recmill.recipe.recipe import POSITION, Holdout
 
 
-def assign_splits(engine: Engine, frame: Any, source: WatchedSource, split: Holdout | None) -> Any:
+def assign_splits(engine: Engine, frame: Any, source: StableLogFiles, split: Holdout | None) -> Any:
     """The same rows with a SPLIT column: 0 train, 1 eval, 2 test."""
-    counted = cast(Source, _CountedUnits(engine, source, _units_to_count(source, split)))
+    counted = cast(LogFiles, _CountedUnits(engine, source, _units_to_count(source, split)))
     function = split_function(counted, source.units(), split, threads=1)
     if function is not None:
         return engine.map(frame, function)
@@ -32,7 +39,7 @@ def assign_splits(engine: Engine, frame: Any, source: WatchedSource, split: Hold
     return engine.group(frame, [by], partial(last_rows, by, str(split.order)), "split")
 
 
-def _units_to_count(source: WatchedSource, split: Holdout | None) -> list[Unit]:
+def _units_to_count(source: StableLogFiles, split: Holdout | None) -> list[LogRange]:
     if split is None or split.by != "files":
         return source.units()
     held_out = held_out_files(source.source, split)
@@ -43,9 +50,9 @@ def _units_to_count(source: WatchedSource, split: Holdout | None) -> list[Unit]:
 class _Times:
     column: str
 
-    def __call__(self, frame: pl.DataFrame) -> Extracted:
+    def __call__(self, frame: pl.DataFrame) -> ExtractedValues:
         times = frame[self.column].cast(pl.Int64)
-        return Extracted(frame.height, {}, {"time": [(times, frame[POSITION])]})
+        return ExtractedValues(frame.height, {}, {"time": [(times, frame[POSITION])]})
 
 
 def _time_cuts(engine: Engine, frame: Any, split: Holdout) -> tuple[float, float]:
@@ -57,23 +64,23 @@ def _time_cuts(engine: Engine, frame: Any, split: Holdout) -> tuple[float, float
 class _CountedUnits:
     """A log some of whose units are counted by the engine, all at once, when the first is asked for."""
 
-    def __init__(self, engine: Engine, source: WatchedSource, units: list[Unit]) -> None:
+    def __init__(self, engine: Engine, source: StableLogFiles, units: list[LogRange]) -> None:
         self.engine = engine
         self.source = source
         self.units = units
-        self._rows: dict[Unit, int] = {}
+        self._rows: dict[LogRange, int] = {}
 
     @property
     def files(self) -> tuple[LogFile, ...]:
         return self.source.files
 
-    def count_rows(self, unit: Unit) -> int:
+    def count_rows(self, unit: LogRange) -> int:
         if not self._rows:
             counts = self.engine.collect(self.engine.read(_RowCounts(self.source, self.units)))
             self._rows = {self.units[number]: rows for number, rows in counts.iter_rows()}
         return self._rows[unit]
 
-    def row_offsets(self, unit: Unit, numbers: Sequence[int]) -> list[int]:
+    def row_offsets(self, unit: LogRange, numbers: Sequence[int]) -> list[int]:
         return self.source.source.row_offsets(unit, numbers)
 
 
@@ -81,8 +88,8 @@ class _CountedUnits:
 class _RowCounts:
     """A source of one row for each unit: its number, and how many rows it has."""
 
-    source: WatchedSource
-    of: list[Unit]
+    source: StableLogFiles
+    of: list[LogRange]
 
     def units(self) -> range:
         return range(len(self.of))

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 import polars as pl
 
-from recmill.batches import Array, collate
+from recmill.dataset.batch import Array, collate
+from recmill.dataset.table import Table
 from recmill.engines.base import Engine
 from recmill.errors import ArtifactError, FeatureError
 from recmill.features.chain import run_chains
@@ -19,13 +20,12 @@ from recmill.features.plan import Plan
 from recmill.logs.inputs import open_inputs
 from recmill.logs.rows import row_functions
 from recmill.logs.tally import Tally
-from recmill.logs.watched import WatchedSource, cut_log
-from recmill.score.models import ModelRef, Models, Ranking, open_models
+from recmill.logs.watched import StableLogFiles, cut_log
+from recmill.recipe.kinds import kinds_of_columns
+from recmill.recipe.recipe import POSITION, SPLIT, Recipe
+from recmill.score.models import ModelRef, Models, RankScorer, open_models
 from recmill.score.raw import RawColumn, raw_columns
 from recmill.score.sources import ROWS_AT_ONCE, TableRows, file_and_offset
-from recmill.spec.kinds import kinds_of_columns
-from recmill.spec.recipe import POSITION, SPLIT, Recipe
-from recmill.table import Table
 
 _INSTEAD = (
     "Run `recmill prepare --plan` with the model's directory, and score its Table instead: --table DIR."
@@ -73,7 +73,7 @@ class LogInput:
         self.max_bad = max_bad
         self.memory = memory
         self.partitions = partitions
-        self._watched: WatchedSource | None = None
+        self._watched: StableLogFiles | None = None
 
     def facts(self) -> dict[str, Any]:
         return {**self.inputs.fingerprint(), "keep": list(self.keep), "labels": self.with_labels}
@@ -81,7 +81,7 @@ class LogInput:
     def scores(self, engine: Engine, model: ModelRef, work: Path, rejected: Path) -> Any:
         units = cut_log(self.source, work / "units.json", self.partitions, self.memory, engine.tasks_at_once)
         chunk_bytes = max(1 << 20, min(8 << 20, self.memory // 128))
-        self._watched = WatchedSource(self.source, units, rejected, self.max_bad, chunk_bytes)
+        self._watched = StableLogFiles(self.source, units, rejected, self.max_bad, chunk_bytes)
         frame = engine.read(self._watched)
         for function in self.functions:
             frame = engine.map(frame, function)
@@ -212,7 +212,7 @@ class ScoreTable:
 # both
 
 
-def predict(ranking: Ranking, features: pl.DataFrame) -> Array:
+def predict(ranking: RankScorer, features: pl.DataFrame) -> Array:
     """Chances of rows, some rows at a time."""
     found = [
         ranking.predict(collate(rows, ranking.layout, with_labels=False))

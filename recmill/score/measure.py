@@ -10,8 +10,8 @@ from pathlib import Path
 import polars as pl
 import pyarrow.parquet as pq
 
-from recmill.machine import available_cores
 from recmill.metrics import ScoreSums, exact_auc
+from recmill.reporting.machine import available_cores
 
 MAX_EXACT_ROWS = 5_000_000  # with more, the AUC is that of fine bins, which then differs in the seventh digit
 

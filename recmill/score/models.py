@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 import numpy as np
 import polars as pl
 
-from recmill.batches import Array, Batch, Layout, collate
-from recmill.bundle import Bundle, Entities
-from recmill.bundle import models as bundle_models
-from recmill.bundle.features import FeatureRows
+from recmill.artifacts.bundle import models as bundle_models
+from recmill.artifacts.bundle.bundle import Bundle, Entities
+from recmill.artifacts.bundle.features import FeatureRows
+from recmill.artifacts.vector_index import Index, open_index
+from recmill.dataset.batch import Array, Batch, Layout, collate
 from recmill.errors import ArtifactError, MissingPackage
 from recmill.features.chain import ColumnInfo
 from recmill.features.numeric import dtype_of
 from recmill.features.plan import Plan
-from recmill.features.planned import Planned
-from recmill.index import Index, open_index
-from recmill.spec.kinds import kinds_of_columns
-from recmill.spec.recipe import Recipe
+from recmill.features.plan_artifact import PlanArtifact
+from recmill.recipe.kinds import kinds_of_columns
+from recmill.recipe.recipe import Recipe
 
 if TYPE_CHECKING:  # these need torch, which scoring with a bundle does not
     from recmill.learner.ranking import Ranker
@@ -49,7 +49,7 @@ class ModelRef:
     trust_code: tuple[str, ...] = ()  # of a bundle: modules and packages of functions that it may call
 
 
-class Ranking(Protocol):
+class RankScorer(Protocol):
     """Chances of rows; may be asked by many threads at once."""
 
     layout: Layout
@@ -59,7 +59,7 @@ class Ranking(Protocol):
         """Float32 [B], of a batch of the layout."""
 
 
-class Tower(Protocol):
+class TowerScorer(Protocol):
     """Unit vectors of users or items; may be asked by many threads at once."""
 
     layout: Layout
@@ -69,7 +69,7 @@ class Tower(Protocol):
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class ItemSearch:
     """The items that can be recommended, by place: how they are found by vector, and what their ids are."""
 
     index: Index
@@ -79,7 +79,7 @@ class Catalogue:
 class Models(ABC):
     """What a ModelRef names, opened. Parts are loaded when they are first asked for, once."""
 
-    def __init__(self, planned: Planned) -> None:
+    def __init__(self, planned: PlanArtifact) -> None:
         self._planned = planned
         self._parts: dict[str, Any] = {}
         self._lock = threading.RLock()
@@ -96,17 +96,17 @@ class Models(ABC):
     def plan(self) -> Plan:
         return self._part("plan", lambda: self._planned.plan)
 
-    def ranking(self) -> Ranking:
+    def ranking(self) -> RankScorer:
         return self._part("ranking", self._open_ranking)
 
-    def tower(self, side: Side) -> Tower:
+    def tower(self, side: Side) -> TowerScorer:
         return self._part(f"tower of the {side}", lambda: self._open_tower(side))
 
     @abstractmethod
-    def _open_ranking(self) -> Ranking: ...
+    def _open_ranking(self) -> RankScorer: ...
 
     @abstractmethod
-    def _open_tower(self, side: Side) -> Tower: ...
+    def _open_tower(self, side: Side) -> TowerScorer: ...
 
     def _part(self, name: str, open_part: Callable[[], T]) -> T:
         with self._lock:
@@ -122,7 +122,7 @@ class Models(ABC):
 def checkpoint_ref(path: str | Path, which: str, models: Sequence[str]) -> ModelRef:
     """These models of a checkpoint, as of `best`, `last` or a step; an error when one is not there."""
     _check_torch()
-    from recmill.checkpoint import CheckpointFolder
+    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 
     folder = CheckpointFolder.open(path)
     for model in models:
@@ -187,17 +187,17 @@ class CheckpointModels(Models):
         _check_torch()
         import torch
 
-        from recmill.checkpoint import CheckpointFolder
+        from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 
         torch.set_num_threads(1)  # an engine runs a task on each core, and each asks on its own
         self._steps = dict(ref.steps)
         self._folder = CheckpointFolder.open(ref.path)
         super().__init__(self._folder)
 
-    def _open_ranking(self) -> Ranking:
+    def _open_ranking(self) -> RankScorer:
         return _TorchRanking(self._learner("ranking"))
 
-    def _open_tower(self, side: Side) -> Tower:
+    def _open_tower(self, side: Side) -> TowerScorer:
         retriever: Retriever = self._part("retrieval", lambda: self._learner("retrieval"))
         return _TorchTower(retriever, side)
 
@@ -230,10 +230,10 @@ class BundleModels(Models):
         self.bundle = Bundle.open(ref.path, ref.trust_code)
         super().__init__(self.bundle)
 
-    def _open_ranking(self) -> Ranking:
+    def _open_ranking(self) -> RankScorer:
         return _BundleRanking(self.bundle)
 
-    def _open_tower(self, side: Side) -> Tower:
+    def _open_tower(self, side: Side) -> TowerScorer:
         return _BundleTower(self.bundle, side)
 
     def entities(self, side: Side) -> Entities:
@@ -284,10 +284,10 @@ class BundleModels(Models):
             )
         return [items[offsets[place] : offsets[place + 1]].astype(np.int64) for place in places.tolist()]
 
-    def catalogue(self) -> Catalogue:
+    def catalogue(self) -> ItemSearch:
         folder = self.bundle.path / "items" / "index"
         index = self._part("index", lambda: open_index(folder, self._item_vectors))
-        return Catalogue(index, self.ids("item"))
+        return ItemSearch(index, self.ids("item"))
 
 
 class _BundleRanking:
@@ -302,7 +302,7 @@ class _BundleRanking:
 
 class _BundleTower:
     def __init__(self, bundle: Bundle, side: Side) -> None:
-        self._model = bundle_models.Tower(bundle, side)
+        self._model = bundle_models.TowerModel(bundle, side)
         self.layout = Layout.of(bundle.columns, self._model.features)
 
     def of(self, rows: FeatureRows) -> Array:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from recmill.dataset.table import Table
 from recmill.errors import FeatureError
 from recmill.features.plan import Plan
-from recmill.spec import steps
-from recmill.table import Table
+from recmill.recipe import steps
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,18 @@ import polars as pl
 import pyarrow.parquet as pq
 from numpy.lib.format import open_memmap
 
-from recmill.batches import Array
+from recmill.artifacts.vector_index import Index, build_index, open_index
+from recmill.artifacts.work import read_record, write_record
+from recmill.dataset.batch import Array
+from recmill.dataset.table import Table
 from recmill.engines.base import Engine
 from recmill.errors import ArtifactError
 from recmill.features.base import to_lists
-from recmill.index import Index, build_index, open_index
-from recmill.kernels import Lookup
-from recmill.score.models import BundleModels, Catalogue, ModelRef, once_in_process, open_models
+from recmill.features.kernels import ValueIndex
+from recmill.recipe.recipe import POSITION, SPLIT
+from recmill.score.models import BundleModels, ItemSearch, ModelRef, once_in_process, open_models
 from recmill.score.sides import ID, SEEN, entities, id_column, slices, tower_vectors, vectors_of
-from recmill.score.sources import Places
-from recmill.spec.recipe import POSITION, SPLIT
-from recmill.table import Table
-from recmill.work import read_record, write_record
+from recmill.score.sources import EntityRows
 
 _VECTORS, _IDS, _INDEX = "vectors.npy", "ids.arrow", "index"
 
@@ -44,7 +44,7 @@ def recall(
         frame = entities(engine, model, users, "user", with_seen=new_only)
         return engine.map(frame, RecallRows(model, name, items, k))
     assert isinstance(models, BundleModels)
-    places = engine.read(Places(len(models.entities("user")), per_unit=1 << 12))
+    places = engine.read(EntityRows(len(models.entities("user")), per_unit=1 << 12))
     return engine.map(places, RecallPlaces(model, name, k, new_only))
 
 
@@ -94,7 +94,7 @@ class RecallPlaces:
 
 
 def _best(
-    catalogue: Catalogue,
+    catalogue: ItemSearch,
     users: pl.Series,
     vectors_UV: Array,
     seen: Sequence[Array] | None,
@@ -132,7 +132,7 @@ def best_places(
     return places, scores
 
 
-def _places_of(seen: pl.Series, lookup: Lookup) -> list[Array]:
+def _places_of(seen: pl.Series, lookup: ValueIndex) -> list[Array]:
     """Lists of raw ids as places in the catalogue."""
     lengths = seen.list.len().to_numpy()
     elements = seen.filter(seen.list.len() > 0).explode()
@@ -176,13 +176,13 @@ def write_catalogue(shards: Sequence[Path], into: Path) -> None:
     write_record(record, {}, sorted(path for path in into.rglob("*") if path.is_file()))
 
 
-def open_catalogue(folder: Path) -> tuple[Catalogue, Lookup]:
+def open_catalogue(folder: Path) -> tuple[ItemSearch, ValueIndex]:
     """Items that were written, mapped, and what finds the place of a raw id; the same for all of this process."""
 
-    def opened() -> tuple[Catalogue, Lookup]:
+    def opened() -> tuple[ItemSearch, ValueIndex]:
         mapped = np.load(folder / _VECTORS, mmap_mode="r").view(np.ndarray)
         ids = pl.read_ipc(folder / _IDS).to_series()
-        return Catalogue(open_index(folder / _INDEX, mapped), ids), Lookup(ids)
+        return ItemSearch(open_index(folder / _INDEX, mapped), ids), ValueIndex(ids)
 
     stat = (folder / _VECTORS).stat()
     return once_in_process((folder, stat.st_ino, stat.st_mtime_ns), opened)

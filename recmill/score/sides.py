@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.batches import Array, collate
+from recmill.dataset.batch import Array, collate
+from recmill.dataset.table import Table
 from recmill.engines.base import Engine
 from recmill.errors import FeatureError
-from recmill.learner.questions import id_feature, retrieval_of
-from recmill.score.models import BundleModels, ModelRef, Models, Side, Tower, open_models
+from recmill.learner.eval_queries import id_feature, retrieval_of
+from recmill.recipe.recipe import POSITION, SPLIT, SPLITS
+from recmill.score.models import BundleModels, ModelRef, Models, Side, TowerScorer, open_models
 from recmill.score.raw import RawColumn, raw_column
-from recmill.score.sources import Places, TableRows
-from recmill.spec.recipe import POSITION, SPLIT, SPLITS
-from recmill.table import Table
+from recmill.score.sources import EntityRows, TableRows
 
 ID = "__id"
 SEEN = "__seen"  # raw ids of the items that a user clicked
@@ -42,7 +42,7 @@ def vectors(engine: Engine, model: ModelRef, table: Table | None, side: Side) ->
         frame = entities(engine, model, table, side)
         return engine.map(frame, TableVectors(model, side, id_column(models, side)))
     assert isinstance(models, BundleModels)
-    places = engine.read(Places(len(models.entities(side))))
+    places = engine.read(EntityRows(len(models.entities(side))))
     return engine.map(places, BundleVectors(model, side, id_column(models, side)))
 
 
@@ -119,7 +119,7 @@ class TableVectors:
         return _with_vectors(rows[ID].alias(self.name), tower_vectors(tower, rows), rows[POSITION])
 
 
-def tower_vectors(tower: Tower, rows: pl.DataFrame) -> Array:
+def tower_vectors(tower: TowerScorer, rows: pl.DataFrame) -> Array:
     """Unit vectors of rows that have the tower's features, some rows at a time."""
     found = [
         tower.vectors(collate(some, tower.layout, with_labels=False)) for some in slices(rows) if some.height

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from recmill.shard_file import ShardFile
-from recmill.spec.recipe import POSITION
-from recmill.table import Table
+from recmill.dataset.shard import ShardFile
+from recmill.dataset.table import Table
+from recmill.recipe.recipe import POSITION
 
 ROWS_AT_ONCE = 1 << 14
 _ROWS_PER_UNIT = 1 << 18
@@ -84,7 +84,7 @@ class TableRows:
 
 
 @dataclass(frozen=True)
-class Places:
+class EntityRows:
     """The numbers from 0 to before `count`, as positions: users or items of a bundle."""
 
     count: int

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from recmill.artifact import write_whole
+from recmill.artifacts.manifest import write_whole
 
 
-class Refused(msgspec.Struct, frozen=True):
+class RefusedVersion(msgspec.Struct, frozen=True):
     """Why a version or a delta is not taken, and what its files were like then."""
 
     files: str
@@ -26,7 +26,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 class _State(msgspec.Struct):
     version: str | None = None
-    refused: dict[str, Refused] = {}
+    refused: dict[str, RefusedVersion] = {}
 
 
 class Agreement:
@@ -54,7 +54,7 @@ class Agreement:
 
     def refuse(self, path: Path, reason: str) -> None:
         with self._changing() as state:
-            state.refused[str(path)] = Refused(_fingerprint(path), reason)
+            state.refused[str(path)] = RefusedVersion(_fingerprint(path), reason)
 
     def refused(self) -> dict[str, str]:
         """Path -> reason of all that was refused and is still there."""

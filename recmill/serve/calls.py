@@ -20,7 +20,7 @@ from recmill.errors import (
     ServingError,
     StoreError,
 )
-from recmill.machine import available_cores
+from recmill.reporting.machine import available_cores
 from recmill.serve import messages as m
 from recmill.serve.limits import Admission, Limits
 from recmill.serve.security import Scope, Tokens
@@ -88,7 +88,7 @@ class UserPrefix(m.Message, frozen=True, kw_only=True):
     limit: int = 20
 
 
-class Lookup(m.Message, frozen=True, kw_only=True):
+class FeatureRowsRequest(m.Message, frozen=True, kw_only=True):
     """Ask for packed feature rows of a user and items: between roles."""
 
     query: m.Rank
@@ -102,7 +102,7 @@ class RankRows(m.Message, frozen=True, kw_only=True):
     context: m.Values
 
 
-class Changed(m.Message, frozen=True, kw_only=True, omit_defaults=False):
+class ChangeResult(m.Message, frozen=True, kw_only=True, omit_defaults=False):
     """How many were taken, and the version that has them now."""
 
     number: int
@@ -131,7 +131,7 @@ class Refusal(m.Message, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Call:
+class ServerCall:
     """One thing to ask for: who may, which roles answer it, and how. `is_change`: it waits beside the queue."""
 
     name: str
@@ -149,11 +149,11 @@ def _roles(*names: str) -> frozenset[str]:
     return frozenset({"all", *names})
 
 
-def _changed(service: Service, number: int) -> Changed:
-    return Changed(number=number, version=service.status().version)
+def _changed(service: Service, number: int) -> ChangeResult:
+    return ChangeResult(number=number, version=service.status().version)
 
 
-def _lookup(service: Service, request: Lookup) -> PackedRows:
+def _lookup(service: Service, request: FeatureRowsRequest) -> PackedRows:
     user, items, degraded, version = service.lookup_rows(request.query)
     return PackedRows(user=user, items=items, degraded=degraded, version=version)
 
@@ -161,27 +161,31 @@ def _lookup(service: Service, request: Lookup) -> PackedRows:
 CALLS = {
     call.name: call
     for call in (
-        Call("recommend", lambda s, r: s.recommend(r), _roles("recommend")),
-        Call("rank", lambda s, r: s.rank(r), _roles("recommend", "rank")),
-        Call("recall", lambda s, r: s.recall(r), _roles("recommend", "recall")),
-        Call("features", lambda s, r: s.features(r), _roles("recommend", "features")),
-        Call("lookup", _lookup, _roles("features")),
-        Call("rank_rows", lambda s, r: s.rank_rows(r.user, r.items, r.context), _roles("rank")),
-        Call("infer", lambda s, r: s.score(r), _roles("rank")),
-        Call("users", lambda s, r: UserIds(users=s.user_ids(r.prefix, r.limit)), _EVERY, is_change=True),
-        Call("status", lambda s, r: s.status(), _EVERY, is_change=True),
-        Call("add_events", lambda s, r: _changed(s, s.add_events(r.events)), _EVERY, is_change=True),
-        Call("add_items", lambda s, r: _changed(s, s.add_items(r.items)), _EVERY, "admin", is_change=True),
-        Call(
+        ServerCall("recommend", lambda s, r: s.recommend(r), _roles("recommend")),
+        ServerCall("rank", lambda s, r: s.rank(r), _roles("recommend", "rank")),
+        ServerCall("recall", lambda s, r: s.recall(r), _roles("recommend", "recall")),
+        ServerCall("features", lambda s, r: s.features(r), _roles("recommend", "features")),
+        ServerCall("lookup", _lookup, _roles("features")),
+        ServerCall("rank_rows", lambda s, r: s.rank_rows(r.user, r.items, r.context), _roles("rank")),
+        ServerCall("infer", lambda s, r: s.score(r), _roles("rank")),
+        ServerCall(
+            "users", lambda s, r: UserIds(users=s.user_ids(r.prefix, r.limit)), _EVERY, is_change=True
+        ),
+        ServerCall("status", lambda s, r: s.status(), _EVERY, is_change=True),
+        ServerCall("add_events", lambda s, r: _changed(s, s.add_events(r.events)), _EVERY, is_change=True),
+        ServerCall(
+            "add_items", lambda s, r: _changed(s, s.add_items(r.items)), _EVERY, "admin", is_change=True
+        ),
+        ServerCall(
             "remove_items", lambda s, r: _changed(s, s.remove_items(r.items)), _EVERY, "admin", is_change=True
         ),
-        Call("rollback", lambda s, r: s.rollback(r.version), _EVERY, "admin", is_change=True),
+        ServerCall("rollback", lambda s, r: s.rollback(r.version), _EVERY, "admin", is_change=True),
     )
 }
 
 
 @dataclass(frozen=True)
-class Refused:
+class CallError:
     """A call without an answer, in the words of both doors."""
 
     http_status: int
@@ -190,7 +194,7 @@ class Refused:
     retry_after_seconds: int | None = None
 
 
-class Desk:
+class CallDispatcher:
     """Where every door brings its calls: may they ask, is it right, is there room; then the service answers."""
 
     def __init__(
@@ -229,7 +233,7 @@ class Desk:
                 "Start it with --token-file or --tls-client-ca."
             )
 
-    def offers(self, call: Call) -> None:
+    def offers(self, call: ServerCall) -> None:
         """Raises NotFound when this process has a role that does not answer such calls; Overloaded when it cannot now.
 
         It is asked before a request is even read: what is refused must cost little.
@@ -248,7 +252,7 @@ class Desk:
 
     async def answer(
         self,
-        call: Call,
+        call: ServerCall,
         requests: Sequence[msgspec.Struct],
         remaining_seconds: float | None = None,
         pack: Callable[[Any], Any] = lambda answer: None,
@@ -285,7 +289,7 @@ class Desk:
         self.telemetry.queue_length(self.queue.length)
 
     def _work(
-        self, call: Call, request: msgspec.Struct, deadline: float, pack: Callable[[Any], Any]
+        self, call: ServerCall, request: msgspec.Struct, deadline: float, pack: Callable[[Any], Any]
     ) -> Callable[[], tuple[Any, Any]]:
         def work() -> tuple[Any, Any]:
             answer = call.run(self.service, with_time_left(request, deadline))
@@ -300,7 +304,7 @@ class Desk:
 
 
 @dataclass(frozen=True)
-class Together:
+class BatchAnswer:
     """What several answers have in common, for counting."""
 
     degraded: list[str]
@@ -313,7 +317,7 @@ def together(answers: Sequence[Any]) -> Any:
         return None
     if len(answers) == 1:
         return answers[0]
-    return Together([reason for answer in answers for reason in answer.degraded], answers[0].version)
+    return BatchAnswer([reason for answer in answers for reason in answer.degraded], answers[0].version)
 
 
 def with_time_left(request: Any, deadline: float) -> Any:
@@ -323,18 +327,20 @@ def with_time_left(request: Any, deadline: float) -> Any:
     return msgspec.structs.replace(request, deadline_ms=max(0.1, (deadline - time.monotonic()) * 1000))
 
 
-def refused(error: Exception) -> Refused:
+def refused(error: Exception) -> CallError:
     """How to say an error. One that is our own mistake goes to the log with a number, and only the number is shown."""
     if isinstance(error, ServingError):
         retry = getattr(error, "retry_after_seconds", None)
-        return Refused(error.http_status, error.grpc_code, str(error), retry)
+        return CallError(error.http_status, error.grpc_code, str(error), retry)
     if isinstance(error, RecmillError):
         for kind, status, code in _OTHER_ERRORS:
             if isinstance(error, kind):
-                return Refused(status, code, str(error))
+                return CallError(status, code, str(error))
     number = secrets.token_hex(4)
     _logger.error("error %s", number, exc_info=error)
-    return Refused(500, "INTERNAL", f"The server made a mistake. Its log has more under the number {number}.")
+    return CallError(
+        500, "INTERNAL", f"The server made a mistake. Its log has more under the number {number}."
+    )
 
 
 _OTHER_ERRORS: tuple[tuple[type[RecmillError], int, str], ...] = (

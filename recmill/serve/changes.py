@@ -37,7 +37,7 @@ class Change(m.Message, frozen=True, kw_only=True):
         return number
 
 
-class Catalogue:
+class LiveChanges:
     """Items that requests added or removed, and the latest events. A version that is opened later takes them over."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ class Stages(Protocol):
 
     def rank_rows(
         self, user: bytes, items: list[bytes], context: m.Values, deadline: float | None
-    ) -> m.Ranked: ...
+    ) -> m.RankAnswer: ...
 
     def close(self) -> None: ...
 
@@ -62,12 +62,12 @@ class Coordinator:
             trace=trace,
         )
 
-    def rank(self, query: m.Rank) -> m.Ranked:
+    def rank(self, query: m.Rank) -> m.RankAnswer:
         clock = Clock(query.deadline_ms)
         check_sizes(1, len(query.items))
         degraded: list[str] = []
         scores = self._scores(query, query.items, clock, degraded) if query.items else []
-        return m.Ranked(scores=scores, degraded=degraded)
+        return m.RankAnswer(scores=scores, degraded=degraded)
 
     def recall(self, query: m.Recall) -> m.Answer:
         return self.stages.recall(query, Clock(query.deadline_ms).deadline)

@@ -19,15 +19,15 @@ import pyarrow as pa
 
 from recmill import __version__
 from recmill.errors import BadRequest, NotFound
+from recmill.recipe.kinds import is_list, kinds_of_columns
 from recmill.serve.batcher import Batcher
-from recmill.serve.calls import CALLS, Desk
+from recmill.serve.calls import CALLS, CallDispatcher
 from recmill.serve.limits import MAX_DEADLINE_MS, Limits
 from recmill.serve.proto import convert
 from recmill.serve.proto import predict_v2_pb2 as pb
-from recmill.spec.kinds import is_list, kinds_of_columns
 
 if TYPE_CHECKING:
-    from recmill.bundle import Bundle
+    from recmill.artifacts.bundle.bundle import Bundle
 
 MODEL = "ranking"
 OUTPUT = "probability"
@@ -66,11 +66,11 @@ _CONTENTS = {
 _DATATYPE_OF_KIND: dict[str, Datatype] = {"text": "BYTES", "int": "INT64", "float": "FP64", "bool": "BOOL"}
 
 
-class Part(msgspec.Struct, omit_defaults=True):
+class ProtocolMessage(msgspec.Struct, omit_defaults=True):
     """A message of the protocol: fields that we do not know belong to extensions, and are ignored."""
 
 
-class Tensor(Part):
+class Tensor(ProtocolMessage):
     """One raw column. `data` is left out when the values follow the JSON as bytes."""
 
     name: str
@@ -80,12 +80,12 @@ class Tensor(Part):
     parameters: dict[str, Any] = {}
 
 
-class WantedOutput(Part):
+class WantedOutput(ProtocolMessage):
     name: str
     parameters: dict[str, Any] = {}
 
 
-class Inference(Part):
+class Inference(ProtocolMessage):
     """Rows to score."""
 
     inputs: list[Tensor]
@@ -94,7 +94,7 @@ class Inference(Part):
     parameters: dict[str, Any] = {}
 
 
-class Inferred(Part):
+class InferenceResult(ProtocolMessage):
     """Scores, in the order of the rows."""
 
     model_name: str
@@ -103,19 +103,19 @@ class Inferred(Part):
     id: str | None = None
 
 
-class TensorFacts(Part):
+class TensorFacts(ProtocolMessage):
     name: str
     datatype: Datatype
     shape: list[int]
 
 
-class ServerFacts(Part):
+class ServerFacts(ProtocolMessage):
     name: str
     version: str
     extensions: list[str]
 
 
-class ModelFacts(Part):
+class ModelFacts(ProtocolMessage):
     name: str
     versions: list[str]
     platform: str
@@ -123,7 +123,7 @@ class ModelFacts(Part):
     outputs: list[TensorFacts]
 
 
-class Readiness(Part):
+class Readiness(ProtocolMessage):
     """Whether the model of this name can be asked."""
 
     name: str
@@ -131,7 +131,7 @@ class Readiness(Part):
 
 
 @dataclass(frozen=True)
-class Rows:
+class ScoringRows:
     """Raw columns to score, and how the answer is wanted."""
 
     frame: pl.DataFrame
@@ -143,7 +143,7 @@ class Rows:
 class Scoring:
     """Scores rows for both doors; requests that come together are scored together."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: CallDispatcher) -> None:
         self.desk = desk
         self.batcher: Batcher[pl.DataFrame, tuple[str, Any]] = Batcher(desk.queue, self._score_all)
 
@@ -166,7 +166,7 @@ class Scoring:
         return self.desk.is_ready
 
     async def score(
-        self, name: str, version: str, rows: Rows, remaining: float | None = None
+        self, name: str, version: str, rows: ScoringRows, remaining: float | None = None
     ) -> tuple[str, Any]:
         """The version that answers, and float32 [n]."""
         bundle = self._bundle(name, version)
@@ -329,7 +329,7 @@ _POLARS: dict[str, pl.DataType] = {
 _request_decoder = msgspec.json.Decoder(Inference)
 
 
-def rows_from_http(body: bytes, header_length: str | None, limits: Limits) -> Rows:
+def rows_from_http(body: bytes, header_length: str | None, limits: Limits) -> ScoringRows:
     """A request of JSON, with the bytes of tensors behind it if a header says how long the JSON is."""
     text, rest = _split(body, header_length)
     limits.check_json(text)
@@ -356,7 +356,9 @@ def rows_from_http(body: bytes, header_length: str | None, limits: Limits) -> Ro
         raise BadRequest(f"There are {len(rest) - place:,} bytes more than the inputs say.")
     in_bytes = [output.parameters.get("binary_data", False) for output in request.outputs]
     wants_bytes = any(in_bytes) or (not in_bytes and request.parameters.get("binary_data_output") is True)
-    return Rows(frame_of(columns), request.id or "", _seconds(request.parameters.get("timeout")), wants_bytes)
+    return ScoringRows(
+        frame_of(columns), request.id or "", _seconds(request.parameters.get("timeout")), wants_bytes
+    )
 
 
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
@@ -378,7 +380,7 @@ def _seconds(timeout: Any) -> float | None:
     return min(timeout, 1_000 * MAX_DEADLINE_MS) / 1e6 if isinstance(timeout, int) and timeout > 0 else None
 
 
-def http_answer(version: str, rows: Rows, scores: Any) -> tuple[bytes, dict[str, str]]:
+def http_answer(version: str, rows: ScoringRows, scores: Any) -> tuple[bytes, dict[str, str]]:
     """Body and headers."""
     tensor = Tensor(name=OUTPUT, shape=[len(scores)], datatype="FP32")
     data = scores.astype("<f4").tobytes() if rows.in_bytes else b""
@@ -386,7 +388,7 @@ def http_answer(version: str, rows: Rows, scores: Any) -> tuple[bytes, dict[str,
         tensor.parameters = {"binary_data_size": len(data)}
     else:
         tensor.data = scores.tolist()
-    answer = Inferred(model_name=MODEL, model_version=version, outputs=[tensor], id=rows.id or None)
+    answer = InferenceResult(model_name=MODEL, model_version=version, outputs=[tensor], id=rows.id or None)
     text = msgspec.json.encode(answer)
     if not rows.in_bytes:
         return text, {"content-type": "application/json"}
@@ -397,7 +399,7 @@ def http_answer(version: str, rows: Rows, scores: Any) -> tuple[bytes, dict[str,
 # over gRPC
 
 
-def rows_from_grpc(data: bytes) -> tuple[str, str, Rows]:
+def rows_from_grpc(data: bytes) -> tuple[str, str, ScoringRows]:
     """The name and the version of the model that is asked, and the rows."""
     request = convert.parse(pb.ModelInferRequest, data)
     _check_outputs(output.name for output in request.outputs)
@@ -415,10 +417,14 @@ def rows_from_grpc(data: bytes) -> tuple[str, str, Rows]:
         else:
             raise BadRequest(f'Input "{tensor.name}" has the unknown datatype "{tensor.datatype[:20]}".')
     timeout = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
-    return request.model_name, request.model_version, Rows(frame_of(columns), request.id, _seconds(timeout))
+    return (
+        request.model_name,
+        request.model_version,
+        ScoringRows(frame_of(columns), request.id, _seconds(timeout)),
+    )
 
 
-def grpc_answer(version: str, rows: Rows, scores: Any) -> pb.ModelInferResponse:
+def grpc_answer(version: str, rows: ScoringRows, scores: Any) -> pb.ModelInferResponse:
     output = pb.ModelInferResponse.InferOutputTensor(name=OUTPUT, datatype="FP32", shape=[len(scores)])
     return pb.ModelInferResponse(
         model_name=MODEL,

@@ -135,7 +135,7 @@ class Admission:
         self.max_waiting = max_waiting
         self.max_wait_seconds = max_wait_seconds
         self._name = name
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
         self._overdue = 0  # threads that others were started for
         self._workers: set[threading.Thread] = set()
         self._lock = threading.Lock()
@@ -159,7 +159,7 @@ class Admission:
     ) -> list[Result]:
         """Do several pieces side by side, all of them or none. `deadline` is a time of `time.monotonic`."""
         estimate = self._admit(kind, len(works), deadline)
-        jobs = [_Job(kind, work, deadline, estimate) for work in works]
+        jobs = [_QueuedCall(kind, work, deadline, estimate) for work in works]
         for job in jobs:
             self._jobs.put(job)
         try:
@@ -227,7 +227,7 @@ class Admission:
                     self._overdue -= 1
                 return
 
-    def _give_up(self, job: _Job) -> None:
+    def _give_up(self, job: _QueuedCall) -> None:
         """Let another thread take the place of one that is at work on this."""
         with self._lock:
             if not job.is_running or self._overdue >= _MAX_OVERDUE:
@@ -238,7 +238,7 @@ class Admission:
             self._workers.discard(job.worker)
         self._start_worker()
 
-    def _leave(self, job: _Job) -> None:
+    def _leave(self, job: _QueuedCall) -> None:
         self._running -= 1
         self._running_seconds -= job.estimate
 
@@ -260,7 +260,7 @@ class Admission:
                 self._waiting -= cancelled
                 self._waiting_seconds -= cancelled * estimate
 
-    def _timed(self, job: _Job) -> Any:
+    def _timed(self, job: _QueuedCall) -> Any:
         began = time.monotonic()
         with self._lock:
             job.is_running = True
@@ -293,7 +293,7 @@ class Admission:
             self._seconds[kind] = before + _NEW_WEIGHT * (seconds - before)
 
 
-class _Job:
+class _QueuedCall:
     """One piece of work, and the future of its result."""
 
     def __init__(self, kind: str, work: Callable[[], Any], deadline: float | None, estimate: float) -> None:
@@ -308,7 +308,7 @@ class _Job:
         self.worker = threading.current_thread()
         return self.result.set_running_or_notify_cancel()
 
-    def end(self, run: Callable[[_Job], Any]) -> None:
+    def end(self, run: Callable[[_QueuedCall], Any]) -> None:
         try:
             self.result.set_result(run(self))
         except Exception as error:

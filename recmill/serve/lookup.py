@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.batches import Array, Keys, Layout, collate
-from recmill.bundle import Bundle
-from recmill.bundle.features import FeatureRows
+from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.bundle.features import FeatureRows
+from recmill.artifacts.feature_store import CodedRows, MappedStore, Side, Store
+from recmill.artifacts.feature_store.mapped import entities_of
+from recmill.dataset.batch import Array, Keys, Layout, collate
 from recmill.errors import StoreError
 from recmill.features.expressions import columns_read, matches
+from recmill.recipe.kinds import parts_of_features
+from recmill.recipe.recipe import History
 from recmill.serve.messages import Id, Query, Values
 from recmill.serve.raw import RawColumns
-from recmill.spec.kinds import parts_of_features
-from recmill.spec.recipe import History
-from recmill.store import MappedStore, Rows, Side, Store
-from recmill.store.mapped import entities_of
 
 _REMEMBERED = 20_000  # values of one feature
 _PATIENCE = 0.25  # seconds for a store at most; of a request with a deadline, half of what is left
 
 
 @dataclass(frozen=True)
-class Person:
+class UserRow:
     """The user of a request, as far as it is known: raw columns that the request brought, features, items clicked."""
 
     id: Id | None
@@ -39,7 +39,7 @@ class Person:
     degraded: list[str] = field(default_factory=list)
 
 
-class Lookup:
+class FeatureLookup:
     """The features stage. What a store fails to give is made up for by the bundle's own rows, and said."""
 
     def __init__(self, bundle: Bundle, store: Store | None = None) -> None:
@@ -68,7 +68,7 @@ class Lookup:
 
     # users
 
-    def person(self, query: Query, deadline: float | None = None) -> Person:
+    def person(self, query: Query, deadline: float | None = None) -> UserRow:
         """Stored features of the user, with what the request brings put over them."""
         given = self._given(query)
         recent = self._places_of_known(query.recent)
@@ -83,7 +83,7 @@ class Lookup:
         names = list(self.context_features)
         names += [name for name in self.user_features if not found or name in changed]
         features = self._row(raw, names)
-        return Person(
+        return UserRow(
             query.user, place, raw, stored | features if stored else features, found, recent, degraded
         )
 
@@ -124,7 +124,7 @@ class Lookup:
 
     def _lacking_user(
         self, user: Id, place: int, is_unreadable: bool, deadline: float | None, degraded: list[str]
-    ) -> Rows:
+    ) -> CodedRows:
         """What the bundle has of a user that the store lacks. Of an unknown one nothing is missing."""
         if is_unreadable or place >= 0:
             reason = "unreadable" if is_unreadable else "missing"
@@ -245,7 +245,7 @@ class Lookup:
     # items
 
     def items(
-        self, places: Array, person: Person, deadline: float | None = None
+        self, places: Array, person: UserRow, deadline: float | None = None
     ) -> tuple[FeatureRows, list[str]]:
         """Features of items, with those that look at user, context and item together."""
         entities = self.bundle.items
@@ -294,7 +294,7 @@ class Lookup:
             "the bundle's own are used"
         )
 
-    def crossed(self, person: Person, items: pl.DataFrame) -> FeatureRows:
+    def crossed(self, person: UserRow, items: pl.DataFrame) -> FeatureRows:
         """Features that look at columns of the user or the context beside the item's."""
         columns = sorted({c for name in self.crossed_features for c in self._columns_of[name]})
         own = dict(person.given)
@@ -309,7 +309,7 @@ class Lookup:
         rows = rows.with_columns(items[name] for name in columns if name in items.columns)
         return self.transform(rows, self.crossed_features)
 
-    def unknown_items(self, raw: Sequence[Values], person: Person) -> FeatureRows:
+    def unknown_items(self, raw: Sequence[Values], person: UserRow) -> FeatureRows:
         """Features of items that the bundle does not have, from the raw columns that there are."""
         assert self.bundle.items is not None
         frame = self.raw_columns.frame(raw, list(self.bundle.items.raw_schema))

@@ -9,12 +9,12 @@ from threading import Lock
 import numpy as np
 import polars as pl
 
-from recmill.batches import Array
-from recmill.bundle.entities import Entities
+from recmill.artifacts.bundle.entities import Entities
+from recmill.dataset.batch import Array
 from recmill.errors import BadRequest, ExpressionError, TooLate
 from recmill.features.expressions import compiled, kinds_of_schema
-from recmill.spec.expressions import Node, columns_of, parse_condition
-from recmill.spec.expressions.syntax import Like
+from recmill.recipe.expressions import Node, columns_of, parse_condition
+from recmill.recipe.expressions.syntax import Like
 
 _KEPT_BYTES = 64 << 20
 _NODES_AT_ONCE = 1 << 22  # times rows, that are evaluated between two looks at the clock

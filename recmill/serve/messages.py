@@ -119,7 +119,7 @@ class Trace(Message, frozen=True, kw_only=True):
     item_features: list[Values] = []
 
 
-class Ranked(Message, frozen=True, kw_only=True):
+class RankAnswer(Message, frozen=True, kw_only=True):
     """Chances of a click, in the order of the items that were asked for."""
 
     scores: list[float]
@@ -127,7 +127,7 @@ class Ranked(Message, frozen=True, kw_only=True):
     version: str = ""
 
 
-class Known(Message, frozen=True, kw_only=True):
+class EntityFeatures(Message, frozen=True, kw_only=True):
     """What is stored: raw columns and features by name; found is false when the features are those of a stranger."""
 
     id: Id
@@ -136,9 +136,9 @@ class Known(Message, frozen=True, kw_only=True):
     features: Values
 
 
-class KnownFeatures(Message, frozen=True, kw_only=True):
-    user: Known | None
-    items: list[Known]
+class FeaturesAnswer(Message, frozen=True, kw_only=True):
+    user: EntityFeatures | None
+    items: list[EntityFeatures]
     degraded: list[str] = []
     version: str = ""
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from recmill import __version__
+from recmill.recipe.kinds import LIST_OF
 from recmill.serve import calls as c
 from recmill.serve import inference
-from recmill.serve.http import ENDPOINTS, JSON, Endpoint
+from recmill.serve.http_routes import ENDPOINTS, JSON, HttpRoute
 from recmill.serve.limits import IDS, INTEGERS, MAX_DEADLINE_MS, MAX_IDS, MAX_TEXT, Limits
 from recmill.serve.raw import RawColumns
-from recmill.spec.kinds import LIST_OF
 
 if TYPE_CHECKING:
-    from recmill.bundle import Bundle
+    from recmill.artifacts.bundle.bundle import Bundle
 
 Schema = dict[str, Any]
 _REF = "#/components/schemas/{name}"
@@ -44,7 +44,7 @@ def document(bundle: Bundle, limits: Limits, role: str = "all", has_tokens: bool
     kinds = {kind for one in ENDPOINTS for kind in _kinds(one)} | {c.Refusal}
     kinds |= {
         inference.Inference,
-        inference.Inferred,
+        inference.InferenceResult,
         inference.ServerFacts,
         inference.ModelFacts,
         inference.Readiness,
@@ -76,7 +76,7 @@ def document(bundle: Bundle, limits: Limits, role: str = "all", has_tokens: bool
     return found
 
 
-def _kinds(endpoint: Endpoint) -> Iterable[type]:
+def _kinds(endpoint: HttpRoute) -> Iterable[type]:
     return (
         kind
         for kind in (endpoint.takes, endpoint.takes_many, endpoint.answers, endpoint.answers_many)
@@ -104,7 +104,7 @@ def _responses(schema: Schema, *refusals: str) -> Schema:
     }
 
 
-def _operation(endpoint: Endpoint, schemas: Schema, limits: Limits) -> Schema:
+def _operation(endpoint: HttpRoute, schemas: Schema, limits: Limits) -> Schema:
     body = ("408", "413", "415") if endpoint.method == "POST" else ()
     refusals = ("400", "401", "403", "404", *body, "409", "429", "503", "504")
     found: Schema = {
@@ -232,7 +232,7 @@ def _inference_paths(version: str) -> Schema:
             "operationId": f"infer{number}",
             "summary": "Score raw rows of the log.",
             "requestBody": {"required": True, **_content(_ref(inference.Inference))},
-            "responses": _responses(_ref(inference.Inferred), *refusals),
+            "responses": _responses(_ref(inference.InferenceResult), *refusals),
         }
         for operation, tail in ((model, ""), (is_ready, "/ready"), ({"post": infer}, "/infer")):
             found[path + tail] = {**operation, "parameters": parameters}

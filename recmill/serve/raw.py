@@ -10,8 +10,8 @@ import polars as pl
 
 from recmill.errors import BadRequest
 from recmill.features.numeric import dtype_of
-from recmill.spec.kinds import LIST_OF, kinds_of_columns, owners_of_columns
-from recmill.spec.recipe import Recipe
+from recmill.recipe.kinds import LIST_OF, kinds_of_columns, owners_of_columns
+from recmill.recipe.recipe import Recipe
 
 _LARGEST = 2**63
 _MAX_LIST = 10_000

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recmill.batches import Array
-from recmill.bundle import Bundle
-from recmill.bundle.arrays import GrowingArray, map_array
-from recmill.bundle.models import Tower
+from recmill.artifacts.bundle.arrays import GrowingArray, map_array
+from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.bundle.models import TowerModel
+from recmill.artifacts.vector_index import Index, open_index
+from recmill.dataset.batch import Array
 from recmill.errors import BadRequest
-from recmill.index import Index, open_index
-from recmill.serve.lookup import Person
+from recmill.serve.lookup import UserRow
 from recmill.serve.masks import Masks
 from recmill.serve.messages import Recall
 
@@ -47,7 +47,7 @@ NAMES = tuple(SHARES)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ItemFilter:
     """Which items may be shown: not `banned`, all of `allowed` (None: any), and if it is given none but `only`."""
 
     banned: Array
@@ -73,16 +73,16 @@ class Recaller:
         assert bundle.items is not None
         self.bundle, self.items = bundle, bundle.items
         folder = bundle.path / "items"
-        self.tower: Tower | None = None
+        self.tower: TowerModel | None = None
         self.index: Index | None = None
         if "retrieval" in bundle.manifest["models"]:
-            self.tower = Tower(bundle, "user")
+            self.tower = TowerModel(bundle, "user")
             self.vectors = GrowingArray(map_array(folder / "vectors.npy"))
             self.index = open_index(folder / "index", self.vectors.whole())
         self.popularity = GrowingArray(map_array(folder / "popularity.npy"))
         similar = folder / "similar.npy"
         self.neighbours = map_array(similar) if similar.is_file() else None
-        self.seen = Seen(bundle)
+        self.seen = ClickedItems(bundle)
         self._is_gone = np.zeros(len(self.items), bool)
         self._by_popularity: Array | None = None
         self._masks = Masks(self.items)
@@ -93,14 +93,16 @@ class Recaller:
         has |= {"together": self.neighbours is not None, "popular": True}
         return [name for name in SHARES if has[name]]
 
-    def recall(self, person: Person, query: Recall, number: int, deadline: float | None = None) -> Candidates:
+    def recall(
+        self, person: UserRow, query: Recall, number: int, deadline: float | None = None
+    ) -> Candidates:
         """About `number` candidates: fewer only when no more may be shown."""
         wanted = self.wanted(person, query, deadline)
         channels = self._chosen(query)
         few = self._few(wanted)
         if few is not None:
             return self._scan(few, person, number)
-        find: dict[str, Callable[[Person, int, Wanted], tuple[Array, Array]]] = {
+        find: dict[str, Callable[[UserRow, int, ItemFilter], tuple[Array, Array]]] = {
             "two_tower": self._two_tower,
             "similar": self._similar,
             "together": self._together,
@@ -128,7 +130,7 @@ class Recaller:
 
     # what may be shown
 
-    def wanted(self, person: Person, query: Recall, deadline: float | None = None) -> Wanted:
+    def wanted(self, person: UserRow, query: Recall, deadline: float | None = None) -> ItemFilter:
         banned = [np.asarray(person.recent, np.int64), self.items.places(query.exclude)]
         if not query.show_seen:
             banned.append(self.seen.of(person.place, person.id))
@@ -137,9 +139,11 @@ class Recaller:
         if self._is_gone.any():
             allowed = ~self._is_gone if allowed is None else allowed & ~self._is_gone
         together = np.concatenate(banned)
-        return Wanted(np.unique(together[together >= 0]), allowed, None if only is None else only[only >= 0])
+        return ItemFilter(
+            np.unique(together[together >= 0]), allowed, None if only is None else only[only >= 0]
+        )
 
-    def _few(self, wanted: Wanted) -> Array | None:
+    def _few(self, wanted: ItemFilter) -> Array | None:
         """All items that may be shown, when they are few enough to look at each."""
         if wanted.only is not None:
             return wanted.only[wanted.keeps(wanted.only)]
@@ -148,7 +152,7 @@ class Recaller:
         places = np.flatnonzero(wanted.allowed)
         return places[wanted.keeps(places)] if len(places) <= _SCANNED else None
 
-    def _scan(self, places: Array, person: Person, number: int) -> Candidates:
+    def _scan(self, places: Array, person: UserRow, number: int) -> Candidates:
         """The best of these items by the towers, or by popularity without them."""
         if self.tower is not None:
             scores = self.vectors.take(places) @ self.tower.vectors(person.features)[0]
@@ -163,11 +167,11 @@ class Recaller:
 
     # channels
 
-    def _two_tower(self, person: Person, number: int, wanted: Wanted) -> tuple[Array, Array]:
+    def _two_tower(self, person: UserRow, number: int, wanted: ItemFilter) -> tuple[Array, Array]:
         assert self.tower is not None
         return self._near(self.tower.vectors(person.features), number, wanted)
 
-    def _similar(self, person: Person, number: int, wanted: Wanted) -> tuple[Array, Array]:
+    def _similar(self, person: UserRow, number: int, wanted: ItemFilter) -> tuple[Array, Array]:
         """Items near the last ones that the user clicked."""
         recent = self._recent(person)[-3:]
         if not len(recent):
@@ -175,7 +179,7 @@ class Recaller:
         middle = self.vectors.take(recent).mean(axis=0, keepdims=True)
         return self._near(middle / max(1e-9, float(np.linalg.norm(middle))), number, wanted)
 
-    def _near(self, vectors: Array, number: int, wanted: Wanted) -> tuple[Array, Array]:
+    def _near(self, vectors: Array, number: int, wanted: ItemFilter) -> tuple[Array, Array]:
         assert self.index is not None
         share = 1.0 if wanted.allowed is None else max(1e-3, float(wanted.allowed.mean()))
         fetched = int(min(len(self.items), number / share + min(len(wanted.banned), 1_000), _MOST_FETCHED))
@@ -183,7 +187,7 @@ class Recaller:
         kept = wanted.keeps(places[0])
         return places[0][kept][:number], scores[0][kept][:number]
 
-    def _together(self, person: Person, number: int, wanted: Wanted) -> tuple[Array, Array]:
+    def _together(self, person: UserRow, number: int, wanted: ItemFilter) -> tuple[Array, Array]:
         """Items that others clicked who clicked what this user did; later clicks count more."""
         assert self.neighbours is not None
         recent = self._recent(person)
@@ -199,7 +203,7 @@ class Recaller:
         best = np.lexsort((places, -scores))[:number]
         return places[best], scores[best]
 
-    def _popular(self, person: Person, number: int, wanted: Wanted) -> tuple[Array, Array]:
+    def _popular(self, person: UserRow, number: int, wanted: ItemFilter) -> tuple[Array, Array]:
         if self._by_popularity is None:
             counts = self.popularity.whole()
             self._by_popularity = np.lexsort((np.arange(len(counts)), -counts))
@@ -211,7 +215,7 @@ class Recaller:
                 return places, self.popularity.take(places)
             size *= 4
 
-    def _recent(self, person: Person) -> Array:
+    def _recent(self, person: UserRow) -> Array:
         """Places of the last items that the user clicked, latest last."""
         seen = self.seen.of(person.place, person.id)
         return np.concatenate([seen, np.asarray(person.recent, np.int64)])[-_RECENT:]
@@ -249,7 +253,7 @@ class Recaller:
         self._by_popularity = None
 
 
-class Seen:
+class ClickedItems:
     """The items that each user clicked, oldest first: as of the log's end, and since."""
 
     def __init__(self, bundle: Bundle) -> None:

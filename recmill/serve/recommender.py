@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.batches import Array, Batch, Keys
-from recmill.bundle import Bundle, Rows
-from recmill.bundle.delta import Changes
-from recmill.bundle.entities import Entities
-from recmill.bundle.features import FeatureRows
-from recmill.bundle.models import RankModel, Tower
-from recmill.bundle.sessions import Graph
+from recmill.artifacts.bundle.bundle import Bundle, RowTable
+from recmill.artifacts.bundle.delta import Changes
+from recmill.artifacts.bundle.entities import Entities
+from recmill.artifacts.bundle.features import FeatureRows
+from recmill.artifacts.bundle.models import RankModel, TowerModel
+from recmill.artifacts.bundle.sessions import Graph
+from recmill.artifacts.feature_store import Side, Store
+from recmill.artifacts.feature_store.codec import RowCodec
+from recmill.artifacts.feature_store.mapped import entities_of
+from recmill.dataset.batch import Array, Batch, Keys
 from recmill.errors import BadRequest, NotFound, RecmillError, TooLate
 from recmill.serve import messages as m
-from recmill.serve.gate import Gate
-from recmill.serve.lookup import Lookup, Person
+from recmill.serve.lookup import FeatureLookup, UserRow
 from recmill.serve.recall import NAMES, Candidates, Recaller
+from recmill.serve.rwlock import RWLock
 from recmill.serve.store_writes import SideRows, StoreWriter
-from recmill.store import Side, Store
-from recmill.store.codec import RowCodec
-from recmill.store.mapped import entities_of
 
 _SMOOTHING = 0.1  # of the time that ranking one candidate takes
 _ROWS_AT_ONCE = 4_096
@@ -70,9 +70,9 @@ class Recommender:
         for side in (bundle.users, bundle.items):
             if side is not None:
                 side.stranger  # noqa: B018, made now: until then it keeps a dropped version's files open
-        self.lookup = Lookup(bundle, store)
+        self.lookup = FeatureLookup(bundle, store)
         self.writer = StoreWriter(self.lookup) if store is not None else None
-        self.gate = Gate()
+        self.gate = RWLock()
         self.catching_up = threading.Lock()  # with the deltas of this version
         if store is not None:
             weakref.finalize(self, store.close)  # not before the last request that uses it has ended
@@ -113,7 +113,7 @@ class Recommender:
             return self._answer(chosen, scores, degraded, clock.stages, trace)
 
     def _ranked(
-        self, person: Person, candidates: Candidates, k: int, clock: Clock, degraded: list[str]
+        self, person: UserRow, candidates: Candidates, k: int, clock: Clock, degraded: list[str]
     ) -> tuple[Candidates, Array]:
         """Chances of as many candidates as there is time for; recall's own order when there is none."""
         assert self.ranker is not None
@@ -150,7 +150,7 @@ class Recommender:
                 candidates = recaller.recall(person, query, query.k, clock.deadline)
             return self._answer(candidates, candidates.scores, list(person.degraded), clock.stages)
 
-    def rank(self, query: m.Rank) -> m.Ranked:
+    def rank(self, query: m.Rank) -> m.RankAnswer:
         """Chances of a click on these items; an unknown item is ranked by what its id alone says."""
         clock = Clock(query.deadline_ms)
         check_sizes(1, len(query.items))
@@ -160,9 +160,11 @@ class Recommender:
             clock.check()
             items, degraded = self._any_items(query.items, person, clock.deadline)
             scores = ranker.rank(person.features, items)
-        return m.Ranked(scores=scores.tolist(), degraded=[*person.degraded, *degraded], version=self.version)
+        return m.RankAnswer(
+            scores=scores.tolist(), degraded=[*person.degraded, *degraded], version=self.version
+        )
 
-    def features(self, query: m.Features) -> m.KnownFeatures:
+    def features(self, query: m.Features) -> m.FeaturesAnswer:
         """What is stored of a user and of items."""
         check_sizes(1, len(query.items))
         with self.gate.reading():
@@ -171,25 +173,25 @@ class Recommender:
             if query.user is not None:
                 person = self.lookup.person(m.Rank(user=query.user, items=[]))
                 degraded += person.degraded
-                user = m.Known(
+                user = m.EntityFeatures(
                     id=query.user,
                     found=person.found,
                     values=self.lookup.raw_user(query.user) if person.found else person.given,
                     features=person.features.row(0),
                 )
-            items: list[m.Known] = []
+            items: list[m.EntityFeatures] = []
             if query.items:
                 nobody = self.lookup.person(m.Rank(items=[]))
                 rows, problems = self._any_items(query.items, nobody, None)
                 degraded += problems
                 known = self._places(query.items) >= 0
                 items = [
-                    m.Known(id=item, found=bool(found), values=values, features=rows.row(number))
+                    m.EntityFeatures(id=item, found=bool(found), values=values, features=rows.row(number))
                     for number, (item, found, values) in enumerate(
                         zip(query.items, known, self.lookup.raw_items(query.items), strict=True)
                     )
                 ]
-        return m.KnownFeatures(user=user, items=items, degraded=degraded, version=self.version)
+        return m.FeaturesAnswer(user=user, items=items, degraded=degraded, version=self.version)
 
     def score(self, rows: pl.DataFrame) -> Array:
         """Chances for raw rows of the log, as evaluation would give them. Columns that are not there are missing."""
@@ -224,7 +226,7 @@ class Recommender:
             packed = self._codecs["item"].encode(_batch(rows, items.layout))
         return user, packed, [*person.degraded, *degraded]
 
-    def rank_rows(self, user: bytes, items: Sequence[bytes], context: m.Values) -> m.Ranked:
+    def rank_rows(self, user: bytes, items: Sequence[bytes], context: m.Values) -> m.RankAnswer:
         """Chances from packed rows; a row that is damaged or of another bundle counts as unknown."""
         ranker, (users, items_of_bundle) = self._ranker(), self._sides()
         check_sizes(1, len(items))
@@ -244,7 +246,7 @@ class Recommender:
                 FeatureRows.of(row.batch, users.layout) | of_context,
                 FeatureRows.of(rows.batch, items_of_bundle.layout),
             )
-        return m.Ranked(scores=scores.tolist(), degraded=degraded, version=self.version)
+        return m.RankAnswer(scores=scores.tolist(), degraded=degraded, version=self.version)
 
     def _sides(self) -> tuple[Entities, Entities]:
         """Users and items of a bundle whose stages can run apart."""
@@ -286,8 +288,8 @@ class Recommender:
         recaller.put_items(places, vectors)
 
     @cached_property
-    def _item_tower(self) -> Tower:
-        return Tower(self.bundle, "item")
+    def _item_tower(self) -> TowerModel:
+        return TowerModel(self.bundle, "item")
 
     def remove_items(self, items: Sequence[m.Id]) -> int:
         """Items that are never recommended from now on; how many were known."""
@@ -376,7 +378,7 @@ class Recommender:
         if in_store and self.writer is not None:
             self.writer.put_delta(self.version, self.num_deltas + 1, rows)
 
-    def _table(self, name: str) -> Rows:
+    def _table(self, name: str) -> RowTable:
         collection, _, table = name.partition("/")
         return self.bundle.collection(collection).rows[table]
 
@@ -429,7 +431,7 @@ class Recommender:
         }
 
     def _any_items(
-        self, items: Sequence[m.Id], person: Person, deadline: float | None
+        self, items: Sequence[m.Id], person: UserRow, deadline: float | None
     ) -> tuple[FeatureRows, list[str]]:
         """Features of items in their order; those of unknown ones by the Plan, from the id alone."""
         places = self._places(items)
@@ -458,7 +460,7 @@ class Recommender:
         stages = {name: round(ms, 3) for name, ms in stages.items()}
         return m.Answer(items=items, degraded=degraded, version=self.version, stages=stages, trace=trace)
 
-    def _trace(self, person: Person, chosen: Candidates, candidates: Candidates, clock: Clock) -> m.Trace:
+    def _trace(self, person: UserRow, chosen: Candidates, candidates: Candidates, clock: Clock) -> m.Trace:
         names, counts = np.unique(candidates.channels, return_counts=True)
         entities = self._recaller().items
         raw = person.given
@@ -497,7 +499,7 @@ def open_bundle(
 
     Functions that its features call are imported only from modules and packages in `trust_code`.
     """
-    from recmill.store import RedisStore
+    from recmill.artifacts.feature_store import RedisStore
 
     bundle = Bundle.open(path, trust_code)
     return Recommender(bundle, RedisStore(features, bundle) if features else None)

@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLogLimits:
     """When a file is full, and how much may wait in memory. Items weigh more than rows: answers may be long."""
 
     rows_per_file: int = 20_000
@@ -70,7 +70,7 @@ class _Row:
 
 
 @dataclass
-class _Waiting:
+class _PendingRows:
     rows: list[_Row] = field(default_factory=list)
     num_items: int = 0
 
@@ -86,7 +86,7 @@ class RequestLog:
         folder: Path,
         share: float,
         telemetry: Telemetry | None = None,
-        limits: Limits = Limits(),  # noqa: B008, frozen
+        limits: RequestLogLimits = RequestLogLimits(),  # noqa: B008, frozen
     ) -> None:
         if not 0 < share <= 1:
             raise RecmillError(f"Request log: the share must be above 0 and at most 1, got {share}")
@@ -95,7 +95,7 @@ class RequestLog:
         self.num_written = self.num_dropped = 0
         self._telemetry = telemetry
         self._lock = threading.Lock()
-        self._waiting = _Waiting()
+        self._waiting = _PendingRows()
         self._batches: list[pa.RecordBatch] = []
         self._file_begun = time.monotonic()
         self._num_files = 0
@@ -140,7 +140,7 @@ class RequestLog:
     def _settle(self) -> None:
         """Turn rows that wait into columns, a few at a time."""
         with self._lock:
-            waiting, self._waiting = self._waiting, _Waiting()
+            waiting, self._waiting = self._waiting, _PendingRows()
         for start in range(0, len(waiting.rows), 64):
             rows = waiting.rows[start : start + 64]
             try:

@@ -22,7 +22,7 @@ from recmill.errors import (
     Unauthenticated,
 )
 from recmill.serve import messages as m
-from recmill.serve.grpc_door import SERVICE
+from recmill.serve.grpc_server import SERVICE
 from recmill.serve.proto import convert
 from recmill.serve.proto import recmill_pb2 as pb
 
@@ -38,7 +38,7 @@ class StageGone(StoreError):
 
 
 @dataclass(frozen=True)
-class Peers:
+class RoleCredentials:
     """How to talk to other roles: a token, and the certificates to trust and to show."""
 
     token: str | None = None
@@ -63,13 +63,13 @@ class Peers:
         return [("authorization", f"Bearer {self.token}")] if self.token else []
 
 
-class Stage:
+class StageServers:
     """All servers of one stage. A call goes to the next in turn, and once more to another when that one is gone."""
 
-    def __init__(self, addresses: Sequence[str], peers: Peers | None = None) -> None:
+    def __init__(self, addresses: Sequence[str], peers: RoleCredentials | None = None) -> None:
         self.addresses = tuple(addresses)
-        self._metadata = (peers or Peers()).metadata()
-        self._channels = [(peers or Peers()).channel(address) for address in addresses]
+        self._metadata = (peers or RoleCredentials()).metadata()
+        self._channels = [(peers or RoleCredentials()).channel(address) for address in addresses]
         self._methods: dict[tuple[int, str], Callable[..., bytes]] = {}
         self._resting = [0.0] * len(addresses)  # until when
         self._turn = itertools.count()
@@ -120,11 +120,11 @@ class RemoteStages:
         recall_at: Sequence[str],
         features_at: Sequence[str],
         rank_at: Sequence[str],
-        peers: Peers | None = None,
+        peers: RoleCredentials | None = None,
     ) -> None:
-        self._recall = Stage(recall_at, peers)
-        self._features = Stage(features_at, peers)
-        self._rank = Stage(rank_at, peers)
+        self._recall = StageServers(recall_at, peers)
+        self._features = StageServers(features_at, peers)
+        self._rank = StageServers(rank_at, peers)
 
     def recall(self, request: m.Recall, deadline: float | None) -> m.Answer:
         message = pb.RecommendRequest(
@@ -141,7 +141,7 @@ class RemoteStages:
 
     def rank_rows(
         self, user: bytes, items: Sequence[bytes], context: m.Values, deadline: float | None
-    ) -> m.Ranked:
+    ) -> m.RankAnswer:
         message = pb.RankRowsRequest(user=user, items=items, context=convert.to_values(context))
         return convert.ranked_of(pb.RankReply.FromString(self._rank.call("RankRows", message, deadline)))
 

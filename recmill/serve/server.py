@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recmill.errors import RecmillError
-from recmill.packages import check_installed
+from recmill.errors import RecmillError, check_installed
 from recmill.serve.connections import ConnectionReaper, connections_for, raise_file_limit
 from recmill.serve.limits import Limits
 from recmill.serve.security import Tls, Tokens, check_address, is_loopback
 
 if TYPE_CHECKING:
-    from recmill.serve.grpc_door import GrpcDoor
+    from recmill.serve.grpc_server import GrpcServer
     from recmill.serve.http_server import HttpServer
     from recmill.serve.roles import RemoteStages
 
@@ -37,7 +36,7 @@ class ServerError(RecmillError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServeConfig:
     """Everything that `recmill serve` was told."""
 
     bundle: Path
@@ -85,10 +84,10 @@ class Settings:
         """The stages of other processes, when this one has the role that puts them together."""
         if self.role != "recommend":
             return None
-        from recmill.serve.roles import Peers, RemoteStages
+        from recmill.serve.roles import RemoteStages, RoleCredentials
 
         shown = self.tls if self.peer_ca else None
-        peers = Peers(
+        peers = RoleCredentials(
             token=self.peer_token_file.read_text(encoding="utf-8").strip() if self.peer_token_file else None,
             ca=self.peer_ca.read_bytes() if self.peer_ca else None,
             key=shown.key.read_bytes() if shown else None,
@@ -109,7 +108,7 @@ class Ready:
     pid: int
 
 
-def run(settings: Settings, say: Callable[[Ready], None]) -> int:
+def run(settings: ServeConfig, say: Callable[[Ready], None]) -> int:
     """Serve until SIGTERM or Ctrl-C; `say` is called once, when the first answers can be asked for."""
     settings.check()
     check_installed(
@@ -158,7 +157,7 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
 
 
 async def serve(
-    settings: Settings,
+    settings: ServeConfig,
     say: Callable[[Ready], None],
     stop: asyncio.Event | None = None,
     inherited: socket.socket | None = None,
@@ -168,9 +167,9 @@ async def serve(
     `inherited` is the socket to take HTTP connections from, when other processes take them from it too.
     """
     from recmill.serve import console
-    from recmill.serve.calls import Desk
-    from recmill.serve.grpc_door import GrpcDoor
-    from recmill.serve.http import HttpDoor
+    from recmill.serve.calls import CallDispatcher
+    from recmill.serve.grpc_server import GrpcServer
+    from recmill.serve.http_routes import HttpApp
     from recmill.serve.http_server import HttpServer
     from recmill.serve.inference import Scoring
     from recmill.serve.service import open_service
@@ -184,7 +183,7 @@ async def serve(
         service = await asyncio.to_thread(open_service, settings, telemetry)
         telemetry.watch(service.status)
         tokens = Tokens.read(settings.token_file) if settings.token_file else None
-        desk = Desk(
+        desk = CallDispatcher(
             service,
             telemetry,
             settings.limits,
@@ -194,9 +193,9 @@ async def serve(
             admin_is_open=settings.admin_is_open,
         )
         scoring = Scoring(desk)
-        app = HttpDoor(desk, scoring, console.routes()).app
+        app = HttpApp(desk, scoring, console.routes()).app
         http = HttpServer(app, settings.limits, max_connections, settings.drain_seconds, settings.tls)
-        grpc = GrpcDoor(desk, scoring, shared, max_connections)
+        grpc = GrpcServer(desk, scoring, shared, max_connections)
         grpc_port = grpc.bind(_address(settings.host, settings.grpc_port), settings.tls)
         await grpc.set_ready(False)
         await grpc.server.start()
@@ -218,7 +217,7 @@ async def serve(
     return 0
 
 
-async def drain(grpc: GrpcDoor, http: HttpServer, answering: asyncio.Future[None], seconds: float) -> None:
+async def drain(grpc: GrpcServer, http: HttpServer, answering: asyncio.Future[None], seconds: float) -> None:
     """Take nothing new, and answer what is under way; after so many seconds, no more."""
     http.drain()
     await grpc.set_ready(False)
@@ -249,7 +248,7 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _ready(settings: Settings, http_port: int, grpc_port: int, version: str) -> Ready:
+def _ready(settings: ServeConfig, http_port: int, grpc_port: int, version: str) -> Ready:
     scheme = "https" if settings.tls else "http"
     return Ready(
         http=f"{scheme}://{_address(settings.host, http_port)}",

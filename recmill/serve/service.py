@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from recmill.batches import Array
-from recmill.bundle import CURRENT, Bundle, named_by, previous_of, set_current, versions_of
-from recmill.bundle.delta import Delta, deltas_folder
+from recmill.artifacts.bundle.bundle import CURRENT, Bundle, named_by, previous_of, set_current, versions_of
+from recmill.artifacts.bundle.delta import Delta, deltas_folder
+from recmill.artifacts.feature_store import DEFAULT_PREFIX, RedisStore
+from recmill.dataset.batch import Array
 from recmill.errors import ArtifactError, NotFound, RecmillError
 from recmill.serve import messages as m
 from recmill.serve.agreement import Agreement
@@ -28,10 +29,9 @@ from recmill.serve.request_log import RequestLog
 from recmill.serve.telemetry import Telemetry
 from recmill.serve.versions import Versions
 from recmill.serve.watch import LOOK_EVERY, Watcher
-from recmill.store import DEFAULT_PREFIX, RedisStore
 
 if TYPE_CHECKING:
-    from recmill.serve.server import Settings
+    from recmill.serve.server import ServeConfig
 
 _NOT_SHOWN = ("files", "recipe", "checkpoint", "log_sizes")  # large, or paths of the machine that made it
 _SHADOW_QUEUE = 64
@@ -39,7 +39,7 @@ _logger = logging.getLogger("recmill.serve")
 
 
 @dataclass(frozen=True)
-class Options:
+class ServiceConfig:
     """What serves beside the current version, and from where features come.
 
     `canary` is a version and the share of users that it answers; `shadow` a version that is asked too, and compared.
@@ -56,10 +56,15 @@ class Options:
     trust_code: tuple[str, ...] = ()  # modules and packages of functions that bundles may call
 
 
+_DEFAULTS = ServiceConfig()
+
+
 class Service:
     """Answers by the version that a folder of bundles says, and by others on request. Safe to call from any thread."""
 
-    def __init__(self, path: Path, options: Options = Options(), telemetry: Telemetry | None = None) -> None:  # noqa: B008, frozen
+    def __init__(
+        self, path: Path, options: ServiceConfig = _DEFAULTS, telemetry: Telemetry | None = None
+    ) -> None:
         self.path = path
         self.options = options
         self.telemetry = telemetry
@@ -181,12 +186,12 @@ class Service:
     def recall(self, query: m.Recall) -> m.Answer:
         return self._for(query.user, query.version).recall(query)
 
-    def rank(self, query: m.Rank) -> m.Ranked:
+    def rank(self, query: m.Rank) -> m.RankAnswer:
         ranked = self._for(query.user, query.version).rank(query)
         self._compare(lambda shadow: _largest(ranked.scores, shadow.rank(query).scores))
         return ranked
 
-    def features(self, query: m.Features) -> m.KnownFeatures:
+    def features(self, query: m.Features) -> m.FeaturesAnswer:
         return self.current.features(query)
 
     def score(self, rows: pl.DataFrame) -> tuple[str, Array]:
@@ -199,7 +204,7 @@ class Service:
         current = self.current
         return *current.lookup_rows(query), current.version
 
-    def rank_rows(self, user: bytes, items: Sequence[bytes], context: m.Values) -> m.Ranked:
+    def rank_rows(self, user: bytes, items: Sequence[bytes], context: m.Values) -> m.RankAnswer:
         return self.current.rank_rows(user, items, context)
 
     def user_ids(self, prefix: str, limit: int) -> list[m.Id]:
@@ -371,10 +376,10 @@ def _context_columns(recommender: Recommender) -> list[str]:
     return sorted({column for name in lookup.context_features for column in lookup.columns_of(name)})
 
 
-def open_service(settings: Settings, telemetry: Telemetry) -> Service:
+def open_service(settings: ServeConfig, telemetry: Telemetry) -> Service:
     """The service that `recmill serve` was told to be."""
     log = settings.request_log
-    options = Options(
+    options = ServiceConfig(
         features=settings.features,
         prefix=settings.prefix,
         role=settings.role,

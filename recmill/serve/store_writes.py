@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import polars as pl
 
-from recmill.serve.lookup import Lookup
+from recmill.artifacts.feature_store import Side
+from recmill.serve.lookup import FeatureLookup
 from recmill.serve.messages import Id, Values
-from recmill.store import Side
 
 ROWS_AT_ONCE = 1_000
 _WAIT_SECONDS = 0.25  # that a request waits for the store to have its change; then it follows
@@ -20,7 +20,7 @@ SideRows = tuple[Side, pl.DataFrame, pl.DataFrame]  # raw columns, and features
 class StoreWriter:
     """Writes what changes into the store of a lookup. The bundle's own rows in memory are changed by others."""
 
-    def __init__(self, lookup: Lookup) -> None:
+    def __init__(self, lookup: FeatureLookup) -> None:
         self._lookup = lookup
         self._store = lookup.store
 

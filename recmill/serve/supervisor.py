@@ -17,8 +17,8 @@ import msgspec
 from recmill.errors import RecmillError
 from recmill.serve.server import (
     Ready,
+    ServeConfig,
     ServerError,
-    Settings,
     bound,
     first_of,
     log_to_stderr,
@@ -34,7 +34,7 @@ _SILENT_START_SECONDS = 60  # the same until it is ready: imports and large bund
 _logger = logging.getLogger("recmill.serve")
 
 
-async def supervise(settings: Settings, say: Callable[[Ready], None]) -> int:
+async def supervise(settings: ServeConfig, say: Callable[[Ready], None]) -> int:
     """Keep so many processes on the same ports. One that ends is started again; SIGTERM drains all."""
     from recmill.serve.telemetry import shared_by_processes
 
@@ -79,7 +79,7 @@ class _Group:
     """The processes of one server."""
 
     def __init__(
-        self, settings: Settings, folder: Path, stop: asyncio.Event, listener: socket.socket
+        self, settings: ServeConfig, folder: Path, stop: asyncio.Event, listener: socket.socket
     ) -> None:
         self.settings = settings
         self.folder = folder
@@ -179,15 +179,15 @@ class _Group:
                 process.terminate()
 
 
-def settings_to_json(settings: Settings) -> bytes:
+def settings_to_json(settings: ServeConfig) -> bytes:
     return msgspec.json.encode(settings, enc_hook=str)
 
 
-def settings_from_json(text: bytes) -> Settings:
-    return msgspec.json.decode(text, type=Settings, dec_hook=lambda kind, value: kind(value))
+def settings_from_json(text: bytes) -> ServeConfig:
+    return msgspec.json.decode(text, type=ServeConfig, dec_hook=lambda kind, value: kind(value))
 
 
-async def _serve_as_child(settings: Settings, listener: socket.socket) -> int:
+async def _serve_as_child(settings: ServeConfig, listener: socket.socket) -> int:
     """Serve for a parent: ready is one line of JSON for it, an empty line a sign of life, and its end is ours."""
     stop, loop = stop_on_signals(), asyncio.get_running_loop()
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from recmill.errors import RecmillError
-from recmill.serve.changes import Catalogue, Change
+from recmill.serve.changes import Change, LiveChanges
 from recmill.serve.recommender import Recommender
 
 _OTHERS = 2  # versions that stay open beside those that serve, to compare with
@@ -27,7 +27,7 @@ class Versions:
         self.shadow: Recommender | None = None
         self._open_version = open_version
         self._others: dict[str, Recommender] = {}
-        self._catalogue = Catalogue()
+        self._catalogue = LiveChanges()
         self._opening = threading.Lock()
         self._changing = (
             threading.Lock()

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recmill.bundle import named_by
-from recmill.bundle.delta import deltas_folder
+from recmill.artifacts.bundle.bundle import named_by
+from recmill.artifacts.bundle.delta import deltas_folder
 from recmill.errors import RecmillError, StoreError
 from recmill.serve.recommender import Recommender
 from recmill.serve.telemetry import Telemetry

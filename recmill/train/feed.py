@@ -17,17 +17,24 @@ import ray
 from ray.exceptions import TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recmill.ahead import read_ahead
-from recmill.batches import Batch, Batches, Cursor, Keys
-from recmill.dealing.course import Course
-from recmill.dealing.dealer import Dealer, Units
-from recmill.dealing.tasks import DataWorkers, OnTasks, Slice, get
+from recmill.dataset.batch import Batch, Batches, Cursor, Keys
+from recmill.dataset.log_loader import LogBatches, between, joined
+from recmill.dataset.prefetch import prefetch
+from recmill.dataset.schedule import BatchSchedule
+from recmill.distributed.data_tasks import DataWorkers, OnTasks, Slice, get
+from recmill.distributed.dispatcher import Dispatcher, Units
+from recmill.distributed.workers import Workers
 from recmill.features.plan import Plan
 from recmill.learner.retrieval import Retriever
-from recmill.log_batches import LogBatches, between, joined
-from recmill.spec import recipe as r
-from recmill.train.parallel import Workers
-from recmill.train.source import EVALUATION_BATCH, Evaluation, Learners, LogSource, Source, TableSource
+from recmill.recipe import recipe as r
+from recmill.train.source import (
+    EVALUATION_BATCH,
+    Evaluation,
+    Learners,
+    LogData,
+    TableData,
+    TrainingData,
+)
 
 
 class Feed:
@@ -49,9 +56,9 @@ class Feed:
     def read(self, cursor: Cursor = Cursor()) -> Iterator[tuple[Batch, Cursor]]:  # noqa: B008, frozen
         """One epoch from the cursor on: this rank's rows of each batch, with the cursor behind it."""
         reading = next(self._readings)
-        course: Course = get(self.dealer.course.remote(self.split, reading, cursor))
+        course: BatchSchedule = get(self.dealer.course.remote(self.split, reading, cursor))
         held: list[Batch] = []
-        slices = read_ahead(self._slices(course, cursor, reading))
+        slices = prefetch(self._slices(course, cursor, reading))
         try:
             for unit, found in slices:
                 begin = 0
@@ -65,7 +72,7 @@ class Feed:
         finally:  # before `slices` ends, whose thread may wait for the dealer
             self.dealer.leave.remote(self.split, reading, self.rank)
 
-    def _slices(self, course: Course, cursor: Cursor, reading: int) -> Iterator[tuple[int, Slice]]:
+    def _slices(self, course: BatchSchedule, cursor: Cursor, reading: int) -> Iterator[tuple[int, Slice]]:
         for unit in range(course.first_unit, course.num_units):
             shares = self.shares(course.batch_size) if self.shares is not None and self.rank == 0 else None
             found = self._slice(reading, cursor, unit, shares)
@@ -99,10 +106,10 @@ def _own_keys(keys: Keys) -> Keys:
     return Keys(np.array(keys.values), None if keys.offsets is None else np.array(keys.offsets))
 
 
-class FedSource:
+class FedData:
     """The rows of another source, read by data workers. Only the first rank opens them; the others are told."""
 
-    def __init__(self, inner: Source, workers: Workers, data_workers: DataWorkers) -> None:
+    def __init__(self, inner: TrainingData, workers: Workers, data_workers: DataWorkers) -> None:
         self.inner = inner
         self.workers = workers
         self.data_workers = data_workers
@@ -111,7 +118,7 @@ class FedSource:
         self.columns = inner.columns
         self._opened: tuple[Learners, _Opened] | None = None
         self._dealer: Any = None  # lives as long as the first rank holds it
-        if isinstance(inner, LogSource):
+        if isinstance(inner, LogData):
             inner.each = OnTasks(data_workers)
 
     @property
@@ -155,7 +162,7 @@ class FedSource:
         name = f"recmill-dealer-{uuid.uuid4().hex}"
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._dealer = (
-            ray.remote(Dealer)
+            ray.remote(Dispatcher)
             .options(
                 name=name, num_cpus=0, scheduling_strategy=here, max_concurrency=4 + 2 * self.workers.size
             )
@@ -171,7 +178,7 @@ class FedSource:
             return {"train": train}
         if isinstance(train, LogBatches):
             return {"train": train, "eval": train.of_split("eval", EVALUATION_BATCH)}
-        assert isinstance(self.inner, TableSource)
+        assert isinstance(self.inner, TableData)
         held_out = Batches(self.inner.table, EVALUATION_BATCH, "eval", learner.layout.features)
         return {"train": train, "eval": held_out}
 

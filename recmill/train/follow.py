@@ -23,32 +23,32 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.batches import Batch, Layout, collate
-from recmill.bundle import Bundle, current_of
-from recmill.bundle.delta import Changes, Delta, TableChange, deltas_folder, deltas_of, write_delta
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.bundle.bundle import Bundle, current_of
+from recmill.artifacts.bundle.delta import Changes, Delta, TableChange, deltas_folder, deltas_of, write_delta
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.lock import lock_folder
+from recmill.dataset.batch import Batch, Layout, collate
+from recmill.dataset.log_loader import between, joined
 from recmill.embeddings.table import EmbeddingTable
 from recmill.errors import ArtifactError, FeatureError, LogError
 from recmill.features.expressions import matches
-from recmill.learner.graphs import Graphs
+from recmill.learner.graphs.graphs import Graphs
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
-from recmill.lock import lock_folder
-from recmill.log_batches import between, joined
 from recmill.logs.base import LogFile, open_source
 from recmill.logs.rows import RowFunction, row_function
 from recmill.logs.tail import Tail
-from recmill.spec import recipe as r
-from recmill.spec.kinds import parts_of_features
-from recmill.spec.trust import modules_of
+from recmill.recipe import recipe as r
+from recmill.recipe.kinds import parts_of_features
+from recmill.recipe.trust import modules_of
 
 Learners = Ranker | Retriever
 _MEMORY = 2 << 30  # bound of side tables
 
 
 @dataclass(frozen=True)
-class Options:
+class FollowConfig:
     """How often a delta is published, how fast is learned (a share of the recipe's rates), and for how long."""
 
     every_seconds: float = 5.0
@@ -59,7 +59,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedDelta:
     """One delta: its number, and what went into it."""
 
     path: Path
@@ -76,7 +76,7 @@ class Published:
 class Follower:
     """Learns on from where a bundle's log ended."""
 
-    def __init__(self, folder: CheckpointFolder, data: str, bundles: Path, options: Options) -> None:
+    def __init__(self, folder: CheckpointFolder, data: str, bundles: Path, options: FollowConfig) -> None:
         self.bundles, self.data, self.options = bundles, data, options
         self.bundle = Bundle.open(bundles, modules_of(folder.recipe))
         self.recipe = folder.recipe
@@ -120,7 +120,7 @@ class Follower:
         if rows.height:
             self._learn_all(rows)
 
-    def publish_once(self) -> Published | None:
+    def publish_once(self) -> PublishedDelta | None:
         """Learn what is new and publish it; None when there is nothing."""
         started = time.monotonic()
         rows, num_bad = self._new_rows()
@@ -137,7 +137,7 @@ class Follower:
         }
         digest = self.bundle.manifest["recipe_digest"]
         path = write_delta(self.bundles, self.bundle.version, self.number, digest, changes, facts)
-        return Published(
+        return PublishedDelta(
             path,
             self.number,
             rows.height,
@@ -273,9 +273,9 @@ def follow(
     folder: CheckpointFolder,
     data: str,
     bundles: Path,
-    options: Options,
+    options: FollowConfig,
     stop: threading.Event,
-    report: Callable[[Published], None] = lambda published: None,
+    report: Callable[[PublishedDelta], None] = lambda published: None,
 ) -> int:
     """Publish deltas until told to stop; how many. A new export is picked up as it becomes current."""
     seconds = math.inf if options.max_seconds is None else options.max_seconds
@@ -291,7 +291,7 @@ def follow(
 
 
 def _follow_version(
-    follower: Follower, stop: threading.Event, ends_at: float, report: Callable[[Published], None]
+    follower: Follower, stop: threading.Event, ends_at: float, report: Callable[[PublishedDelta], None]
 ) -> int:
     """Publish deltas of one version while it is the current one; how many."""
     count = 0

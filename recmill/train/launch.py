@@ -23,22 +23,28 @@ import ray.train.torch
 from ray.util.metrics import Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recmill.artifact import write_whole
-from recmill.dealing.tasks import DataWorkers, a_trifle_of
+from recmill.artifacts.lock import lock_folder
+from recmill.artifacts.manifest import write_whole
+from recmill.distributed.data_tasks import DataWorkers, a_trifle_of
+from recmill.distributed.status import SECONDS_BETWEEN_NEWS, DeskBars, StatusActor, StatusDisplay
+from recmill.distributed.workers import WorkerLost, from_environment
 from recmill.engines.ray_connection import connected
-from recmill.errors import RecmillError, ResourceError, TrainingError, first_line, is_out_of_memory
-from recmill.lock import lock_folder
-from recmill.machine import available_cores
-from recmill.progress import Progress as Bars
-from recmill.spec import recipe as r
-from recmill.train import OnStep, Options, Trained, open_folder, train_locked
-from recmill.train.desk import SECONDS_BETWEEN_NEWS, Desk, DeskBars, Shown
-from recmill.train.feed import FedSource
-from recmill.train.parallel import WorkerLost, from_environment
-from recmill.train.source import Source
-from recmill.train.trainer import Metrics, Progress
+from recmill.errors import (
+    RecmillError,
+    ResourceError,
+    TrainingError,
+    first_line,
+    is_out_of_memory,
+)
+from recmill.recipe import recipe as r
+from recmill.reporting.machine import available_cores
+from recmill.reporting.progress import Progress as Bars
+from recmill.train.feed import FedData
+from recmill.train.source import TrainingData
+from recmill.train.train import OnStep, TrainConfig, TrainResult, open_folder, train_locked
+from recmill.train.trainer import Metrics, TrainProgress
 
-MakeSource = Callable[[Callable[[str], None]], Source]  # given where notes go; runs on every node
+MakeSource = Callable[[Callable[[str], None]], TrainingData]  # given where notes go; runs on every node
 
 _train: Any = ray.train  # Ray's types describe the version of Ray Train before this one
 _SNAPSHOT = "checkpoint_manager_snapshot.json"  # what Ray Train knows of a run's checkpoints
@@ -48,7 +54,7 @@ _COLLECTIVE_SECONDS = 600
 
 
 @dataclass(frozen=True)
-class Scale:
+class WorkerRange:
     """How many workers a run has and where. With `max_workers` above `min_workers`, as many as there is room for."""
 
     min_workers: int
@@ -69,11 +75,11 @@ def launch(
     recipe: r.Recipe,
     make_source: MakeSource,
     into: Path,
-    options: Options,
-    scale: Scale,
+    options: TrainConfig,
+    scale: WorkerRange,
     bars: Bars | None = None,
     note: Callable[[str], None] = lambda line: None,
-) -> list[Trained]:
+) -> list[TrainResult]:
     """Train on Ray what `train` would train here. Log, Table and `into` must have the same path on all nodes.
 
     A worker that dies, or a node, costs the steps since the last checkpoint; more than `max_failures` such deaths end
@@ -91,19 +97,19 @@ def _launch(
     recipe: r.Recipe,
     make_source: MakeSource,
     into: Path,
-    options: Options,
-    scale: Scale,
+    options: TrainConfig,
+    scale: WorkerRange,
     bars: Bars | None,
     note: Callable[[str], None],
-) -> list[Trained]:
+) -> list[TrainResult]:
     with connected(scale.address, max(available_cores(), scale.num_cpus)):
         _check_room(scale, note)
-        desk = _on_this_node(Desk)
-        job = _Job(recipe, make_source, into, _portable(options), scale, desk)
-        return _Run(lambda: _fit(job)).follow(desk, bars or Bars(quiet=True), note, options.warn)
+        desk = _on_this_node(StatusActor)
+        job = _WorkerJob(recipe, make_source, into, _portable(options), scale, desk)
+        return _RunThread(lambda: _fit(job)).follow(desk, bars or Bars(quiet=True), note, options.warn)
 
 
-def _portable(options: Options) -> Options:
+def _portable(options: TrainConfig) -> TrainConfig:
     """What a worker takes over; the rest it gets anew."""
     return replace(options, warn=_silent, resume=True)
 
@@ -120,7 +126,7 @@ def _resources() -> dict[str, float]:
     return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
 
 
-def _check_room(scale: Scale, note: Callable[[str], None]) -> None:
+def _check_room(scale: WorkerRange, note: Callable[[str], None]) -> None:
     found = _resources()
     if found.get("CPU", 0) < scale.num_cpus:
         note(
@@ -132,7 +138,7 @@ def _check_room(scale: Scale, note: Callable[[str], None]) -> None:
             note(f"no node has the resource {resource} yet: the run waits for one")
 
 
-def _not_where_data_is_read(scale: Scale) -> dict[str, str] | None:
+def _not_where_data_is_read(scale: WorkerRange) -> dict[str, str] | None:
     """Nodes that are kept for data workers do not train, as long as there are others."""
     resource = scale.data.resource if scale.data else None
     if resource is None or scale.resource is not None:
@@ -152,18 +158,18 @@ def _on_this_node(actor: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _WorkerJob:
     """All that a worker needs to know."""
 
     recipe: r.Recipe
     make_source: MakeSource
     into: Path
-    options: Options
-    scale: Scale
+    options: TrainConfig
+    scale: WorkerRange
     desk: Any
 
 
-def _fit(job: _Job) -> list[Trained]:
+def _fit(job: _WorkerJob) -> list[TrainResult]:
     scale, into = job.scale, job.into
     _forget_missing(into)
     # A report waits until Ray has asked for the one before, so Ray should ask more often than every two seconds.
@@ -201,7 +207,7 @@ def _fit(job: _Job) -> list[Trained]:
         _forget_missing(into)
 
 
-def _too_many_failures(error: Any, job: _Job) -> TrainingError:
+def _too_many_failures(error: Any, job: _WorkerJob) -> TrainingError:
     reasons = {str(failure).strip().splitlines()[-1] for failure in error.worker_failures.values()}
     return TrainingError(
         f"Workers were lost more often than --max-failures {job.scale.max_failures} allows; the last time: "
@@ -209,7 +215,7 @@ def _too_many_failures(error: Any, job: _Job) -> TrainingError:
     )
 
 
-def _no_room(error: Any, job: _Job) -> RecmillError:
+def _no_room(error: Any, job: _WorkerJob) -> RecmillError:
     scale, found = job.scale, _resources().get("CPU", 0)
     if "WorkerGroupStartup" not in type(error.controller_failure).__name__:
         return TrainingError(f"Ray Train gave up: {error.controller_failure}")
@@ -237,12 +243,12 @@ def _forget_missing(into: Path) -> None:
     write_whole(path, json.dumps(known))
 
 
-class _Run:
+class _RunThread:
     """A run on a thread of its own, so that the main one shows how far it is and hears Ctrl-C."""
 
-    def __init__(self, fit: Callable[[], list[Trained]]) -> None:
+    def __init__(self, fit: Callable[[], list[TrainResult]]) -> None:
         self._fit = fit
-        self._found: list[Trained] = []
+        self._found: list[TrainResult] = []
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="ray-train", daemon=True)
 
@@ -254,9 +260,9 @@ class _Run:
 
     def follow(
         self, desk: Any, bars: Bars, note: Callable[[str], None], warn: Callable[[str], None]
-    ) -> list[Trained]:
+    ) -> list[TrainResult]:
         self._thread.start()
-        with Shown(bars, note, warn) as shown:
+        with StatusDisplay(bars, note, warn) as shown:
             while self._thread.is_alive():
                 self._thread.join(2 * SECONDS_BETWEEN_NEWS)
                 shown.show(ray.get(desk.news.remote()))
@@ -271,9 +277,9 @@ class _Run:
 # a worker
 
 
-def _work(config: Mapping[str, Any]) -> list[Trained]:
+def _work(config: Mapping[str, Any]) -> list[TrainResult]:
     """What Ray Train runs in every worker. An error of ours goes to the desk, and Ray sees a worker that is done."""
-    job: _Job = config["job"]
+    job: _WorkerJob = config["job"]
     workers = from_environment()
     try:
         if ray.get(job.desk.failure.remote()) is not None:
@@ -282,7 +288,7 @@ def _work(config: Mapping[str, Any]) -> list[Trained]:
             job.desk.began.remote(workers.size)
         source = job.make_source(_telling(job.desk.note) if workers.is_first else _silent)
         if job.scale.data is not None:
-            source = FedSource(source, workers, job.scale.data)
+            source = FedData(source, workers, job.scale.data)
         options = replace(
             job.options,
             workers=workers,
@@ -319,7 +325,7 @@ def _lack_of_memory(rank: int, error: Exception) -> ResourceError:
 def _both(first: OnStep, second: OnStep | None) -> OnStep:
     """Call the one, then the other if there is one."""
 
-    def after_step(model: str, progress: Progress) -> None:
+    def after_step(model: str, progress: TrainProgress) -> None:
         first(model, progress)
         if second is not None:
             second(model, progress)
@@ -361,7 +367,7 @@ class Gauges:
         self.run = run
         self._gauges: dict[str, Gauge] = {}
 
-    def show(self, model: str, progress: Progress) -> None:
+    def show(self, model: str, progress: TrainProgress) -> None:
         numbers = {
             "step": progress.step,
             "samples": progress.samples,

@@ -9,19 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from recmill.batches import Batches
+from recmill.dataset.batch import Batches
+from recmill.dataset.log_loader import LogBatches
+from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, RecmillError
 from recmill.features.chain import ColumnInfo
 from recmill.features.plan import Plan
-from recmill.features.planned import check_plan, plan_at
+from recmill.features.plan_artifact import check_plan, plan_at
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
-from recmill.log_batches import LogBatches
 from recmill.logs.counted import Each
 from recmill.logs.inputs import open_inputs
 from recmill.logs.tally import DEFAULT_MAX_BAD
-from recmill.spec import recipe as r
-from recmill.table import Table
+from recmill.recipe import recipe as r
 from recmill.train.trainer import BatchSource, Metrics
 
 EVALUATION_BATCH = 8192
@@ -30,7 +30,7 @@ Learners = Ranker | Retriever
 Evaluation = Callable[[], Metrics]
 
 
-class Source(Protocol):
+class TrainingData(Protocol):
     """Rows with their features, and how a learner is measured on those held out."""
 
     @property
@@ -55,7 +55,7 @@ class Source(Protocol):
     def num_rows(self, learner: Learners, split: str) -> int: ...
 
 
-class TableSource:
+class TableData:
     """Rows of a Table. A shuffled one comes in another order in each epoch; a log's order is kept."""
 
     def __init__(self, table: Table) -> None:
@@ -94,7 +94,7 @@ class TableSource:
         return self.table.num_rows(split)
 
 
-class LogSource:
+class LogData:
     """Rows of a raw log, with features applied on the fly. Rankers only: retrieval looks at a Table's catalogue."""
 
     def __init__(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from recmill.machine import available_cores, cpu_quota
+from recmill.reporting.machine import available_cores, cpu_quota
 
 # Of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3

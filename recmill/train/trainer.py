@@ -10,12 +10,19 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from recmill.batches import Batch, Cursor
-from recmill.checkpoint import Checkpoint, Checkpoints
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint, Checkpoints
+from recmill.dataset.batch import Batch, Cursor
+from recmill.distributed.workers import (
+    SINGLE_WORKER,
+    CutsItself,
+    SliceSizes,
+    Workers,
+    scatter_randomness,
+    worker_batches,
+)
 from recmill.learner.base import Learner
 from recmill.learner.optimizers import rate_factor
 from recmill.metrics import meets
-from recmill.train.parallel import ALONE, CutsItself, Shares, Workers, own_batches, scatter_randomness
 
 Metrics = Mapping[str, float]
 
@@ -33,7 +40,7 @@ class BatchSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainProgress:
     """How a run is doing since the last time it was asked."""
 
     step: int
@@ -76,15 +83,15 @@ class Trainer:
         metric: str,
         evaluate: Callable[[], Metrics] | None = None,
         checkpoints: Checkpoints | None = None,
-        report: Callable[[Progress], None] = lambda progress: None,
-        workers: Workers = ALONE,
+        report: Callable[[TrainProgress], None] = lambda progress: None,
+        workers: Workers = SINGLE_WORKER,
         balance: bool = True,
     ) -> None:
         """`learner` is one of `workers`, if they are several: see `spread`."""
         self.workers = workers
-        self.shares = Shares(workers.size, balance)
-        self.on_saved: Callable[[Progress, Path], None] = lambda progress, path: None
-        self._unpublished: tuple[Progress, Path] | None = None
+        self.shares = SliceSizes(workers.size, balance)
+        self.on_saved: Callable[[TrainProgress, Path], None] = lambda progress, path: None
+        self._unpublished: tuple[TrainProgress, Path] | None = None
         self.learner = learner
         self.batches = batches
         self.metric = metric
@@ -137,7 +144,7 @@ class Trainer:
             return self._batches()
         if isinstance(self.batches, CutsItself):
             self.batches.shares = self.shares.cut
-        return own_batches(self._batches(), self.learner, self.workers, self.shares)
+        return worker_batches(self._batches(), self.learner, self.workers, self.shares)
 
     def _batches(self) -> Generator[tuple[Batch, Cursor], None, None]:
         """Epoch after epoch, as many batches as the run still has steps."""
@@ -201,7 +208,7 @@ class Trainer:
         found = [past[self.metric] for past in self.state.evaluations]
         return len(found) - 1 - found.index(max(found))
 
-    def _save(self, progress: Progress) -> None:
+    def _save(self, progress: TrainProgress) -> None:
         if self.checkpoints is not None:
             self._wait_for_saved()
             learner = self.learner
@@ -287,11 +294,11 @@ class _Meter:
         state.seconds_training += passed
         state.seconds_waiting += self.last_wait
 
-    def progress(self, step: int, total: int, samples: int, factor: float, metrics: Metrics) -> Progress:
+    def progress(self, step: int, total: int, samples: int, factor: float, metrics: Metrics) -> TrainProgress:
         """Since the beginning, or since the last evaluation."""
         seconds = max(1e-9, self.seconds)
         speed = self.samples / seconds, self.waited / seconds
-        found = Progress(step, total, samples, self.loss / max(1, self.steps), *speed, factor, metrics)
+        found = TrainProgress(step, total, samples, self.loss / max(1, self.steps), *speed, factor, metrics)
         if metrics:
             self.begin()
         return found

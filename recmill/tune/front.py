@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from recmill.spec.tuning import LOWER_IS_BETTER
+from recmill.recipe.tuning import LOWER_IS_BETTER
 
 Numbers = Mapping[str, float]
 _FEWEST_PEERS = 4  # before this many, nobody is behind
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialResult:
     """One trial as it ended: what it set and what came of it, at each of its evaluations and at its best."""
 
     number: int
@@ -32,7 +32,7 @@ def signed(name: str, numbers: Numbers) -> float:
     return -value if name in LOWER_IS_BETTER else value
 
 
-def measured(tried: Sequence[Tried], objectives: Sequence[str]) -> list[Tried]:
+def measured(tried: Sequence[TrialResult], objectives: Sequence[str]) -> list[TrialResult]:
     """Those that came to their end with finite numbers."""
     return [
         one
@@ -41,10 +41,10 @@ def measured(tried: Sequence[Tried], objectives: Sequence[str]) -> list[Tried]:
     ]
 
 
-def front(tried: Sequence[Tried], objectives: Sequence[str]) -> list[Tried]:
+def front(tried: Sequence[TrialResult], objectives: Sequence[str]) -> list[TrialResult]:
     """The trials that no other one equals in all objectives and beats in one; of twins the first. Best ones first."""
 
-    def beats(other: Tried, one: Tried) -> bool:
+    def beats(other: TrialResult, one: TrialResult) -> bool:
         pairs = [(signed(name, other.found), signed(name, one.found)) for name in objectives]
         is_better = any(theirs > ours for theirs, ours in pairs)
         is_twin = all(theirs == ours for theirs, ours in pairs) and other.number < one.number
@@ -55,7 +55,9 @@ def front(tried: Sequence[Tried], objectives: Sequence[str]) -> list[Tried]:
     return sorted(unbeaten, key=lambda one: -signed(objectives[0], one.found))
 
 
-def choose(tried: Sequence[Tried], objectives: Sequence[str], within: float = 0.0) -> Tried | None:
+def choose(
+    tried: Sequence[TrialResult], objectives: Sequence[str], within: float = 0.0
+) -> TrialResult | None:
     """The trial of the highest quality; or the cheapest of those whose quality is at most `within` below it."""
     ended = measured(tried, objectives)
     if not ended:
@@ -67,7 +69,7 @@ def choose(tried: Sequence[Tried], objectives: Sequence[str], within: float = 0.
 
 
 def why_behind(
-    evaluations: Sequence[Numbers], others: Sequence[Tried], objectives: Sequence[str]
+    evaluations: Sequence[Numbers], others: Sequence[TrialResult], objectives: Sequence[str]
 ) -> str | None:
     """Why a trial may stop after these evaluations; None to go on.
 

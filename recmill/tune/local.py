@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TextIO
 
-from recmill.spec.load import recipe_to_dict
+from recmill.recipe.load import recipe_to_dict
 from recmill.tune.study import Study, Trial
 
 _PROGRAM = "from recmill.tune.trial import main; main()"

@@ -13,8 +13,8 @@ from typing import Any
 
 from recmill.engines.ray_connection import connected
 from recmill.errors import MissingPackage
-from recmill.machine import available_cores
-from recmill.spec.load import recipe_to_dict
+from recmill.recipe.load import recipe_to_dict
+from recmill.reporting.machine import available_cores
 from recmill.tune.study import Study
 
 try:
@@ -80,7 +80,7 @@ def _settings() -> Iterator[None]:
 def _train(config: Mapping[str, str]) -> None:
     """One trial, in a process of the cluster. What it says has the form that local trials have."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from recmill.spec.load import recipe_from_dict
+    from recmill.recipe.load import recipe_from_dict
     from recmill.tune.trial import Numbers, reason_of, run_trial
 
     def say(message: Mapping[str, Any], numbers: Numbers | None = None) -> None:

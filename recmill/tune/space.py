@@ -8,9 +8,9 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from recmill.spec import recipe as r
-from recmill.spec.load import recipe_to_dict
-from recmill.spec.tuning import kind_at, number_kind
+from recmill.recipe import recipe as r
+from recmill.recipe.load import recipe_to_dict
+from recmill.recipe.tuning import kind_at, number_kind
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recmill.errors import ArtifactError, RecipeError
-from recmill.lock import lock_folder
-from recmill.packages import check_installed
-from recmill.spec import recipe as r
-from recmill.spec.convert import to_plain
-from recmill.spec.load import recipe_to_dict
-from recmill.spec.search import changed, searched
-from recmill.spec.tuning import LOWER_IS_BETTER, objectives_of, tuned_model
-from recmill.tune.front import Numbers, Tried, why_behind
+from recmill.artifacts.lock import lock_folder
+from recmill.errors import ArtifactError, RecipeError, check_installed
+from recmill.recipe import recipe as r
+from recmill.recipe.convert import to_plain
+from recmill.recipe.load import recipe_to_dict
+from recmill.recipe.search import changed, searched
+from recmill.recipe.tuning import LOWER_IS_BETTER, objectives_of, tuned_model
+from recmill.tune.front import Numbers, TrialResult, why_behind
 from recmill.tune.space import all_drawn, distributions, own_values, values_of
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Budget:
 
 @contextmanager
 def open_study(
-    into: Path, recipe: r.Recipe, table: str, budget: Budget, seed: int, on_end: Callable[[Tried], None]
+    into: Path, recipe: r.Recipe, table: str, budget: Budget, seed: int, on_end: Callable[[TrialResult], None]
 ) -> Iterator[Study]:
     """The study in a folder, new or as it was left, for one process at a time.
 
@@ -76,7 +75,7 @@ class Study:
         table: str,
         budget: Budget,
         seed: int,
-        on_end: Callable[[Tried], None],
+        on_end: Callable[[TrialResult], None],
     ) -> None:
         self.recipe = recipe
         self.tune = tune
@@ -206,7 +205,7 @@ class Study:
         if reason != _REPEATED:
             self.on_end(_tried(self._study.trials[number], self.tune.space))
 
-    def tried(self) -> list[Tried]:
+    def tried(self) -> list[TrialResult]:
         """Every trial that ended, in the order of their numbers."""
         from optuna.trial import TrialState
 
@@ -214,7 +213,7 @@ class Study:
         trials = self._study.get_trials(deepcopy=False, states=ended)
         return [_tried(one, self.tune.space) for one in trials if one.user_attrs.get("reason") != _REPEATED]
 
-    def own(self) -> Tried | None:
+    def own(self) -> TrialResult | None:
         """How the recipe as it is did, if that was tried."""
         drawn = own_values(self.recipe, self.tune.space)
         values = values_of(self.tune.space, drawn) if drawn is not None else None
@@ -244,11 +243,11 @@ class Study:
         return untried is not None
 
 
-def _tried(trial: optuna.trial.FrozenTrial, space: Mapping[str, r.Dimension]) -> Tried:
+def _tried(trial: optuna.trial.FrozenTrial, space: Mapping[str, r.Dimension]) -> TrialResult:
     attributes = trial.user_attrs
     states: Any = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
     is_interrupted = trial.state.name == "FAIL" and "reason" not in attributes
-    return Tried(
+    return TrialResult(
         trial.number,
         "interrupted" if is_interrupted else states[trial.state.name],
         values_of(space, trial.params),

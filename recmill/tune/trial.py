@@ -15,16 +15,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from recmill.dataset.table import Table
 from recmill.errors import RecmillError
 from recmill.learner.base import Learner
 from recmill.learner.saved import new_learner
-from recmill.spec.load import recipe_from_dict
-from recmill.spec.recipe import Recipe
-from recmill.spec.tuning import QUALITY
-from recmill.table import Table
-from recmill.train.source import TableSource
+from recmill.recipe.load import recipe_from_dict
+from recmill.recipe.recipe import Recipe
+from recmill.recipe.tuning import QUALITY
+from recmill.train.source import TableData
 from recmill.train.threads import choose_threads, keep_freed_memory
-from recmill.train.trainer import Progress, Trainer
+from recmill.train.trainer import Trainer, TrainProgress
 
 Numbers = dict[str, float]
 Hear = Callable[[Numbers], bool]
@@ -39,7 +39,7 @@ def run_trial(recipe: Recipe, model: str, table: Path, num_threads: int, hear: H
 
     `hear` gets the numbers of each evaluation; when it says no, Stopped is raised.
     """
-    source = TableSource(Table.open(table))
+    source = TableData(Table.open(table))
     source.check(recipe)
     choose_threads(num_threads)
     keep_freed_memory()
@@ -49,7 +49,7 @@ def run_trial(recipe: Recipe, model: str, table: Path, num_threads: int, hear: H
         raise RecmillError(f"Table {table} has no eval rows, so no trial can be measured. Add a [split].")
     trainer = Trainer(learner, source.batches(learner), QUALITY[model], evaluate)
 
-    def report(progress: Progress) -> None:
+    def report(progress: TrainProgress) -> None:
         if progress.metrics:
             share = progress.step / progress.total_steps
             go_on = hear(

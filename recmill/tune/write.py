@@ -8,28 +8,28 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from recmill.artifact import write_whole
-from recmill.report.content import Axis, Cell, Fact, LineChart, Report, Section, Series, Table
-from recmill.report.environment import environment_section
-from recmill.report.page import write_report
-from recmill.report.sections import recipe_section, slice_chart, tradeoff_chart
-from recmill.spec import recipe as r
-from recmill.spec.convert import show
-from recmill.spec.search import changed
-from recmill.spec.tuning import COSTS
-from recmill.spec.write import toml_of
-from recmill.tracking import plain
-from recmill.tune.front import Tried, front, measured, signed
+from recmill.artifacts.manifest import write_whole
+from recmill.recipe import recipe as r
+from recmill.recipe.convert import show
+from recmill.recipe.search import changed
+from recmill.recipe.tuning import COSTS
+from recmill.recipe.write import toml_of
+from recmill.reporting.html.content import Axis, Cell, Fact, LineChart, Report, ReportTable, Section, Series
+from recmill.reporting.html.environment import environment_section
+from recmill.reporting.html.page import write_report
+from recmill.reporting.html.sections import recipe_section, slice_chart, tradeoff_chart
+from recmill.reporting.tracking import plain
+from recmill.tune.front import TrialResult, front, measured, signed
 
 TRIALS, BEST, REPORT = "trials.jsonl", "best.toml", "report.html"
 
 
-def write_trials(into: Path, tried: Sequence[Tried]) -> None:
+def write_trials(into: Path, tried: Sequence[TrialResult]) -> None:
     """One JSON object a line."""
     write_whole(into / TRIALS, "".join(json.dumps(plain(asdict(one))) + "\n" for one in tried))
 
 
-def best_recipe(recipe: r.Recipe, objectives: Sequence[str], best: Tried) -> str:
+def best_recipe(recipe: r.Recipe, objectives: Sequence[str], best: TrialResult) -> str:
     """The recipe of a trial as a file, which says where it comes from."""
     names = dict.fromkeys((*objectives, *COSTS))
     numbers = ", ".join(f"{name} {show_number(best.found[name])}" for name in names)
@@ -43,9 +43,9 @@ def write_page(
     into: Path,
     recipe: r.Recipe,
     objectives: Sequence[str],
-    tried: Sequence[Tried],
-    best: Tried | None,
-    own: Tried | None,
+    tried: Sequence[TrialResult],
+    best: TrialResult | None,
+    own: TrialResult | None,
     text: str,
 ) -> None:
     """The page for people."""
@@ -67,13 +67,16 @@ def write_page(
     write_report(into / REPORT, Report(f"{recipe.name}: search", tuple(facts), tuple(sections)))
 
 
-def _beside(name: str, best: Tried, own: Tried | None) -> str:
+def _beside(name: str, best: TrialResult, own: TrialResult | None) -> str:
     was = f"; {show_number(own.found[name])} as the recipe was" if own else ""
     return f"trial {best.number}{was}"
 
 
 def _front_section(
-    objectives: Sequence[str], ended: Sequence[Tried], unbeaten: Sequence[Tried], own: Tried | None
+    objectives: Sequence[str],
+    ended: Sequence[TrialResult],
+    unbeaten: Sequence[TrialResult],
+    own: TrialResult | None,
 ) -> Section:
     quality = objectives[0]
     charts = [
@@ -93,15 +96,15 @@ def _front_section(
     )
 
 
-def _points(x: str, y: str, tried: Sequence[Tried]) -> list[tuple[float, float, str]]:
+def _points(x: str, y: str, tried: Sequence[TrialResult]) -> list[tuple[float, float, str]]:
     return [
         (float(one.found[x]), float(one.found[y]), f"trial {one.number}: {show_values(one)}") for one in tried
     ]
 
 
-def _progress_chart(quality: str, ended: Sequence[Tried]) -> LineChart:
+def _progress_chart(quality: str, ended: Sequence[TrialResult]) -> LineChart:
     """Each trial's quality, and the best until then."""
-    best: list[Tried] = []
+    best: list[TrialResult] = []
     for one in ended:
         is_better = not best or signed(quality, one.found) > signed(quality, best[-1].found)
         best.append(one if is_better else best[-1])
@@ -113,7 +116,7 @@ def _progress_chart(quality: str, ended: Sequence[Tried]) -> LineChart:
     return LineChart(f"{quality} by trial", Axis("trial"), Axis(quality), lines)
 
 
-def _slices_section(quality: str, space: Mapping[str, r.Dimension], ended: Sequence[Tried]) -> Section:
+def _slices_section(quality: str, space: Mapping[str, r.Dimension], ended: Sequence[TrialResult]) -> Section:
     """How quality went with each key: points over a range, the best and the mean of each choice."""
     charts = tuple(
         slice_chart(key, quality, _values_and(key, quality, ended), dimension.log)
@@ -128,11 +131,11 @@ def _slices_section(quality: str, space: Mapping[str, r.Dimension], ended: Seque
     return Section("By key", charts=charts, tables=tables)
 
 
-def _values_and(key: str, quality: str, ended: Sequence[Tried]) -> list[tuple[float, float, str]]:
+def _values_and(key: str, quality: str, ended: Sequence[TrialResult]) -> list[tuple[float, float, str]]:
     return [(float(one.values[key]), float(one.found[quality]), f"trial {one.number}") for one in ended]
 
 
-def _choices_table(key: str, quality: str, choices: r.Choices, ended: Sequence[Tried]) -> Table:
+def _choices_table(key: str, quality: str, choices: r.Choices, ended: Sequence[TrialResult]) -> ReportTable:
     rows: list[tuple[Cell, ...]] = []
     for value in choices.values:
         having = [one for one in ended if one.values[key] == value]
@@ -141,25 +144,31 @@ def _choices_table(key: str, quality: str, choices: r.Choices, ended: Sequence[T
         seconds = sum(one.found["seconds"] for one in having) / len(having) if having else None
         highest = float(best.found[quality]) if best else None
         rows.append((show(value), len(having), highest, mean, seconds))
-    return Table(("value", "trials", f"best {quality}", f"mean {quality}", "mean seconds"), tuple(rows), key)
+    return ReportTable(
+        ("value", "trials", f"best {quality}", f"mean {quality}", "mean seconds"), tuple(rows), key
+    )
 
 
-def _trials_section(objectives: Sequence[str], tried: Sequence[Tried]) -> Section:
+def _trials_section(objectives: Sequence[str], tried: Sequence[TrialResult]) -> Section:
     unmeasured = [one for one in tried if one.state not in ("complete", "interrupted")]
     rows = tuple((one.number, one.state, show_values(one), one.reason) for one in unmeasured)
     tables = [_table(objectives, measured(tried, objectives), "Trials that came to their end", folded=True)]
     if rows:
-        tables.append(Table(("trial", "state", "values", "why"), rows, "Trials that did not", folded=True))
+        tables.append(
+            ReportTable(("trial", "state", "values", "why"), rows, "Trials that did not", folded=True)
+        )
     return Section("Trials", tables=tuple(tables))
 
 
-def _table(objectives: Sequence[str], tried: Sequence[Tried], title: str, folded: bool = False) -> Table:
+def _table(
+    objectives: Sequence[str], tried: Sequence[TrialResult], title: str, folded: bool = False
+) -> ReportTable:
     numbers = tuple(dict.fromkeys((*objectives, *COSTS)))
     rows = tuple((one.number, *(one.found.get(name) for name in numbers), show_values(one)) for one in tried)
-    return Table(("trial", *numbers, "values"), rows, title, folded)
+    return ReportTable(("trial", *numbers, "values"), rows, title, folded)
 
 
-def show_values(one: Tried, between: str = "; ") -> str:
+def show_values(one: TrialResult, between: str = "; ") -> str:
     """`embedding_dim 8; bottom [64, 8]`: keys without the sections they share."""
     parts: list[str] = []
     for key, value in one.values.items():

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from recmill.bench.forecast import Measured, Network, forecast
+from recmill.bench.forecast import MachineRates, Network, forecast
 from recmill.bench.scale import bench_scale, describe
 
 # 10,000 samples/s alone; 1,000 bytes a sample if no key were at home; a million dense weights.
-ALONE = Measured(
+ALONE = MachineRates(
     samples_per_second=10_000,
     wire_bytes_per_sample=500 + 2 * 4_000_000 / 2048,
     measured_with_workers=2,

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from recmill.bench.serve.bundle import bench_recipe
-from recmill.bench.serve.csv_client import Options as ClientOptions
+from recmill.bench.serve.csv_client import CsvClientConfig as ClientOptions
 from recmill.bench.serve.csv_client import pieces, score_file
 from recmill.bench.serve.inference import typed
 from recmill.bench.serve.log import (
@@ -22,9 +22,9 @@ from recmill.bench.serve.log import (
     Size,
     write_log,
 )
-from recmill.bench.serve.requests import Question
-from recmill.bench.serve.run import Options, Target, bench_serve
-from recmill.bench.serve.server import Running, started
+from recmill.bench.serve.requests import RequestShape
+from recmill.bench.serve.run import BenchTarget, ServeBenchConfig, bench_serve
+from recmill.bench.serve.server import BenchServer, started
 from recmill.cli import main
 from recmill.errors import RecmillError
 
@@ -113,7 +113,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(bundle: Path) -> Iterator[Running]:
+def server(bundle: Path) -> Iterator[BenchServer]:
     pytest.importorskip("grpc")
     with started(bundle) as running:
         yield running
@@ -131,8 +131,8 @@ def test_a_bundle_is_made_once(bundle: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("door", ["grpc", "http"])
 def test_our_own_server_is_measured_through_both_doors(door: str, bundle: Path) -> None:
-    options = Options(
-        question=Question(k=5, candidates=50),
+    options = ServeBenchConfig(
+        question=RequestShape(k=5, candidates=50),
         door="grpc" if door == "grpc" else "http",
         rates=(20.0,),
         seconds=1.5,
@@ -142,7 +142,7 @@ def test_our_own_server_is_measured_through_both_doors(door: str, bundle: Path) 
         label_users=30,
         echo=False,
     )
-    result = bench_serve(Target(bundle), options)
+    result = bench_serve(BenchTarget(bundle), options)
     (load,) = result["loads"]
     assert (load["failed"], load["errors"]) == (0, {})
     assert load["answers"]["items_per_answer"] == 5
@@ -157,7 +157,7 @@ def test_our_own_server_is_measured_through_both_doors(door: str, bundle: Path) 
 @pytest.mark.processes
 @pytest.mark.parametrize("door", ["grpc", "http"])
 def test_the_csv_client_scores_a_whole_file(
-    door: str, server: Running, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    door: str, server: BenchServer, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = pl.read_parquet(bundle.parent / "log" / "log.parquet").head(50)
     rows.with_columns(uk4=None).write_csv(tmp_path / "eval.csv")
@@ -172,7 +172,7 @@ def test_the_csv_client_scores_a_whole_file(
 
 
 @pytest.mark.processes
-def test_both_doors_of_the_client_score_alike(server: Running, bundle: Path, tmp_path: Path) -> None:
+def test_both_doors_of_the_client_score_alike(server: BenchServer, bundle: Path, tmp_path: Path) -> None:
     rows = pl.read_parquet(bundle.parent / "log" / "log.parquet").head(30)
     rows.write_csv(tmp_path / "eval.csv")
     scores = []

@@ -20,14 +20,20 @@ pytest.importorskip("grpc")
 
 from recmill.bench.serve.accuracy import measure_accuracy, read_labels
 from recmill.bench.serve.arrivals import poisson_times
-from recmill.bench.serve.doors import DoorName, ask, precise_loop
 from recmill.bench.serve.http2 import CODES, call_headers, grpc_status
-from recmill.bench.serve.load import Records, closed_loop, open_loop
+from recmill.bench.serve.load import RequestRecords, closed_loop, open_loop
 from recmill.bench.serve.measure import generator_cost
 from recmill.bench.serve.page import describe, write_page
-from recmill.bench.serve.requests import Question, contexts_of_file, make_requests, users_of_file, words_of
-from recmill.bench.serve.run import Options, Target, bench_serve
+from recmill.bench.serve.requests import (
+    RequestShape,
+    contexts_of_file,
+    make_requests,
+    users_of_file,
+    words_of,
+)
+from recmill.bench.serve.run import BenchTarget, ServeBenchConfig, bench_serve
 from recmill.bench.serve.slo import Slo
+from recmill.bench.serve.transports import DoorName, ask, precise_loop
 from recmill.errors import RecmillError
 
 pytestmark = pytest.mark.stages
@@ -54,7 +60,7 @@ def load(door_name: DoorName, address: str, act: Any, deadline: float = 5.0) -> 
         door = words.door("Recommend", deadline)
         await door.open()
         try:
-            return await act(door, make_requests(words, [1, 2, 3], Question(k=2), 10, 0, None))
+            return await act(door, make_requests(words, [1, 2, 3], RequestShape(k=2), 10, 0, None))
         finally:
             door.close()
             await asyncio.sleep(0)
@@ -66,7 +72,7 @@ def load(door_name: DoorName, address: str, act: Any, deadline: float = 5.0) -> 
 @pytest.mark.parametrize("door", DOORS)
 def test_every_request_of_a_closed_loop_is_answered(door: DoorName) -> None:
     with peer() as addresses:
-        records: Records = load(
+        records: RequestRecords = load(
             door, addresses[door], lambda *args: closed_loop(*args, clients=3, seconds=0.5)
         )
     assert len(records.due) >= 3
@@ -78,7 +84,7 @@ def test_every_request_of_a_closed_loop_is_answered(door: DoorName) -> None:
 def test_a_stall_shows_in_every_request_that_was_due_meanwhile(door: DoorName) -> None:
     times = poisson_times(100, 2.0, seed=0)
     with peer(stall_at=50, stall_seconds=1.0) as addresses:
-        records: Records = load(door, addresses[door], lambda *args: open_loop(*args, times))
+        records: RequestRecords = load(door, addresses[door], lambda *args: open_loop(*args, times))
     latencies = np.sort(records.latencies())
     assert len(latencies) == len(times)
     assert latencies[-1] > 0.95
@@ -90,7 +96,9 @@ def test_a_stall_shows_in_every_request_that_was_due_meanwhile(door: DoorName) -
 @pytest.mark.parametrize("door", DOORS)
 def test_refusals_are_counted_by_themselves(door: DoorName) -> None:
     with peer(refuse_every=2) as addresses:
-        records: Records = load(door, addresses[door], lambda *args: open_loop(*args, np.arange(10) / 100))
+        records: RequestRecords = load(
+            door, addresses[door], lambda *args: open_loop(*args, np.arange(10) / 100)
+        )
     assert Counter(records.problems) == {"": 5, "refused": 5}
 
 
@@ -162,8 +170,8 @@ def test_a_status_is_found_between_other_headers() -> None:
 @pytest.mark.parametrize("door", DOORS)
 def test_a_whole_run_has_all_its_numbers(door: DoorName, tmp_path: Path) -> None:
     pl.DataFrame({"user": [5, 6, 7]}).write_parquet(tmp_path / "users.parquet")
-    options = Options(
-        question=Question(k=2, batch=1 if door == "http" else 2),
+    options = ServeBenchConfig(
+        question=RequestShape(k=2, batch=1 if door == "http" else 2),
         door=door,
         rates=(60.0,),
         clients=2,
@@ -175,7 +183,7 @@ def test_a_whole_run_has_all_its_numbers(door: DoorName, tmp_path: Path) -> None
         echo=False,
     )
     with peer(seconds=0.002) as addresses:
-        target = Target(address=addresses[door], users=tmp_path / "users.parquet")
+        target = BenchTarget(address=addresses[door], users=tmp_path / "users.parquet")
         result = bench_serve(target, options)
     opened, closed = result["loads"]
     assert opened["loop"] == "open"
@@ -204,7 +212,7 @@ def test_auc_and_recall_are_those_of_the_planted_answers(tmp_path: Path) -> None
     pl.DataFrame(pairs).write_parquet(tmp_path / "labels.parquet")
     labels = read_labels(tmp_path / "labels.parquet", most_users=10)
     with peer() as addresses:
-        found = measure_accuracy(words_of("grpc", addresses["grpc"]), labels, Question(k=3))
+        found = measure_accuracy(words_of("grpc", addresses["grpc"]), labels, RequestShape(k=3))
     # The peer scores an item by its number: positives 3, 7, 4 are above negatives 1, 2. It shows 3, 1, 4 to all.
     assert found == {"pairs": 5, "auc": 1.0, "users": 2, "recall@3": 0.75}
 
@@ -230,7 +238,7 @@ def test_users_and_contexts_come_from_files(tmp_path: Path) -> None:
 
 def test_the_same_seed_makes_the_same_requests() -> None:
     words = words_of("grpc", "127.0.0.1:1")
-    ask_ = Question(
+    ask_ = RequestShape(
         contexts=({"hour": 3, "device": "phone", "new": True, "x": 0.5, "tags": ["a", "b"]},), batch=3
     )
     users: list[str | int] = ["a", "b", "c", 4]

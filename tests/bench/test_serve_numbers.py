@@ -9,7 +9,7 @@ import pytest
 
 from recmill.bench.serve.arrivals import drawn_places, poisson_times
 from recmill.bench.serve.histogram import Latencies
-from recmill.bench.serve.load import Records
+from recmill.bench.serve.load import RequestRecords
 from recmill.bench.serve.server import between
 from recmill.bench.serve.slo import Slo, highest_rate
 from recmill.errors import RecmillError
@@ -59,12 +59,12 @@ def test_without_answers_there_is_no_latency() -> None:
 
 
 def test_late_answers_count_as_latencies_and_refusals_do_not() -> None:
-    records = Records([0, 0, 0], [0, 0, 0], [0.1, 1.0, 0.001], ["", "late", "refused"])
+    records = RequestRecords([0, 0, 0], [0, 0, 0], [0.1, 1.0, 0.001], ["", "late", "refused"])
     assert records.latencies().tolist() == [0.1, 1.0]
 
 
 def test_answers_count_when_they_come_and_requests_when_they_are_due() -> None:
-    records = Records([0.5, 1.5, 2.5], [0.5, 1.5, 2.5], [1.2, 2.7, 2.9], ["", "", "refused"])
+    records = RequestRecords([0.5, 1.5, 2.5], [0.5, 1.5, 2.5], [1.2, 2.7, 2.9], ["", "", "refused"])
     assert records.due_between(1.0, 2.0).due == [1.5]
     assert records.answered_between(1.0, 2.0) == 1
 

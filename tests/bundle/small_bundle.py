@@ -9,10 +9,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.bundle import Bundle, publish_bundle, side_layout, table_folder, write_entities, write_rows
-from recmill.embeddings.table import EmbeddingTable, Records, TableSpec
+from recmill.artifacts.bundle.bundle import (
+    Bundle,
+    publish_bundle,
+    side_layout,
+    table_folder,
+    write_entities,
+    write_rows,
+)
+from recmill.embeddings.table import EmbeddingTable, KeyRecords, TableSpec
 from recmill.features.plan import Plan
-from recmill.spec.load import recipe_from_dict, recipe_to_dict
+from recmill.recipe.load import recipe_from_dict, recipe_to_dict
 
 TREE: dict[str, Any] = {
     "name": "small",
@@ -100,5 +107,5 @@ def _table(name: str, plan: Plan, items: tuple[int, ...], row: float) -> Embeddi
         size = len(items)
         stamps = np.ones(size, np.uint32)
         rows = np.full((size, 2), row, np.float32)
-        table.load(Records(keys, rows, np.empty((size, 0), np.float32), stamps, stamps))
+        table.load(KeyRecords(keys, rows, np.empty((size, 0), np.float32), stamps, stamps))
     return table

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from small_bundle import MODELS, TREE, write_bundle
 
-from recmill.artifact import write_manifest
-from recmill.batches import Keys
-from recmill.bundle import Bundle, current_of, previous_of, set_current, versions_of
-from recmill.bundle.compare import EntityChange, TableChange, diff
+from recmill.artifacts.bundle.bundle import Bundle, current_of, previous_of, set_current, versions_of
+from recmill.artifacts.bundle.compare import EntityDiff, TableDiff, diff
+from recmill.artifacts.manifest import write_manifest
+from recmill.dataset.batch import Keys
 from recmill.errors import ArtifactError
 
 
@@ -191,8 +191,8 @@ def test_a_diff_names_what_came_went_and_changed(tmp_path: Path) -> None:
     assert found.versions == ("a", "b")
     assert list(found.recipe.values()) == [(2.5, 3.5)]
     assert found.evaluation == {"ranking.auc": (0.7, 0.75), "ranking.rows": (None, 9)}
-    assert found.entities == {"items": EntityChange(added=2, removed=1)}
-    moved = TableChange(added=2, removed=1, changed=2, mean_distance=pytest.approx(3 * 2**0.5))
+    assert found.entities == {"items": EntityDiff(added=2, removed=1)}
+    moved = TableDiff(added=2, removed=1, changed=2, mean_distance=pytest.approx(3 * 2**0.5))
     assert found.tables == {"item/item": moved, "deep/item": moved}
     assert "table       deep/item: 2 rows added, 1 removed, 2 changed by 4.243 on average" in found.lines()
     assert "evaluation  ranking.auc: 0.7 -> 0.75" in found.lines()

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill import kernels
-from recmill.batches import Batch, Keys, Layout
-from recmill.bundle import entities as entities_module
-from recmill.bundle.entities import Entities, Id, write_entities
+from recmill.artifacts.bundle import entities as entities_module
+from recmill.artifacts.bundle.entities import Entities, Id, write_entities
+from recmill.dataset.batch import Batch, Keys, Layout
 from recmill.errors import ArtifactError
+from recmill.features import kernels
 
 LAYOUT = Layout(("price", "age"), ("brand", "tags", "shop"), (), (), {"shop": 10})
 RAW = pl.DataFrame(

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill.batches import Keys
-from recmill.bundle.rows import RowCollection, Rows, encode, table_folder, write_rows
+from recmill.artifacts.bundle.rows import RowCollection, RowTable, encode, table_folder, write_rows
+from recmill.dataset.batch import Keys
 from recmill.embeddings.collection import EmbeddingCollection, EmbeddingFeature
 from recmill.embeddings.table import EmbeddingTable, TableSpec
 from recmill.errors import ArtifactError
@@ -35,9 +35,9 @@ def trained(spec: TableSpec, keys: Any, times: int = 1) -> EmbeddingTable:
     return table
 
 
-def written(folder: Path, table: EmbeddingTable, dtype: str = "float32") -> Rows:
+def written(folder: Path, table: EmbeddingTable, dtype: str = "float32") -> RowTable:
     write_rows(folder / table_folder(table.spec.name), table, dtype)
-    return Rows.open(folder / table_folder(table.spec.name))
+    return RowTable.open(folder / table_folder(table.spec.name))
 
 
 def test_known_and_absent_keys_read_what_the_trainer_reads(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_changes_stay_in_memory(tmp_path: Path, dtype: str) -> None:
     found = rows.lookup(np.array([1, 2, 3, 7, -4]))
     np.testing.assert_array_equal(found[[0, 2]], before[[0, 2]])
     assert found[[1, 3, 4]].tolist() == [[1, 1], [8, 8], [4, 4]]
-    np.testing.assert_array_equal(Rows.open(rows.path).lookup(np.array([1, 2, 3])), before)
+    np.testing.assert_array_equal(RowTable.open(rows.path).lookup(np.array([1, 2, 3])), before)
 
 
 def test_a_removed_key_reads_as_absent_and_keeps_its_slot(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         rows.update(np.array([1]), np.array([[1, np.nan]]))
     np.save(rows.path / "rows.npy", np.ones((5, 2), np.float32))
     with pytest.raises(ArtifactError, match="its rows do not fit its keys"):
-        Rows.open(rows.path)
+        RowTable.open(rows.path)
 
 
 def test_an_empty_table_and_no_keys_are_fine(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recmill.bundle import integrity
-from recmill.bundle.integrity import CHUNK_BYTES, open_verified, publish_with_checksums
+from recmill.artifacts.bundle import integrity
+from recmill.artifacts.bundle.integrity import CHUNK_BYTES, open_verified, publish_with_checksums
 from recmill.errors import ArtifactError
 
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from recmill.bundle.sessions import Graph
+from recmill.artifacts.bundle.sessions import Graph
 from recmill.errors import ArtifactError
 
 WEIGHTS = np.arange(64 * 256, dtype=np.float32).reshape(64, 256) / 1000

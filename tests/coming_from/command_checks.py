@@ -17,15 +17,15 @@ from row_checks import CHECKS, check
 from small_runs import BATCH, SHORT, SMALL, SmallRuns
 
 from recmill import open_bundle
-from recmill.bundle import Bundle
-from recmill.bundle.delta import deltas_of
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.bundle.delta import deltas_of
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.cli import main
 from recmill.learner.saved import open_learner
 from recmill.metrics import exact_auc
+from recmill.recipe.load import load_recipe
+from recmill.reporting.tracking import MLLOG_FILE, TENSORBOARD_DIRECTORY, read_history
 from recmill.serve.messages import Recall, Recommend
-from recmill.spec.load import load_recipe
-from recmill.tracking import MLLOG_FILE, TENSORBOARD_DIRECTORY, read_history
 
 __all__ = ["CHECKS"]
 

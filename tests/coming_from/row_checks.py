@@ -17,7 +17,7 @@ from recmill.learner.optimizers import Lamb
 from recmill.learner.ranking import check_bfloat16
 from recmill.learner.saved import open_learner
 from recmill.models.wide_deep import WideDeep
-from recmill.spec.load import load_recipe, shipped_recipes
+from recmill.recipe.load import load_recipe, shipped_recipes
 
 Check = Callable[[SmallRuns, Row, Part, Any], None]
 CHECKS: dict[str, Check] = {}

@@ -14,24 +14,24 @@ from coming_from_pages import flags_of
 from starlette.routing import Match
 
 from recmill import open_bundle
-from recmill.batches import Array, Batch, Batches
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint, CheckpointFolder
 from recmill.bench.serve.server import started
-from recmill.checkpoint import Checkpoint, CheckpointFolder
 from recmill.cli import main
-from recmill.embeddings.table import EmbeddingTable, Records
+from recmill.dataset.batch import Array, Batch, Batches
+from recmill.dataset.table import Table
+from recmill.embeddings.table import EmbeddingTable, KeyRecords
 from recmill.learner.ranking import Ranker
-from recmill.logs.generate import generate
-from recmill.prepare import prepare
-from recmill.serve.calls import Desk
-from recmill.serve.http import HttpDoor
+from recmill.prepare.prepare import prepare
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import Recipe
+from recmill.serve.calls import CallDispatcher
+from recmill.serve.http_routes import HttpApp
 from recmill.serve.inference import Scoring
 from recmill.serve.service import Service
 from recmill.serve.telemetry import Telemetry
-from recmill.spec.load import load_recipe
-from recmill.spec.recipe import Recipe
-from recmill.table import Table
-from recmill.train import Options, Trained, train
-from recmill.train.source import TableSource
+from recmill.synthetic.generate import generate
+from recmill.train.source import TableData
+from recmill.train.train import TrainConfig, TrainResult, train
 
 NUM_ROWS = 2400
 BATCH = 100
@@ -60,7 +60,7 @@ SHORT = {base: [*values, "ranking.train.max_steps=4"] for base, values in SMALL.
 class Ran:
     """A training run that came to its end."""
 
-    trained: Trained
+    trained: TrainResult
     folder: CheckpointFolder
 
     @property
@@ -116,7 +116,7 @@ class SmallRuns:
         """The recipe made small, then changed by `values`."""
         recipe = load_recipe(base, [*SMALL[base], *values])
         into = into or self.new_folder()
-        (trained,) = train(recipe, TableSource(self.table(recipe)), into, Options(threads=1, **options))
+        (trained,) = train(recipe, TableData(self.table(recipe)), into, TrainConfig(threads=1, **options))
         return Ran(trained, CheckpointFolder.open(into))
 
     def stepped(self, base: str, *values: str, num_steps: int = 12) -> tuple[Ranker, list[Batch]]:
@@ -134,7 +134,7 @@ class SmallRuns:
         """A short run to look at. Those to export have one of their own, which no gate has been held against."""
         if (base, purpose) not in self._checkpoints:
             recipe, into = load_recipe(base, SHORT[base]), self.new_folder()
-            train(recipe, TableSource(self.table(recipe)), into, Options(threads=1))
+            train(recipe, TableData(self.table(recipe)), into, TrainConfig(threads=1))
             self._checkpoints[base, purpose] = into
         return self._checkpoints[base, purpose]
 
@@ -180,9 +180,9 @@ class SmallRuns:
     def has_path(self, method: str, path: str) -> bool:
         """Does a server answer this?"""
         service = Service(self.bundle("criteo-widedeep"))
-        desk = Desk(service, Telemetry(), threads=1)
+        desk = CallDispatcher(service, Telemetry(), threads=1)
         try:
-            routes = HttpDoor(desk, Scoring(desk), []).app.routes
+            routes = HttpApp(desk, Scoring(desk), []).app.routes
             scope = {"type": "http", "method": method, "path": path}
             return any(route.matches(scope)[0] == Match.FULL for route in routes)
         finally:
@@ -221,12 +221,12 @@ class SmallRuns:
         return code, json.loads(said) if said else None, into
 
 
-def records_of(table: EmbeddingTable) -> Records:
+def records_of(table: EmbeddingTable) -> KeyRecords:
     """All keys that have a row, with everything they have."""
     with table.begin_snapshot() as snapshot:
         pieces = list(snapshot)
     parts = ("keys", "rows", "states", "counts", "steps")
-    return Records(*(np.concatenate([getattr(piece, part) for piece in pieces]) for part in parts))
+    return KeyRecords(*(np.concatenate([getattr(piece, part) for piece in pieces]) for part in parts))
 
 
 def sightings(batches: Sequence[Batch], feature: str) -> tuple[Array, Array]:

@@ -31,10 +31,10 @@ from small_runs import SmallRuns
 from their_settings import SHOWN_BY, THEIRS
 
 from recmill.cli import build_parser
-from recmill.run import check_order
+from recmill.recipe.load import load_recipe, recipe_to_dict
+from recmill.recipe.recipe import Recipe
+from recmill.run.run import check_order
 from recmill.serve.proto import recmill_pb2
-from recmill.spec.load import load_recipe, recipe_to_dict
-from recmill.spec.recipe import Recipe
 
 pytestmark = pytest.mark.stages
 

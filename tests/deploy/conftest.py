@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from recmill.deploy.parts import Site
-from recmill.deploy.settings import Settings
-from recmill.spec.load import load_recipe
-from recmill.spec.recipe import Recipe
+from recmill.deploy.settings import DeployConfig
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import Recipe
 
 
 @pytest.fixture
@@ -18,4 +18,4 @@ def quickstart() -> Recipe:
 @pytest.fixture
 def site(quickstart: Recipe) -> Site:
     """The quickstart recipe with all settings as they are."""
-    return Site.of(quickstart, Settings())
+    return Site.of(quickstart, DeployConfig())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recmill.spec.load import recipe_from_dict
-from recmill.spec.recipe import Recipe
+from recmill.recipe.load import recipe_from_dict
+from recmill.recipe.recipe import Recipe
 
 NUM_ROWS = 600
 

@@ -14,10 +14,10 @@ from shop import Shop
 
 from recmill.deploy.dashboard import PANELS, REQUESTS, dashboard, queries
 from recmill.deploy.parts import Site
-from recmill.deploy.serve_doors import monitoring
 from recmill.deploy.serve_pods import autoscaler
+from recmill.deploy.serve_transports import monitoring
 from recmill.deploy.serving import Serving
-from recmill.deploy.settings import Settings
+from recmill.deploy.settings import DeployConfig
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "serve"))
 from servers import Running, in_thread
@@ -40,7 +40,7 @@ ENDINGS = ("_bucket", "_count", "_sum", "")
 
 @pytest.fixture(scope="module")
 def server(shop: Shop) -> Iterator[Running]:
-    from recmill.serve.server import Settings as ServerSettings
+    from recmill.serve.server import ServeConfig as ServerSettings
 
     running = in_thread(ServerSettings(bundle=shop.bundles, http_port=0, grpc_port=0, threads=1))
     yield running
@@ -191,7 +191,7 @@ def test_panels_do_not_lie_on_each_other() -> None:
 def test_the_autoscaler_and_prometheus_ask_for_what_the_server_has(
     site: Site, server: Running, scraped: str
 ) -> None:
-    settings = Settings.of(["serve.hpa.metric=rate"])
+    settings = DeployConfig.of(["serve.hpa.metric=rate"])
     serving = Serving.of(Site.of(site.recipe, settings), frozenset({"rate", "monitoring"}))
     (metric,) = autoscaler(serving, "serve")["spec"]["metrics"]
     assert metric["pods"]["metric"]["name"] == REQUESTS

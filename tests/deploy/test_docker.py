@@ -17,11 +17,11 @@ import pytest
 
 from recmill import __version__
 from recmill.cli import build_parser
-from recmill.deploy import render
+from recmill.deploy.deploy import render
 from recmill.deploy.parts import Site
-from recmill.deploy.settings import Settings
+from recmill.deploy.settings import DeployConfig
 from recmill.deploy.yaml import loads
-from recmill.spec.recipe import Recipe
+from recmill.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -53,7 +53,7 @@ def stages_of(dockerfile: str) -> dict[str, Stage]:
 
 @pytest.fixture
 def files(quickstart: Recipe) -> dict[str, str]:
-    return render(quickstart, "docker", Settings())
+    return render(quickstart, "docker", DeployConfig())
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_an_image_runs_as_its_user_and_has_no_compiler(stages: dict[str, Stage],
 
 def test_user_and_images_are_those_of_the_settings(quickstart: Recipe) -> None:
     text = render(
-        quickstart, "docker", Settings.of(["user=2000", "group=3000", "image.serve=r.example.com/s:9"])
+        quickstart, "docker", DeployConfig.of(["user=2000", "group=3000", "image.serve=r.example.com/s:9"])
     )
     stages = stages_of(text["Dockerfile"])
     assert stages["serve"].all("USER") == ["2000:3000"]
@@ -203,7 +203,8 @@ def test_the_serve_image_installs_without_torch_and_serves(
     )
     assert seen == "[None, None, None, None]\n"
     imported = (
-        "recmill.serve.server, recmill.serve.grpc_door, recmill.store.redis, opentelemetry.sdk.trace, recmill"
+        "recmill.serve.server, recmill.serve.grpc_server, recmill.artifacts.feature_store.redis, "
+        "opentelemetry.sdk.trace, recmill"
     )
     assert (
         _in(home, f"import {imported}; print(recmill.__version__, recmill.__file__)").split()[0]
@@ -295,11 +296,11 @@ def test_prometheus_asks_the_server_and_grafana_asks_prometheus(compose: Any, fi
 
 
 def test_the_health_check_asks_the_port_and_path_that_the_server_has(stages: dict[str, Stage]) -> None:
-    from recmill.serve import http
+    from recmill.serve import http_routes
 
     (check,) = stages["serve"].all("HEALTHCHECK")
     asked = re.search(r"http://127\.0\.0\.1:(\d+)(/[a-z/]+)", check)
     assert asked is not None
     assert asked[1] == str(build_parser().parse_args(["serve", "--bundle", "b"]).http_port)
-    assert f'Route("{asked[2]}"' in Path(http.__file__).read_text()
+    assert f'Route("{asked[2]}"' in Path(http_routes.__file__).read_text()
     assert asked[1] in stages["serve"].all("EXPOSE")[0].split()

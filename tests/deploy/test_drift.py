@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from recmill.deploy import RENDERED, render
 from recmill.deploy.checked_in import CHECKED_IN
-from recmill.deploy.settings import Settings
-from recmill.spec.load import load_recipe
+from recmill.deploy.deploy import RENDERED, render
+from recmill.deploy.settings import DeployConfig
+from recmill.recipe.load import load_recipe
 
 ROOT = Path(__file__).parent.parent.parent / "deploy"
 AGAIN = "Run: python -m recmill.deploy.checked_in deploy"
@@ -21,7 +21,7 @@ AGAIN = "Run: python -m recmill.deploy.checked_in deploy"
     [(folder, recipe, target) for folder, (recipe, targets) in CHECKED_IN.items() for target in targets],
 )
 def test_checked_in_files_are_what_is_rendered_now(folder: str, recipe: str, target: str) -> None:
-    files = render(load_recipe(recipe), target, Settings())
+    files = render(load_recipe(recipe), target, DeployConfig())
     place = ROOT / folder / target
     there = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
     assert there == {*files, RENDERED}, AGAIN

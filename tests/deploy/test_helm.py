@@ -15,14 +15,14 @@ from tools import helm
 from validate import Invalid, templated, validate
 
 from recmill import __version__
-from recmill.deploy import deploy
+from recmill.deploy.deploy import deploy
 from recmill.deploy.parts import Site
 from recmill.deploy.serve import objects_of, runs_claim
 from recmill.deploy.serving import Serving, chosen
-from recmill.deploy.settings import DeployError, Settings
+from recmill.deploy.settings import DeployConfig, DeployError
 from recmill.deploy.yaml import loads
-from recmill.serve.server import Settings as ServerSettings
-from recmill.spec.load import load_recipe
+from recmill.recipe.load import load_recipe
+from recmill.serve.server import ServeConfig as ServerSettings
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "serve"))
 from servers import in_thread
@@ -58,7 +58,7 @@ CHOICES = {
 @pytest.fixture(scope="module")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     into = tmp_path_factory.mktemp("helm")
-    deploy(load_recipe("quickstart"), "helm", into, Settings())
+    deploy(load_recipe("quickstart"), "helm", into, DeployConfig())
     return into / "helm/recmill"
 
 
@@ -90,7 +90,7 @@ def made_by(chart: Path, pairs: list[str]) -> dict[tuple[str, str], Object]:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_the_chart_makes_what_kustomize_makes(chart: Path, choice: str) -> None:
-    settings = Settings.of(CHOICES[choice])
+    settings = DeployConfig.of(CHOICES[choice])
     serving = Serving.of(Site.of(load_recipe("quickstart"), settings), chosen(settings))
     wanted = {(one["kind"], one["metadata"]["name"]): one for one in objects_of(serving)}
     if "redis.memory=1Gi" in CHOICES[choice]:  # the chart says by itself how much disk that wants
@@ -114,7 +114,7 @@ def test_storage_is_made_when_asked_for_and_kept_when_the_release_goes(chart: Pa
     validate(objects)
     found = [one for one in objects if one["kind"].startswith("PersistentVolume")]
     pairs = ["storage.nfs.server=10.0.0.5", "storage.nfs.path=/exports/shop"]
-    wanted = runs_claim(Site.of(load_recipe("quickstart"), Settings.of(pairs)), kind)
+    wanted = runs_claim(Site.of(load_recipe("quickstart"), DeployConfig.of(pairs)), kind)
     assert [one["spec"] for one in found] == [one["spec"] for one in wanted]
     assert {one["metadata"]["annotations"]["helm.sh/resource-policy"] for one in found} == {"keep"}
 
@@ -171,7 +171,7 @@ def test_a_wrong_value_is_refused_by_the_chart_as_by_deploy(chart: Path, pair: s
     ):
         templated(chart, tree([pair]))
     with pytest.raises(DeployError):
-        Settings.of([pair])
+        DeployConfig.of([pair])
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_values_that_are_unknown_or_do_not_go_together_are_refused(
 
 @pytest.mark.parametrize("pair", ["serve.split=true", "redis.enabled=true"])
 def test_a_choice_that_does_not_fit_the_recipe_is_refused_by_its_chart(tmp_path: Path, pair: str) -> None:
-    deploy(load_recipe("criteo-dlrm"), "helm", tmp_path, Settings())
+    deploy(load_recipe("criteo-dlrm"), "helm", tmp_path, DeployConfig())
     with pytest.raises(Invalid, match=pair.partition("=")[0]):
         templated(tmp_path / "helm/recmill", tree([pair]))
 

@@ -12,14 +12,14 @@ from recmill.cli import build_parser
 from recmill.deploy.parts import Site
 from recmill.deploy.pipeline import render, server_url, workflow_template
 from recmill.deploy.serve import render as render_serve
-from recmill.deploy.settings import DeployError, Settings
+from recmill.deploy.settings import DeployConfig, DeployError
 from recmill.deploy.yaml import loads
-from recmill.spec.load import load_recipe, shipped_recipes
-from recmill.spec.recipe import Recipe
+from recmill.recipe.load import load_recipe, shipped_recipes
+from recmill.recipe.recipe import Recipe
 
 
 def spec_of(recipe: Recipe, *pairs: str) -> dict[str, Any]:
-    spec: dict[str, Any] = workflow_template(Site.of(recipe, Settings.of(pairs)))["spec"]
+    spec: dict[str, Any] = workflow_template(Site.of(recipe, DeployConfig.of(pairs)))["spec"]
     return spec
 
 
@@ -127,7 +127,7 @@ def test_every_command_is_one_of_todays_commands(name: str) -> None:
 
 
 def test_each_overlay_has_one_kind_of_storage(quickstart: Recipe) -> None:
-    files = render(quickstart, Settings())
+    files = render(quickstart, DeployConfig())
     shared = "".join(text for name, text in files.items() if not name.startswith("overlays/"))
     assert "nfs" not in shared
     assert "nfs" not in files["overlays/pvc/claims.yaml"]
@@ -137,7 +137,7 @@ def test_each_overlay_has_one_kind_of_storage(quickstart: Recipe) -> None:
 
 
 def test_the_daily_run_is_the_same_workflow(quickstart: Recipe) -> None:
-    files = render(quickstart, Settings.of(["schedule=30 4 * * 1-5", "name=shop"]))
+    files = render(quickstart, DeployConfig.of(["schedule=30 4 * * 1-5", "name=shop"]))
     (cron,), (run,) = loads(files["daily/cron.yaml"]), loads(files["run.yaml"])
     assert cron["spec"]["schedules"] == ["30 4 * * 1-5"]
     assert cron["spec"]["concurrencyPolicy"] == "Forbid"
@@ -161,7 +161,7 @@ def test_the_gate_is_no_worse_than_what_is_live_unless_it_is_said(
 
 
 def test_servers_are_asked_at_a_name_that_target_serve_has(quickstart: Recipe) -> None:
-    files = render_serve(quickstart, Settings())
+    files = render_serve(quickstart, DeployConfig())
     services = {
         one["metadata"]["name"]: one["spec"]
         for name, text in files.items()
@@ -169,7 +169,7 @@ def test_servers_are_asked_at_a_name_that_target_serve_has(quickstart: Recipe) -
         for one in loads(text)
         if one["kind"] == "Service"
     }
-    host = server_url(Site.of(quickstart, Settings())).removeprefix("http://").removesuffix(":8080")
+    host = server_url(Site.of(quickstart, DeployConfig())).removeprefix("http://").removesuffix(":8080")
     assert services[host]["clusterIP"] == "None"  # so that it has an address for each server
 
 

@@ -15,13 +15,13 @@ import pytest
 from cluster import Cluster, NoUser, Server, deployed, folder_for_all, submit
 from shop import Shop
 
-from recmill.bundle import Bundle, current_of, versions_of
+from recmill.artifacts.bundle.bundle import Bundle, current_of, versions_of
 from recmill.cli import main
-from recmill.deploy import render
-from recmill.deploy.settings import Settings
+from recmill.deploy.deploy import render
+from recmill.deploy.settings import DeployConfig
 from recmill.deploy.yaml import loads
-from recmill.spec.load import load_recipe
-from recmill.spec.recipe import Recipe
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import Recipe
 
 pytestmark = [pytest.mark.stages, pytest.mark.processes]
 
@@ -50,7 +50,7 @@ class Site:
         return (self.runs / "reports" / run / "outcome.txt").read_text().splitlines()
 
 
-def applied(cluster: Cluster, recipe: Recipe, settings: Settings) -> None:
+def applied(cluster: Cluster, recipe: Recipe, settings: DeployConfig) -> None:
     """Base and PVC overlay of both targets, as files say them."""
     for target in ("pipeline", "serve"):
         files = render(recipe, target, settings)
@@ -63,7 +63,7 @@ def a_site(recipe: Recipe) -> Iterator[Site]:
     folder = folder_for_all("recmill-cluster-")
     try:
         site = Site(Cluster(folder))
-        applied(site.cluster, recipe, Settings())
+        applied(site.cluster, recipe, DeployConfig())
         yield site
     except NoUser as reason:
         pytest.skip(str(reason))

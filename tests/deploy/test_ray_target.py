@@ -11,21 +11,21 @@ from cluster import Paths
 from ray_nodes import RayNodes
 from small_log import small_recipe, write_log
 
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.cli import build_parser
-from recmill.deploy import render
+from recmill.dataset.table import Table
+from recmill.deploy.deploy import render
 from recmill.deploy.parts import Site
 from recmill.deploy.ray import cluster, data_nodes, prepare_job, task_memory, train_job, train_nodes
-from recmill.deploy.settings import DeployError, Settings, number_of
+from recmill.deploy.settings import DeployConfig, DeployError, number_of
 from recmill.deploy.yaml import loads
-from recmill.prepare import prepare
-from recmill.spec.load import load_recipe
-from recmill.spec.recipe import Recipe
-from recmill.table import Table
+from recmill.prepare.prepare import prepare
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import Recipe
 
 
 def site_of(recipe: Recipe, *pairs: str) -> Site:
-    return Site.of(recipe, Settings.of(pairs))
+    return Site.of(recipe, DeployConfig.of(pairs))
 
 
 def groups(spec: Any) -> dict[str, Any]:
@@ -145,14 +145,16 @@ def test_names_differ_from_those_of_other_targets(site: Site) -> None:
 )
 def test_what_kuberay_would_not_take_is_refused(quickstart: Recipe, pair: str, problem: str) -> None:
     with pytest.raises(DeployError, match=problem):
-        render(quickstart, "ray", Settings.of([pair]))
+        render(quickstart, "ray", DeployConfig.of([pair]))
 
 
 @pytest.mark.services
 @pytest.mark.xdist_group("ray")
 def test_the_jobs_prepare_and_train_on_nodes_started_as_they_say(tmp_path: Path) -> None:
     recipe = small_recipe()
-    files = render(recipe, "ray", Settings.of(["ray.data_workers=1", "ray.train_workers=1", "train.cpus=1"]))
+    files = render(
+        recipe, "ray", DeployConfig.of(["ray.data_workers=1", "ray.train_workers=1", "train.cpus=1"])
+    )
     prepare_it, train_it = (loads(files[f"base/{stage}/{stage}.yaml"]) for stage in ("prepare", "train"))
     folders = {name: tmp_path / name for name in ("data", "runs", "recipe")}
     for folder in folders.values():

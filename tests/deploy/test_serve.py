@@ -20,17 +20,17 @@ from tools import old_kustomize
 from validate import kustomized, validate
 
 from recmill.cli.serve import ROLES as CLI_ROLES
-from recmill.deploy import deploy, render
 from recmill.deploy.dashboard import REQUESTS
+from recmill.deploy.deploy import deploy, render
 from recmill.deploy.parts import Site
 from recmill.deploy.serve import OVERLAYS, differences, objects_of
 from recmill.deploy.serve_pods import DRAIN_SECONDS, PRE_STOP_SECONDS
 from recmill.deploy.serving import ROLES, Serving, chosen, startup_seconds
-from recmill.deploy.settings import DeployError, Settings, number_of
+from recmill.deploy.settings import DeployConfig, DeployError, number_of
 from recmill.deploy.yaml import loads
-from recmill.spec.load import load_recipe, recipe_from_dict, recipe_to_dict
-from recmill.spec.recipe import Recipe
-from recmill.spec.steps import Function
+from recmill.recipe.load import load_recipe, recipe_from_dict, recipe_to_dict
+from recmill.recipe.recipe import Recipe
+from recmill.recipe.steps import Function
 
 Object = dict[str, Any]
 ALL = (
@@ -49,7 +49,7 @@ ALL = (
 
 
 def objects(quickstart: Recipe, *pairs: str) -> list[Object]:
-    settings = Settings.of(pairs)
+    settings = DeployConfig.of(pairs)
     return objects_of(Serving.of(Site.of(quickstart, settings), chosen(settings)))
 
 
@@ -69,7 +69,7 @@ def container_of(workload: Object) -> Object:
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     into = tmp_path_factory.mktemp("serve")
-    deploy(load_recipe("quickstart"), "serve", into, Settings())
+    deploy(load_recipe("quickstart"), "serve", into, DeployConfig())
     return into / "serve"
 
 
@@ -95,7 +95,7 @@ def test_kustomize_of_years_ago_makes_the_same(rendered: Path) -> None:
 def test_an_overlay_is_what_the_settings_would_have_given(
     rendered: Path, quickstart: Recipe, overlay: str
 ) -> None:
-    settings = Settings()
+    settings = DeployConfig()
     serving = Serving.of(Site.of(quickstart, settings), chosen(settings) | OVERLAYS[overlay])
     found = _by_name(kustomized(rendered / "overlays" / overlay))
     for one in objects_of(serving):
@@ -105,7 +105,7 @@ def test_an_overlay_is_what_the_settings_would_have_given(
 
 @pytest.mark.services
 def test_everything_at_once_is_what_a_cluster_takes(quickstart: Recipe, tmp_path: Path) -> None:
-    deploy(quickstart, "serve", tmp_path, Settings.of(ALL))
+    deploy(quickstart, "serve", tmp_path, DeployConfig.of(ALL))
     validate(kustomized(tmp_path / "serve/overlays/pvc"))
     assert sorted(path.name for path in (tmp_path / "serve/overlays").iterdir()) == ["nfs", "pvc"]
 
@@ -213,19 +213,19 @@ def test_a_rate_is_scaled_on_by_a_metric_of_the_server(quickstart: Recipe) -> No
 
 def test_storage_of_one_node_is_refused_for_several_servers(quickstart: Recipe) -> None:
     with pytest.raises(DeployError, match=r"serve\.replicas"):
-        render(quickstart, "serve", Settings.of(["storage.access=ReadWriteOnce"]))
-    files = render(quickstart, "serve", Settings.of(["storage.access=ReadWriteOnce", "serve.replicas=1"]))
+        render(quickstart, "serve", DeployConfig.of(["storage.access=ReadWriteOnce"]))
+    files = render(quickstart, "serve", DeployConfig.of(["storage.access=ReadWriteOnce", "serve.replicas=1"]))
     scaling = named(loads(files["base/servers.yaml"]), "HorizontalPodAutoscaler", "quickstart-serve")
     assert (scaling["spec"]["minReplicas"], scaling["spec"]["maxReplicas"]) == (1, 1)
 
 
 def test_a_recipe_that_scores_rows_has_no_store_and_no_roles() -> None:
     criteo = load_recipe("criteo-dlrm")
-    names = render(criteo, "serve", Settings())
+    names = render(criteo, "serve", DeployConfig())
     assert "overlays/ingress/ingress.yaml" in names
     assert not {"overlays/redis/redis.yaml", "overlays/split/split.yaml"} & names.keys()
     with pytest.raises(DeployError) as caught:
-        render(criteo, "serve", Settings.of(["redis.enabled=true", "serve.split=true"]))
+        render(criteo, "serve", DeployConfig.of(["redis.enabled=true", "serve.split=true"]))
     assert [problem.partition(" ")[0] for problem in caught.value.problems] == [
         "redis.enabled",
         "serve.split",
@@ -236,18 +236,18 @@ def test_features_of_users_and_items_together_cannot_be_served_apart(quickstart:
     tree = recipe_to_dict(quickstart)
     crossed = {"name": "pair", "columns": ["user_id", "item_id"], "steps": ["cross", {"hash": 100}]}
     recipe = recipe_from_dict({**tree, "name": "mine", "features": [*tree["features"], crossed]})
-    assert "overlays/split/split.yaml" not in render(recipe, "serve", Settings())
+    assert "overlays/split/split.yaml" not in render(recipe, "serve", DeployConfig())
     for target in ("serve", "helm"):
         with pytest.raises(
             DeployError, match=r'serve\.split .* feature "pair" looks at users and items together'
         ):
-            render(recipe, target, Settings.of(["serve.split=true"]))
+            render(recipe, target, DeployConfig.of(["serve.split=true"]))
 
 
 @pytest.mark.parametrize("target", ["train-job", "pipeline"])
 def test_a_recipe_that_holds_nothing_out_cannot_be_evaluated(quickstart: Recipe, target: str) -> None:
     with pytest.raises(DeployError, match=r"split is missing: nothing is held out"):
-        render(dataclasses.replace(quickstart, name="mine", split=None), target, Settings())
+        render(dataclasses.replace(quickstart, name="mine", split=None), target, DeployConfig())
 
 
 def test_every_mount_has_a_volume_also_for_a_recipe_of_ones_own(quickstart: Recipe) -> None:
@@ -259,18 +259,18 @@ def test_every_mount_has_a_volume_also_for_a_recipe_of_ones_own(quickstart: Reci
 
 
 def test_only_the_claim_of_bundles_is_made(quickstart: Recipe) -> None:
-    files = render(quickstart, "serve", Settings())
+    files = render(quickstart, "serve", DeployConfig())
     claims = loads(files["overlays/pvc/claims.yaml"])
     assert [(one["kind"], one["metadata"]["name"]) for one in claims] == [
         ("PersistentVolumeClaim", "quickstart-runs")
     ]
-    pipeline = render(quickstart, "train-job", Settings())
+    pipeline = render(quickstart, "train-job", DeployConfig())
     assert claims[0] in loads(pipeline["overlays/pvc/claims.yaml"])  # so that both may be applied
 
 
 def test_what_the_page_names_is_rendered(quickstart: Recipe) -> None:
     page = (Path(__file__).parent.parent.parent / "docs/deploy-serve.md").read_text()
-    files = render(quickstart, "serve", Settings())
+    files = render(quickstart, "serve", DeployConfig())
     for path in re.findall(r"out/serve/([\w/.-]+\w)", page):
         assert any(name == path or name.startswith(f"{path}/") for name in files), path
     found = objects(quickstart, *ALL)
@@ -375,7 +375,7 @@ def test_roles_apart_with_redis_tokens_and_tls_answer(
     node: Node, secrets: dict[str, dict[str, str]], quickstart: Recipe, tmp_path: Path
 ) -> None:
     asked = ["serve.split=true", "redis.enabled=true", "serve.node_port=30080", "serve.tls_secret=shop-tls"]
-    deploy(quickstart, "serve", tmp_path, Settings.of([*asked, "serve.cpus=1"]))
+    deploy(quickstart, "serve", tmp_path, DeployConfig.of([*asked, "serve.cpus=1"]))
     pods = Pods(node, kustomized(tmp_path / "serve/overlays/pvc"), secrets, ["redis"])
     try:
         redis = pods.start("StatefulSet", "quickstart-redis")
@@ -423,9 +423,9 @@ def test_servers_trust_the_functions_that_the_recipe_itself_names(quickstart: Re
     first, *others = quickstart.features
     named = dataclasses.replace(first, steps=(Function("mine.things:same", "text"), *first.steps))
     recipe = dataclasses.replace(quickstart, features=(named, *others))
-    files = render(recipe, "serve", Settings.of(["redis.enabled=true"]))
+    files = render(recipe, "serve", DeployConfig.of(["redis.enabled=true"]))
     trusting = [
         line.strip() for text in files.values() for line in text.splitlines() if "mine.things" in line
     ]
     assert set(trusting) == {"- mine.things"}
-    assert not any("--trust-code" in text for text in render(quickstart, "serve", Settings()).values())
+    assert not any("--trust-code" in text for text in render(quickstart, "serve", DeployConfig()).values())

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 
 from recmill.deploy.parts import Site, quantity
-from recmill.deploy.settings import DeployError, Settings, defaults, number_of
-from recmill.spec.recipe import Recipe
+from recmill.deploy.settings import DeployConfig, DeployError, defaults, number_of
+from recmill.recipe.recipe import Recipe
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
 def problem(*pairs: str) -> str:
     with pytest.raises(DeployError) as refused:
-        Settings.of(pairs)
+        DeployConfig.of(pairs)
     assert refused.value.exit_code == 2
     return str(refused.value)
 
 
 def test_without_pairs_everything_is_at_its_default() -> None:
-    assert Settings.of([]) == Settings()
+    assert DeployConfig.of([]) == DeployConfig()
 
 
 def test_values_are_read_as_the_type_of_their_key() -> None:
@@ -36,7 +36,7 @@ def test_values_are_read_as_the_type_of_their_key() -> None:
         "serve.split=true",
         "name=a1",
     ]
-    settings = Settings.of(pairs)
+    settings = DeployConfig.of(pairs)
     assert settings.serve.replicas == 3
     assert settings.serve.cpus == "2"
     assert settings.ray.version == "2.60.1"
@@ -46,11 +46,11 @@ def test_values_are_read_as_the_type_of_their_key() -> None:
 
 
 def test_of_two_values_for_one_key_the_last_holds() -> None:
-    assert Settings.of(["namespace=a", "namespace=b"]).namespace == "b"
+    assert DeployConfig.of(["namespace=a", "namespace=b"]).namespace == "b"
 
 
 def test_a_value_may_hold_equals_signs() -> None:
-    assert Settings.of(["gate=auc>=0.7, ne<=live"]).gate == "auc>=0.7, ne<=live"
+    assert DeployConfig.of(["gate=auc>=0.7, ne<=live"]).gate == "auc>=0.7, ne<=live"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_schedule_that_cron_would_refuse_is_refused(schedule: str) -> None:
     "schedule", ["*/15 * * * *", "0 3 * * MON-FRI", "0,30 0-6/2 1 jan 0", "59 23 31 12 6"]
 )
 def test_a_right_schedule_is_taken(schedule: str) -> None:
-    assert Settings.of([f"schedule={schedule}"]).schedule == schedule
+    assert DeployConfig.of([f"schedule={schedule}"]).schedule == schedule
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_right_schedule_is_taken(schedule: str) -> None:
     ["a:1", "registry.example.com:5000/team/a:v1.0_x", "a@sha256:" + "0" * 64, "ghcr.io/a/b:1@sha256:" + "f" * 64],
 )  # fmt: skip
 def test_images_with_a_tag_or_a_digest_are_taken(image: str) -> None:
-    assert Settings.of([f"image.train={image}"]).image.train == image
+    assert DeployConfig.of([f"image.train={image}"]).image.train == image
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_values_that_contradict_each_other_are_refused(pairs: list[str], message
 
 def test_all_problems_are_told_at_once_and_survive_pickling() -> None:
     with pytest.raises(DeployError) as refused:
-        Settings.of(["user=0", "serve.replicas=-1", "what"])
+        DeployConfig.of(["user=0", "serve.replicas=-1", "what"])
     assert len(refused.value.problems) == 3
     assert pickle.loads(pickle.dumps(refused.value)).problems == refused.value.problems
 
@@ -179,16 +179,16 @@ def test_a_recipe_whose_name_kubernetes_would_refuse_needs_another(quickstart: R
     with pytest.raises(
         DeployError, match=r'"My_Shop 2", is none for Kubernetes. Add one, such as --set name=my-shop-2'
     ):
-        Site.of(replace(quickstart, name="My_Shop 2"), Settings())
-    assert Site.of(replace(quickstart, name="My_Shop 2"), Settings.of(["name=shop"])).name == "shop"
+        Site.of(replace(quickstart, name="My_Shop 2"), DeployConfig())
+    assert Site.of(replace(quickstart, name="My_Shop 2"), DeployConfig.of(["name=shop"])).name == "shop"
 
 
 def test_memory_of_prepare_must_hold_its_fixed_part_and_its_least_bound(quickstart: Recipe) -> None:
     with pytest.raises(
         DeployError, match=r"prepare\.memory must be at least \d+Mi for this recipe, got 300Mi"
     ):
-        Site.of(quickstart, Settings.of(["prepare.memory=300Mi"]))
-    assert Site.of(quickstart, Settings.of(["prepare.memory=1Gi"])).prepare_bound == "723MB"
+        Site.of(quickstart, DeployConfig.of(["prepare.memory=300Mi"]))
+    assert Site.of(quickstart, DeployConfig.of(["prepare.memory=1Gi"])).prepare_bound == "723MB"
 
 
 def test_quantities_are_numbers() -> None:

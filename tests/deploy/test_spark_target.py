@@ -19,24 +19,24 @@ from small_log import small_recipe, write_log
 from validate import validate
 
 from recmill.cli import build_parser
-from recmill.deploy import deploy, render
+from recmill.dataset.table import Table
+from recmill.deploy.deploy import deploy, render
 from recmill.deploy.parts import Site
-from recmill.deploy.settings import DeployError, Settings
+from recmill.deploy.settings import DeployConfig, DeployError
 from recmill.deploy.spark import application, arguments, submit_conf, submit_script, task_memory
 from recmill.deploy.spark_pod import command_of, spark_home
 from recmill.deploy.yaml import loads
 from recmill.errors import RecmillError
-from recmill.prepare import prepare
-from recmill.spec.load import load_recipe
-from recmill.spec.recipe import Recipe
-from recmill.table import Table
+from recmill.prepare.prepare import prepare
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import Recipe
 
 Object = dict[str, Any]
 MB = 1 << 20
 
 
 def site_of(recipe: Recipe, *pairs: str) -> Site:
-    return Site.of(recipe, Settings.of(pairs))
+    return Site.of(recipe, DeployConfig.of(pairs))
 
 
 def megabytes(text: str) -> int:
@@ -72,7 +72,7 @@ def test_too_little_memory_is_refused_with_the_least(quickstart: Recipe, pair: s
     with pytest.raises(
         DeployError, match=rf"{pair.partition('=')[0]} must be at least \d+Mi for this recipe, got 1Gi"
     ):
-        render(quickstart, "spark", Settings.of([pair]))
+        render(quickstart, "spark", DeployConfig.of([pair]))
 
 
 def test_only_the_driver_may_ask_kubernetes(site: Site) -> None:
@@ -193,7 +193,7 @@ def test_spark_makes_a_safe_driver_of_our_files_and_its_command_prepares(
     tmp_path: Path, kubernetes: Recorder
 ) -> None:
     recipe = small_recipe()
-    deploy(recipe, "spark", tmp_path, Settings())
+    deploy(recipe, "spark", tmp_path, DeployConfig())
     script = tmp_path / "spark" / "submit" / "submit.sh"
     conf = script.parent / "spark.conf"
     conf.write_text(conf.read_text() + "spark.kubernetes.submission.waitAppCompletion false\n")
@@ -224,7 +224,7 @@ def run_driver(
     for path in paths.mounts.values():
         path.mkdir(exist_ok=True)
     write_log(folder / "data")
-    files = render(recipe, "spark", Settings())["base/rights/program.yaml"]
+    files = render(recipe, "spark", DeployConfig())["base/rights/program.yaml"]
     program, config = loads(files)
     (folder / "program" / "main.py").write_text(program["data"]["main.py"])
     (folder / "recipe" / "recipe.toml").write_text(config["data"]["recipe.toml"])

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 from recmill.cli import build_parser
-from recmill.deploy import deploy, render
+from recmill.deploy.deploy import deploy, render
 from recmill.deploy.parts import Site
-from recmill.deploy.settings import DeployError, Settings
+from recmill.deploy.settings import DeployConfig, DeployError
 from recmill.deploy.train_job import job
 from recmill.deploy.yaml import loads
-from recmill.spec.load import load_recipe
-from recmill.spec.recipe import Recipe
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import Recipe
 
 Run = Callable[..., tuple[int, str, str]]
 OVERLAYS = ("pvc", "nfs")
 
 
 def rendered(recipe: Recipe, *pairs: str) -> dict[str, list[Any]]:
-    return {name: loads(text) for name, text in render(recipe, "train-job", Settings.of(pairs)).items()}
+    return {name: loads(text) for name, text in render(recipe, "train-job", DeployConfig.of(pairs)).items()}
 
 
 def pod(recipe: Recipe, *pairs: str) -> Any:
@@ -117,7 +117,7 @@ def test_the_log_may_lie_deeper_in_a_claim_that_is_there_already(quickstart: Rec
 
 
 def test_claims_and_nfs_never_meet(quickstart: Recipe) -> None:
-    files = render(quickstart, "train-job", Settings())
+    files = render(quickstart, "train-job", DeployConfig())
     for name, text in files.items():
         assert ("nfs:" in text) == (name == "overlays/nfs/claims.yaml")
     kinds = {
@@ -171,7 +171,7 @@ def test_a_recipe_of_ones_own_comes_along_in_a_config_map(quickstart: Recipe, tm
 
 
 def test_names_and_namespace_are_set_once(quickstart: Recipe) -> None:
-    files = render(quickstart, "train-job", Settings.of(["name=shop", "namespace=team-a"]))
+    files = render(quickstart, "train-job", DeployConfig.of(["name=shop", "namespace=team-a"]))
     assert not any("quickstart-" in text for text in files.values())
     for name, text in files.items():
         if name.endswith("kustomization.yaml"):
@@ -206,27 +206,27 @@ def test_its_commands_take_a_log_to_a_checkpoint_and_a_second_pod_does_nothing_t
 
 
 def test_a_file_that_was_changed_by_hand_is_kept_unless_forced(quickstart: Recipe, tmp_path: Path) -> None:
-    written = deploy(quickstart, "train-job", tmp_path, Settings())
+    written = deploy(quickstart, "train-job", tmp_path, DeployConfig())
     target = tmp_path / "train-job" / "base" / "job.yaml"
     assert target in written
     deploy(
-        quickstart, "train-job", tmp_path, Settings.of(["user=5"])
+        quickstart, "train-job", tmp_path, DeployConfig.of(["user=5"])
     )  # nobody changed it: may be rendered anew
     target.write_text(target.read_text() + "# mine\n")
     with pytest.raises(DeployError, match=r"base/job.yaml was changed by hand.*--force"):
-        deploy(quickstart, "train-job", tmp_path, Settings())
+        deploy(quickstart, "train-job", tmp_path, DeployConfig())
     assert target.read_text().endswith("# mine\n")
-    deploy(quickstart, "train-job", tmp_path, Settings(), force=True)
+    deploy(quickstart, "train-job", tmp_path, DeployConfig(), force=True)
     assert not target.read_text().endswith("# mine\n")
 
 
 def test_files_that_are_not_rendered_any_more_are_removed(quickstart: Recipe, tmp_path: Path) -> None:
-    deploy(replace(quickstart, name="mine"), "train-job", tmp_path, Settings())
+    deploy(replace(quickstart, name="mine"), "train-job", tmp_path, DeployConfig())
     assert (tmp_path / "train-job/base/recipe.yaml").exists()
-    deploy(quickstart, "train-job", tmp_path, Settings())
+    deploy(quickstart, "train-job", tmp_path, DeployConfig())
     assert not (tmp_path / "train-job/base/recipe.yaml").exists()
 
 
 def test_an_unknown_target_is_named_with_the_nearest(quickstart: Recipe) -> None:
     with pytest.raises(DeployError, match='there is no target "train_job"; did you mean "train-job"'):
-        render(quickstart, "train_job", Settings())
+        render(quickstart, "train_job", DeployConfig())

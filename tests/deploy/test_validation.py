@@ -16,10 +16,10 @@ from schemas import SCHEMAS
 from tools import old_kustomize
 from validate import Invalid, kustomized, templated, validate
 
-from recmill.deploy import TARGETS, deploy, render
-from recmill.deploy.settings import Settings
+from recmill.deploy.deploy import TARGETS, deploy, render
+from recmill.deploy.settings import DeployConfig
 from recmill.deploy.yaml import loads
-from recmill.spec.load import load_recipe
+from recmill.recipe.load import load_recipe
 
 pytestmark = [pytest.mark.services, pytest.mark.xdist_group("manifests")]  # what is rendered is shared
 
@@ -58,7 +58,7 @@ def _rendered(settings: str, target: str) -> dict[str, list[Object]]:
     """Folder of a kustomization -> its objects, all built at once."""
     recipe = load_recipe(*OWN) if settings == "all at once" else load_recipe("quickstart")
     with TemporaryDirectory() as into:
-        deploy(recipe, target, Path(into), Settings.of(SETTINGS[settings]))
+        deploy(recipe, target, Path(into), DeployConfig.of(SETTINGS[settings]))
         folders = sorted(path.parent for path in Path(into, target).rglob("kustomization.yaml"))
         with ThreadPoolExecutor(2) as pool:
             built = pool.map(kustomized, folders)
@@ -70,7 +70,7 @@ def _rendered(settings: str, target: str) -> dict[str, list[Object]]:
 @cache
 def _chart(settings: str) -> list[Object]:
     with TemporaryDirectory() as into:
-        deploy(load_recipe("quickstart"), "helm", Path(into), Settings.of(SETTINGS[settings]))
+        deploy(load_recipe("quickstart"), "helm", Path(into), DeployConfig.of(SETTINGS[settings]))
         (chart,) = Path(into).rglob("Chart.yaml")
         return templated(chart.parent)
 
@@ -97,7 +97,7 @@ def test_a_cluster_takes_every_object_of_the_chart(settings: str) -> None:
 
 
 def test_files_that_are_no_part_of_a_kustomization_are_pod_templates() -> None:
-    files = render(load_recipe("quickstart"), "spark", Settings())
+    files = render(load_recipe("quickstart"), "spark", DeployConfig())
     for name in ("submit/driver.yaml", "submit/executor.yaml"):
         (pod,) = loads(files[name])
         validate([{**pod, "metadata": {**pod["metadata"], "name": "from-template"}}])
@@ -110,14 +110,14 @@ def test_an_old_kustomize_builds_the_same(tmp_path: Path) -> None:
         ("pipeline", "overlays/pvc-daily"),
         ("ray", "overlays/nfs/train"),
     ):
-        deploy(load_recipe("quickstart"), target, tmp_path, Settings())
+        deploy(load_recipe("quickstart"), target, tmp_path, DeployConfig())
         built = kustomized(tmp_path / target / folder, old_kustomize())
         assert built == _rendered("as they are", target)[f"{target}/{folder}"]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_everything_is_in_the_one_namespace(settings: str) -> None:
-    wanted = Settings.of(SETTINGS[settings]).namespace
+    wanted = DeployConfig.of(SETTINGS[settings]).namespace
     for target in KUSTOMIZED:
         for objects in _rendered(settings, target).values():
             found = {one["metadata"].get("namespace") for one in objects if one["kind"] != "PersistentVolume"}

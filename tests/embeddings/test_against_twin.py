@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tables import MakeTable, make_in_memory, make_on_disk
 from twin import Twin, TwinSnapshot, assert_same_records, assert_same_waiting, records_of
 
-from recmill.embeddings.table import Records, Snapshot, TableSpec
+from recmill.embeddings.table import KeyRecords, Snapshot, TableSpec
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "adagrad_decay")
 KEYS = 24
@@ -50,7 +50,7 @@ class Pair:
         self.make_table = make_table
         self.table, self.twin = make_table(spec, num_threads=1 + seed % 2), Twin(spec)
         self.spec, self.random, self.step = spec, np.random.default_rng(seed), 0
-        self.reading: tuple[Snapshot, TwinSnapshot, list[Records], Any] | None = None
+        self.reading: tuple[Snapshot, TwinSnapshot, list[KeyRecords], Any] | None = None
         self.late: list[Any] = []
         # Unbounded tables get keys from all over the 64-bit range.
         self.keys = np.arange(KEYS) if spec.num_rows else self.random.integers(-(2**63), 2**63 - 1, KEYS)

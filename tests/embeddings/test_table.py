@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tables import MakeTable
 
-from recmill.embeddings.table import EmbeddingTable, Records, TableSpec, Waiting
+from recmill.embeddings.table import EmbeddingTable, KeyRecords, TableSpec, Waiting
 
 
 def keys(*values: int) -> Any:
@@ -26,7 +26,7 @@ def see(table: EmbeddingTable, *values: int, step: int = 0) -> None:
 
 def set_row(table: EmbeddingTable, key: int, row: Any) -> None:
     states = np.zeros((1, table.num_states), np.float32)
-    table.load(Records(keys(key), np.array([row], np.float32), states, np.array([1]), np.array([0])))
+    table.load(KeyRecords(keys(key), np.array([row], np.float32), states, np.array([1]), np.array([0])))
 
 
 def contents(table: EmbeddingTable) -> dict[int, tuple[Any, ...]]:
@@ -133,7 +133,7 @@ def trained(
     table = make_table(TableSpec("t", 3, optimizer, parameters))
     see(table, 9)
     states = next(iter(table.begin_snapshot())).states
-    table.load(Records(keys(9), W[None], states, np.array([1]), np.array([0])))
+    table.load(KeyRecords(keys(9), W[None], states, np.array([1]), np.array([0])))
     for step, grad in zip(steps, (G1, G2), strict=True):
         lookup = table.lookup(keys(9, 9), True, step)
         table.update(lookup, np.stack([grad / 2, grad / 2]).astype(np.float32), LR, step)
@@ -463,7 +463,7 @@ def test_records_that_are_not_finite_are_refused_and_nothing_changes(
     values[part][2, 1] = bad
     whose = "row" if part == "rows" else "optimizer state"
     with pytest.raises(ValueError, match=f'Table "t": the {whose} of key 9 is not finite'):
-        table.load(Records(keys(1, 4, 9), values["rows"], values["states"], np.ones(3), np.ones(3)))
+        table.load(KeyRecords(keys(1, 4, 9), values["rows"], values["states"], np.ones(3), np.ones(3)))
     assert contents(table) == before
 
 

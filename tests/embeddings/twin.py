@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recmill import _native
-from recmill.embeddings.table import OPTIMIZERS, Records, TableSpec, Waiting
+from recmill.embeddings.table import OPTIMIZERS, KeyRecords, TableSpec, Waiting
 
 F = np.float32
 MASK = (1 << 64) - 1
@@ -259,7 +259,7 @@ def factor_of(bag: range, weights: Any, pooling: str) -> Any:
     return F(1) / total if total else F(0)
 
 
-def records_of(pieces: list[Records]) -> dict[int, Record]:
+def records_of(pieces: list[KeyRecords]) -> dict[int, Record]:
     """Pieces of a snapshot as the twin keeps them; a key must occur once."""
     found: dict[int, Record] = {}
     for piece in pieces:

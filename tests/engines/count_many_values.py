@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from small_cluster import ProcessCluster, SizedEngine
 
 from recmill.engines.join import join
-from recmill.features.stored import StoredKeyed
-from recmill.prepare import fit
-from recmill.spec.load import recipe_from_dict
-from recmill.spec.recipe import POSITION, SPLIT
+from recmill.features.stored import StoredValueTable
+from recmill.prepare.prepare import fit
+from recmill.recipe.load import recipe_from_dict
+from recmill.recipe.recipe import POSITION, SPLIT
 
 RECIPE = {
     "name": "many",
@@ -77,7 +77,7 @@ def main() -> None:
     engine.close()
     found = {
         "known": len(keyed),
-        "stored": isinstance(keyed, StoredKeyed),
+        "stored": isinstance(keyed, StoredValueTable),
         "rows": sum(shard.rows for shard in shards),
         "digest": plan.digest(),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from recmill.engines.cluster import Cluster
-from recmill.prepare import Options
+from recmill.prepare.prepare import PrepareConfig
 
 PACKAGES = {"ray": "ray", "spark": "pyspark"}
 
@@ -15,7 +15,7 @@ PACKAGES = {"ray": "ray", "spark": "pyspark"}
 class EngineConf(Protocol):
     name: str
 
-    def options(self, **changes: Any) -> Options:
+    def options(self, **changes: Any) -> PrepareConfig:
         """Options of prepare that use this engine."""
 
 
@@ -28,8 +28,8 @@ class ClusterConf(EngineConf, Protocol):
 class LocalConf:
     name = "local"
 
-    def options(self, **changes: Any) -> Options:
-        return Options(**changes)
+    def options(self, **changes: Any) -> PrepareConfig:
+        return PrepareConfig(**changes)
 
 
 class RayConf:
@@ -42,8 +42,8 @@ class RayConf:
 
         shared_ray()
 
-    def options(self, **changes: Any) -> Options:
-        return Options(engine="ray", **changes)
+    def options(self, **changes: Any) -> PrepareConfig:
+        return PrepareConfig(engine="ray", **changes)
 
     def cluster(self, work: Path) -> Cluster:
         from recmill.engines.ray import RayCluster
@@ -61,8 +61,8 @@ class SparkConf:
 
         shared_spark()
 
-    def options(self, **changes: Any) -> Options:
-        return Options(engine="spark", **changes)
+    def options(self, **changes: Any) -> PrepareConfig:
+        return PrepareConfig(engine="spark", **changes)
 
     def cluster(self, work: Path) -> Cluster:
         from recmill.engines.spark import SparkCluster

@@ -16,7 +16,14 @@ from engine_confs import ClusterConf
 
 from recmill.engines.calls import new_call
 from recmill.engines.cluster import Cluster, cut, decode, encode
-from recmill.errors import ArtifactError, LogError, MissingPackage, RecipeError, RecmillError, ResourceError
+from recmill.errors import (
+    ArtifactError,
+    LogError,
+    MissingPackage,
+    RecipeError,
+    RecmillError,
+    ResourceError,
+)
 
 
 @pytest.fixture
@@ -184,12 +191,12 @@ def test_a_record_that_others_wrote_is_never_run(tmp_path: Path) -> None:
 
 def test_functions_that_others_changed_are_never_run(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
-    from recmill.engines.spark import _Tasks
+    from recmill.engines.spark import _SparkCall
 
     with new_call(tmp_path) as call:
-        tasks = _Tasks.shipping("a function", call)
+        tasks = _SparkCall.shipping("a function", call)
         assert tasks.shipped() == "a function"
-        other = _Tasks.shipping("another", call)
+        other = _SparkCall.shipping("another", call)
         (call.folder / "shipped").write_bytes(pickle.dumps(Harm(tmp_path / "harm")))
         with pytest.raises(ArtifactError, match="is not what this call wrote"):
             other.shipped()

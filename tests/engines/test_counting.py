@@ -19,7 +19,13 @@ from small_cluster import SizedEngine
 
 from recmill.engines.local import LocalEngine
 from recmill.errors import ResourceError
-from recmill.kernels import CountOptions, Counts, Extracted, Measured, StoredCounts
+from recmill.features.kernels import (
+    CountOptions,
+    ExtractedValues,
+    Measurements,
+    StoredCounts,
+    ValueCounts,
+)
 
 COUNTS = {
     "text": CountOptions(is_text=True, min_count=2),
@@ -53,13 +59,13 @@ class Log:
             yield self.frames[unit][start : start + 2]
 
 
-def extract(rows: pl.DataFrame) -> Extracted:
+def extract(rows: pl.DataFrame) -> ExtractedValues:
     counts = {
         "text": [(rows["text"], rows["place"])],
         "int": [(rows["int"], rows["place"])],
         "list": [(rows["int"], rows["place"]), (rows["place"], rows["place"])],
     }
-    return Extracted(rows.height, {"number": rows["number"]}, counts)
+    return ExtractedValues(rows.height, {"number": rows["number"]}, counts)
 
 
 def log_of(rows: Sequence[tuple[Any, ...]], num_units: int, weight: int = 1 << 20) -> Log:
@@ -68,12 +74,12 @@ def log_of(rows: Sequence[tuple[Any, ...]], num_units: int, weight: int = 1 << 2
     return Log(frames, weight)
 
 
-def measured(log: Log, work: Path, small_bytes: int = 0, task_memory: int = 64 << 20) -> Measured:
+def measured(log: Log, work: Path, small_bytes: int = 0, task_memory: int = 64 << 20) -> Measurements:
     engine = SizedEngine(work, small_bytes, task_memory=task_memory)
     return engine.measure(engine.read(log), extract, COUNTS, "count")
 
 
-def sorted_counts(counts: Counts | StoredCounts) -> tuple[Any, ...]:
+def sorted_counts(counts: ValueCounts | StoredCounts) -> tuple[Any, ...]:
     counts = counts.load("x")
     columns: Mapping[str, Any] = {"value": counts.values, "count": counts.counts, "first": counts.firsts}
     frame = pl.DataFrame({name: column for name, column in columns.items() if column is not None})
@@ -119,8 +125,8 @@ def test_a_counter_beyond_its_memory_is_sent_in_pieces(tmp_path: Path) -> None:
 def test_the_smallest_counts_come_to_the_driver_as_long_as_they_fit_together(tmp_path: Path) -> None:
     rows = [(str(number % 4), number % 40, 0.0) for number in range(1000)]
     found = measured(log_of(rows, 3), tmp_path, small_bytes=2000).counts
-    assert isinstance(found["text"], Counts)
-    assert isinstance(found["int"], Counts)
+    assert isinstance(found["text"], ValueCounts)
+    assert isinstance(found["int"], ValueCounts)
     assert isinstance(found["list"], StoredCounts)
     assert found["list"].num_distinct == 1000
 

@@ -15,18 +15,18 @@ from logs_and_recipes import events_recipe, rows_of, write_events
 from test_prepare_bad_input import BAD, spoiled
 from test_prepare_digest import FIXTURES, GOLDEN, RICH
 
+from recmill.artifacts.work import read_record
+from recmill.dataset.table import Table
 from recmill.engines import counting, open_engine
 from recmill.engines.cluster import ClusterEngine
 from recmill.errors import FeatureError, ResourceError, TooManyBadRows
-from recmill.features.planned import plan_at
-from recmill.prepare import Prepared, prepare
-from recmill.spec.load import load_recipe
-from recmill.spec.recipe import SPLITS, Filter, Recipe
-from recmill.table import Table
-from recmill.work import read_record
+from recmill.features.plan_artifact import plan_at
+from recmill.prepare.prepare import PrepareResult, prepare
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import SPLITS, Filter, Recipe
 
 
-def prepared(engine: EngineConf, recipe: Recipe, data: Path, into: Path, **options: Any) -> Prepared:
+def prepared(engine: EngineConf, recipe: Recipe, data: Path, into: Path, **options: Any) -> PrepareResult:
     return prepare(recipe, str(data), into, engine.options(**options))
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from small_cluster import SizedEngine
 
 from recmill.engines.join import Answers, join
-from recmill.kernels import runs_of_values
+from recmill.features.kernels import runs_of_values
 
 
 @dataclass(frozen=True)

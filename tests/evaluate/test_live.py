@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from shop import Shop
 
+from recmill.dataset.table import Table
 from recmill.evaluate.live import as_planned, misses_counted, raw_columns
-from recmill.table import Table
 
 Run = Callable[..., tuple[int, str, str]]
 

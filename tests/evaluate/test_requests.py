@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from shop import Shop
 
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.errors import ArtifactError
 from recmill.evaluate.requests import evaluate_requests
 from recmill.serve.messages import Answer, Item, Recommend

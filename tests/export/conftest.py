@@ -15,9 +15,9 @@ torch.set_num_threads(1)
 
 from small_logs import trained_clicks  # noqa: E402
 
-from recmill.bundle import Bundle  # noqa: E402
-from recmill.checkpoint import CheckpointFolder  # noqa: E402
-from recmill.export import export  # noqa: E402
+from recmill.artifacts.bundle.bundle import Bundle  # noqa: E402
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder  # noqa: E402
+from recmill.export.export import export  # noqa: E402
 from recmill.export.find_log import find_log  # noqa: E402
 
 

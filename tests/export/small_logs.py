@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recmill.checkpoint import CheckpointFolder
-from recmill.export.as_of_end import AsOfEnd, read_as_of_end
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.export.snapshot import AsOfEnd, read_as_of_end
 from recmill.features.plan import Plan
-from recmill.spec.load import recipe_from_dict
-from recmill.spec.recipe import Recipe
-from recmill.train import Options, train
-from recmill.train.source import LogSource
+from recmill.recipe.load import recipe_from_dict
+from recmill.recipe.recipe import Recipe
+from recmill.train.source import LogData
+from recmill.train.train import TrainConfig, train
 
 
 def clicks_recipe(**changes: Any) -> Recipe:
@@ -85,6 +85,6 @@ def trained_clicks(folder: Path) -> CheckpointFolder:
     (folder / "log").mkdir()
     rows = [f"u{n % 7},{n * n % 11},{n},p{n % 3},{n % 5 % 2},{n % 4}.5,DE" for n in range(500)]
     (folder / "log" / "events0.csv").write_text(_lines("\n".join(rows)))
-    source = LogSource(recipe, str(folder / "log"))
-    train(recipe, source, folder / "checkpoint", Options(threads=1))
+    source = LogData(recipe, str(folder / "log"))
+    train(recipe, source, folder / "checkpoint", TrainConfig(threads=1))
     return CheckpointFolder.open(folder / "checkpoint")

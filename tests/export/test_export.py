@@ -15,12 +15,12 @@ import polars as pl
 import pytest
 
 import recmill.export.check as check_module
-from recmill.batches import collate
-from recmill.bundle import Bundle, current_of, previous_of, versions_of
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.bundle.bundle import Bundle, current_of, previous_of, versions_of
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.dataset.batch import collate
 from recmill.errors import ArtifactError, LogError
-from recmill.export import Options, choose, export
 from recmill.export.check import check_bundle
+from recmill.export.export import ExportConfig, choose, export
 from recmill.export.find_log import find_log
 from recmill.export.versions import exporting
 from recmill.learner.retrieval import Retriever
@@ -117,7 +117,7 @@ def test_similar_items_of_a_clicked_item_are_clicked_by_its_users(shop, bundle: 
 def test_rows_of_fewer_bits_are_smaller_and_nearly_as_good(
     shop, bundle: Bundle, tmp_path: Path, rows: str
 ) -> None:
-    found = export(shop.folder, str(shop.log), tmp_path, Options(rows=rows)).bundle
+    found = export(shop.folder, str(shop.log), tmp_path, ExportConfig(rows=rows)).bundle
     assert found.rows_dtype == rows
     assert found.collection("deep").rows["item"].dtype == rows
     assert found.num_bytes < bundle.num_bytes
@@ -202,7 +202,7 @@ def test_a_failed_check_publishes_nothing(clicks, tmp_path: Path, monkeypatch: p
 def test_rows_of_too_few_bits_are_refused(clicks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_module, "_MOST_MEAN", 0.0)
     with pytest.raises(ArtifactError, match="Rows with fewer bits change rank by"):
-        export(clicks, find_log(clicks), tmp_path, Options(rows="int8"))
+        export(clicks, find_log(clicks), tmp_path, ExportConfig(rows="int8"))
     assert versions_of(tmp_path) == []
 
 

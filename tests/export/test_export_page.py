@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from recmill.bundle import Bundle
+from recmill.artifacts.bundle.bundle import Bundle
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "export.md"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recmill.artifact import write_manifest
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.manifest import write_manifest
 from recmill.errors import ArtifactError, LogError
 from recmill.export.find_log import find_log
 

@@ -10,9 +10,9 @@ import pytest
 from ports import free_port
 from shop import Shop
 
-from recmill.artifact import is_published
-from recmill.bundle import Bundle, current_of, kept_checkpoint, set_current, versions_of
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.bundle.bundle import Bundle, current_of, kept_checkpoint, set_current, versions_of
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.manifest import is_published
 from recmill.errors import ArtifactError
 from recmill.evaluate.live import find_live
 from recmill.export.publish import publish

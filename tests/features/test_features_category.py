@@ -12,9 +12,9 @@ from feature_fitting import fit_units, fitted, outputs, recipe_of, rows_of, tran
 
 from recmill.errors import FeatureError
 from recmill.features.category import fold_of
+from recmill.features.kernels import hash64
 from recmill.features.plan import Plan
-from recmill.kernels import hash64
-from recmill.spec.recipe import POSITION, SPLIT
+from recmill.recipe.recipe import POSITION, SPLIT
 
 
 def test_map_gives_0_to_every_other_value() -> None:

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmill.features.plan import Plan
-from recmill.spec.recipe import POSITION, SPLIT, Recipe
-from recmill.spec.steps import STEPS
+from recmill.recipe.recipe import POSITION, SPLIT, Recipe
+from recmill.recipe.steps import STEPS
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 some_examples = settings(max_examples=12, deadline=None)

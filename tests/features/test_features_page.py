@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from feature_fitting import transformed
 
-from recmill.spec.recipe import ROW_OPERATIONS
-from recmill.spec.steps import STEPS
+from recmill.recipe.recipe import ROW_OPERATIONS
+from recmill.recipe.steps import STEPS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "features.md").read_text()
 EXAMPLES = re.findall(r"^\| [\w, ]*\| `(.+?)` \| `(\[.*?\])` \| `(\[.*?\])` \|", PAGE, re.MULTILINE)

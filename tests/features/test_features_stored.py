@@ -21,12 +21,12 @@ from test_features_contract import exactly, learned, pieces, recipe_for, trainin
 from recmill.engines.join import join
 from recmill.errors import FeatureError, ResourceError
 from recmill.features import stored
-from recmill.features.base import Keyed
+from recmill.features.base import ValueTable
+from recmill.features.kernels import CountOptions, StoredCounts, run_file, runs_of_values, write_run
 from recmill.features.plan import Plan
-from recmill.features.stored import StoredKeyed, learn_stored, merge_runs
-from recmill.kernels import CountOptions, StoredCounts, run_file, runs_of_values, write_run
-from recmill.prepare import fit
-from recmill.spec.recipe import POSITION, Recipe
+from recmill.features.stored import StoredValueTable, learn_stored, merge_runs
+from recmill.prepare.prepare import fit
+from recmill.recipe.recipe import POSITION, Recipe
 
 NONE_ARE_SMALL, ALL_ARE_SMALL = 0, 1 << 40
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
@@ -155,7 +155,7 @@ def test_what_must_be_in_memory_and_is_too_large_is_an_error(
 ) -> None:
     recipe = recipe_of({"x": "float"}, [{"name": "f", "columns": "x", "steps": [step]}])
     rows = rows_of(recipe, {"x": [1.0, 2.0, 3.0]})
-    monkeypatch.setattr("recmill.kernels.BYTES_FOR_LOOKUP", 1 << 40)
+    monkeypatch.setattr("recmill.features.kernels.BYTES_FOR_LOOKUP", 1 << 40)
     with pytest.raises(ResourceError, match=r'The values of "f/0" need .* MB in one process'):
         Fitted(recipe, [[rows]], tmp_path, NONE_ARE_SMALL)
 
@@ -183,8 +183,8 @@ def stored_counts(
     ordered = rows.sort(key, "value", descending=[key == "count", False])
     runs = runs_of_values(ordered["value"], num_runs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recmill.kernels._MERGE_BYTES", 0)
-        patch.setattr("recmill.kernels._MIN_CHUNK_BYTES", chunk_bytes)
+        patch.setattr("recmill.features.kernels._MERGE_BYTES", 0)
+        patch.setattr("recmill.features.kernels._MIN_CHUNK_BYTES", chunk_bytes)
         for number in set(runs.tolist()):
             write_run(ordered.filter(runs == number), run_file(folder, number), num_runs)
     total = int(rows["count"].sum())
@@ -225,11 +225,11 @@ def test_merged_runs_are_the_sorted_whole(values: set[Any], data: st.DataObject)
         )
         assert pl.concat(merge_runs(counts)).drop("run").equals(whole)
         keyed = learn_stored(counts, "f", min_count, max_size)
-        assert keyed.digest() == Keyed(kept).digest()
+        assert keyed.digest() == ValueTable(kept).digest()
         assert keyed.frame.equals(kept)
         assert keyed.facts["known"] == kept["count"].sum()
-        if isinstance(keyed, StoredKeyed):
-            assert keyed.top(3).equals(Keyed(kept).top(3))
+        if isinstance(keyed, StoredValueTable):
+            assert keyed.top(3).equals(ValueTable(kept).top(3))
             found = pl.concat([keyed.run(number) for number in range(keyed.num_runs)]).sort("id")
             assert found["id"].to_list() == list(range(1, kept.height + 1))
             assert found.drop("id").equals(kept)

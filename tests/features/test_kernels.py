@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill.kernels import Counter, CountOptions, Lookup, Moments, RowDigest
+from recmill.features.kernels import Counter, CountOptions, Moments, RowDigest, ValueIndex
 
 some_examples = settings(max_examples=50, deadline=None)
 ints = st.one_of(st.none(), st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1))
@@ -82,7 +82,7 @@ def test_threads_that_count_at_once_find_what_one_thread_finds(dtype: Any) -> No
 def test_lookup_numbers_values_from_1(column: pl.Series, probes: pl.Series) -> None:
     values = column.drop_nulls().unique(maintain_order=True)
     ids = {value: number for number, value in enumerate(values.to_list(), start=1)}
-    lookup = Lookup(values)
+    lookup = ValueIndex(values)
     probes = probes if probes.dtype == values.dtype else column
     assert lookup.find(probes).to_list() == [ids.get(value, 0) for value in probes.to_list()]
     assert lookup.find(values).to_list() == list(ids.values())

@@ -12,9 +12,9 @@ from recmill.errors import RecipeError
 from recmill.features.expressions import keep_where
 from recmill.logs.rows import join_side, keep_share
 from recmill.prepare import rows
-from recmill.spec import recipe as r
-from recmill.spec.load import recipe_from_dict
-from recmill.spec.recipe import COPY, POSITION
+from recmill.recipe import recipe as r
+from recmill.recipe.load import recipe_from_dict
+from recmill.recipe.recipe import COPY, POSITION
 
 
 def frame_of(**columns: list[Any]) -> pl.DataFrame:
@@ -132,7 +132,7 @@ def test_rows_without_group_have_no_lag() -> None:
 
 # drawing items
 
-CATALOGUE = rows.Catalogue(
+CATALOGUE = rows.NegativeSampler(
     pl.DataFrame({"item": ["a", "b", "c", "d"], "__count": [60, 30, 9, 1], "brand": ["A", "B", "C", None]}),
     "item",
 )

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from recmill.batches import Batch
-from recmill.checkpoint import CheckpointFolder
-from recmill.spec.load import recipe_from_dict
-from recmill.spec.recipe import Recipe
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.dataset.batch import Batch
+from recmill.recipe.load import recipe_from_dict
+from recmill.recipe.recipe import Recipe
 
 NUM_ROWS = 1_500
 NUM_FILES = 6

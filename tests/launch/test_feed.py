@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from small_trainings import recipe_of, signature, write_log
 
-from recmill.batches import Batch, Batches, Cursor, Keys
+from recmill.dataset.batch import Batch, Batches, Cursor, Keys
+from recmill.dataset.log_loader import LogBatches, between, joined
 from recmill.errors import LogError
 from recmill.features.plan import Plan
-from recmill.log_batches import LogBatches, between, joined
-from recmill.prepare import Options, prepare
+from recmill.prepare.prepare import PrepareConfig, prepare
 
 pytestmark = [pytest.mark.services, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 
@@ -32,7 +32,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def readers(log: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     recipe = recipe_of()
-    table = prepare(recipe, str(log), tmp_path_factory.mktemp("t") / "table", Options(partitions=5)).table
+    table = prepare(
+        recipe, str(log), tmp_path_factory.mktemp("t") / "table", PrepareConfig(partitions=5)
+    ).table
     return {
         "log": LogBatches(recipe, Plan(recipe), str(log), 64),
         "table": Batches(table, 64),
@@ -46,11 +48,11 @@ def fed(
     """A feed for each rank, and the dealer."""
     import ray
 
-    from recmill.dealing.dealer import Dealer
-    from recmill.dealing.tasks import DataWorkers
+    from recmill.distributed.data_tasks import DataWorkers
+    from recmill.distributed.dispatcher import Dispatcher
     from recmill.train.feed import Feed
 
-    dealer = ray.remote(Dealer).options(num_cpus=0, max_concurrency=8)
+    dealer = ray.remote(Dispatcher).options(num_cpus=0, max_concurrency=8)
     handle = dealer.remote({"train": reader}, world, DataWorkers(data_workers, resource, patience))
     sizes = len(reader.units), reader.batches_per_epoch
     return [Feed(handle, "train", rank, *sizes) for rank in range(world)]
@@ -204,7 +206,7 @@ def test_a_source_is_unpacked_once_for_each_process(tmp_path: Path) -> None:
 
 
 def test_a_log_counted_by_tasks_is_counted_as_on_threads(log: Path) -> None:
-    from recmill.dealing.tasks import DataWorkers, OnTasks
+    from recmill.distributed.data_tasks import DataWorkers, OnTasks
 
     for split in (
         {"by": "time", "column": "item", "held_out": 0.3},

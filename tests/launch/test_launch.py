@@ -16,14 +16,14 @@ import pytest
 import small_trainings
 from small_trainings import last_state, recipe_of, sightings, write_log
 
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.dataset.table import Table
 from recmill.errors import LogError, TrainingError
-from recmill.prepare import Options as PrepareOptions
-from recmill.prepare import prepare
-from recmill.table import Table
-from recmill.train import Options, Trained, train
-from recmill.train.source import LogSource, TableSource
-from recmill.train.trainer import Progress
+from recmill.prepare.prepare import PrepareConfig as PrepareOptions
+from recmill.prepare.prepare import prepare
+from recmill.train.source import LogData, TableData
+from recmill.train.train import TrainConfig, TrainResult, train
+from recmill.train.trainer import TrainProgress
 
 pytestmark = [
     pytest.mark.services,
@@ -60,30 +60,30 @@ def table(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(table: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trained]:
+def alone(table: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainResult]:
     """What one undisturbed process learns."""
     into = tmp_path_factory.mktemp("alone") / "checkpoint"
-    return into, train(recipe_of(), TableSource(Table.open(table)), into, Options(threads=1))[0]
+    return into, train(recipe_of(), TableData(Table.open(table)), into, TrainConfig(threads=1))[0]
 
 
 def launched(
     make_source: Any, into: Path, workers: int = 2, recipe: Any = None, **scale: Any
-) -> list[Trained]:
-    from recmill.train.launch import Scale, launch
+) -> list[TrainResult]:
+    from recmill.train.launch import WorkerRange, launch
 
     notes: list[str] = scale.pop("notes", [])
-    options = Options(resume=scale.pop("resume", False), on_step=scale.pop("on_step", None))
+    options = TrainConfig(resume=scale.pop("resume", False), on_step=scale.pop("on_step", None))
     return launch(
         recipe or recipe_of(),
         make_source,
         into,
         options,
-        Scale(workers, workers, **scale),
+        WorkerRange(workers, workers, **scale),
         note=notes.append,
     )
 
 
-def assert_same(trained: Trained, into: Path, alone: tuple[Path, Trained]) -> None:
+def assert_same(trained: TrainResult, into: Path, alone: tuple[Path, TrainResult]) -> None:
     """Sums of floats differ in their last digits; what was seen how often does not."""
     assert sightings(into) == sightings(alone[0])
     for name in ("samples", "cursor", "stopped_by"):
@@ -98,7 +98,9 @@ def test_the_run_s_numbers_reach_the_metrics_that_ray_s_nodes_offer() -> None:
     from recmill.train.launch import Gauges
 
     pytest.importorskip("opencensus", reason="ray[default] is not installed")
-    Gauges("a-run").show("ranking", Progress(7, 9, 448, 0.5, 1e4, 0.25, 1.0, {"auc": 0.8, "recall@10": 0.3}))
+    Gauges("a-run").show(
+        "ranking", TrainProgress(7, 9, 448, 0.5, 1e4, 0.25, 1.0, {"auc": 0.8, "recall@10": 0.3})
+    )
     names = ("step", "samples", "loss", "samples_per_second", "wait_share", "auc", "recall_at_10")
     wanted = {f"ray_recmill_train_{name}" for name in names}
     found: set[str] = set()
@@ -112,10 +114,10 @@ def test_the_run_s_numbers_reach_the_metrics_that_ray_s_nodes_offer() -> None:
     assert wanted <= found
 
 
-def die_once(marker: Path) -> Callable[[str, Progress], None]:
+def die_once(marker: Path) -> Callable[[str, TrainProgress], None]:
     """For `on_step`: kills the worker in the middle of the run, the first time."""
 
-    def after_step(model: str, progress: Progress) -> None:
+    def after_step(model: str, progress: TrainProgress) -> None:
         if progress.step == 13 and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -124,14 +126,14 @@ def die_once(marker: Path) -> Callable[[str, Progress], None]:
 
 
 def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint_and_no_more(
-    log: Path, alone: tuple[Path, Trained], tmp_path: Path
+    log: Path, alone: tuple[Path, TrainResult], tmp_path: Path
 ) -> None:
     """Two workers, fed from the log by tasks on another node, learn what one process learns from a Table."""
-    from recmill.dealing.tasks import DataWorkers
+    from recmill.distributed.data_tasks import DataWorkers
 
     recipe, into, marker, notes = recipe_of(), tmp_path / "checkpoint", tmp_path / "died", []
     trained = launched(
-        lambda note: LogSource(recipe, str(log), note=note),
+        lambda note: LogData(recipe, str(log), note=note),
         into,
         notes=notes,
         on_step=die_once(marker),
@@ -145,12 +147,12 @@ def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint_and_no_more(
 
 
 def test_an_error_of_ours_ends_the_run_at_once_and_arrives_as_itself(table: Path, tmp_path: Path) -> None:
-    def make_source(note: Any) -> TableSource:
+    def make_source(note: Any) -> TableData:
         if rank := os.environ.get("RANK"):
             (tmp_path / f"{rank}-{time.monotonic_ns()}").touch()
             if rank == "1":
                 raise LogError("events0.tsv: is not what it was.")
-        return TableSource(Table.open(table))
+        return TableData(Table.open(table))
 
     with pytest.raises(LogError, match=r"^events0.tsv: is not what it was\.$"):
         launched(make_source, tmp_path / "checkpoint")
@@ -160,7 +162,7 @@ def test_an_error_of_ours_ends_the_run_at_once_and_arrives_as_itself(table: Path
 def test_losing_workers_too_often_ends_the_run_and_says_how_to_go_on(table: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"more often than --max-failures 0 allows.*--resume"):
         launched(
-            lambda note: TableSource(Table.open(table)),
+            lambda note: TableData(Table.open(table)),
             tmp_path / "checkpoint",
             workers=1,
             on_step=die_once(tmp_path / "died"),
@@ -169,20 +171,20 @@ def test_losing_workers_too_often_ends_the_run_and_says_how_to_go_on(table: Path
 
 
 def test_a_run_goes_on_with_another_number_of_workers_and_ray_knows_its_checkpoints(
-    table: Path, alone: tuple[Path, Trained], tmp_path: Path
+    table: Path, alone: tuple[Path, TrainResult], tmp_path: Path
 ) -> None:
     import ray.train
 
     into = tmp_path / "checkpoint"
-    source = lambda note=None: TableSource(Table.open(table))  # noqa: E731
-    train(recipe_of(max_steps=7), source(), into, Options(threads=1))
+    source = lambda note=None: TableData(Table.open(table))  # noqa: E731
+    train(recipe_of(max_steps=7), source(), into, TrainConfig(threads=1))
     second = launched(source, into, workers=2, recipe=recipe_of(max_steps=31), resume=True)[0]
     assert (second.resumed_from, second.workers) == (7, 2)
     best = CheckpointFolder.open(into).of("ranking").find("best")
     seen_by_ray = ray.train.Result.from_path(into)
     assert seen_by_ray.get_best_checkpoint("auc", "max").path == str(best.path)
     assert seen_by_ray.metrics["samples"] == second.state.samples
-    last = train(recipe_of(), source(), into, Options(threads=1, resume=True))[0]
+    last = train(recipe_of(), source(), into, TrainConfig(threads=1, resume=True))[0]
     assert last.resumed_from == 31
     assert sightings(into) == sightings(alone[0])
     assert last_state(into)["samples"] == last_state(alone[0])["samples"]

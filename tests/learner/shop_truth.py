@@ -6,10 +6,18 @@ from math import ceil
 
 import numpy as np
 
-from recmill.logs.generate import files
-from recmill.logs.generate.draw import sigmoid
-from recmill.logs.generate.shop import BLOCK_VISITS, NUM_FACTORS, SLATE, Events, History, World, make_world
 from recmill.metrics import RankingSums
+from recmill.synthetic import files
+from recmill.synthetic.draw import sigmoid
+from recmill.synthetic.shop import (
+    BLOCK_VISITS,
+    NUM_FACTORS,
+    SLATE,
+    ClickHistory,
+    Impressions,
+    ShopTruth,
+    make_world,
+)
 
 
 def best_reachable(rows: int, seed: int, cutoffs: tuple[int, ...]) -> dict[str, float]:
@@ -18,7 +26,7 @@ def best_reachable(rows: int, seed: int, cutoffs: tuple[int, ...]) -> dict[str, 
     Items are ranked by the true chance of being shown to that user and clicked, as of that visit.
     """
     world = make_world(seed, rows)
-    history = History(np.zeros((len(world.mixture), NUM_FACTORS)))
+    history = ClickHistory(np.zeros((len(world.mixture), NUM_FACTORS)))
     num_visits = ceil(rows / SLATE)
     first_held_out = num_visits - num_visits // 20
     seen = np.zeros((len(world.mixture), len(world.item_cluster)), dtype=bool)
@@ -32,7 +40,9 @@ def best_reachable(rows: int, seed: int, cutoffs: tuple[int, ...]) -> dict[str, 
     return sums.means()
 
 
-def _ask(world: World, history: History, events: Events, held_out, seen, sums: RankingSums) -> None:
+def _ask(
+    world: ShopTruth, history: ClickHistory, events: Impressions, held_out, seen, sums: RankingSums
+) -> None:
     asked = held_out & ~seen[events.users, events.items]
     if not asked.any():
         return
@@ -44,7 +54,7 @@ def _ask(world: World, history: History, events: Events, held_out, seen, sums: R
     sums.add(best, np.concatenate([[0], np.cumsum(lengths)]), events.items[asked])
 
 
-def _true_chances(world: World, users, history: History):
+def _true_chances(world: ShopTruth, users, history: ClickHistory):
     num_items = len(world.item_cluster)
     of_user, of_item = np.repeat(users, num_items), np.tile(np.arange(num_items), len(users))
     middle, plain = np.full(len(of_user), SLATE // 2), np.zeros(len(of_user), dtype=np.int64)

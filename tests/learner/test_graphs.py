@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recmill.batches import Array, Batch, Keys, Layout
+from recmill.dataset.batch import Array, Batch, Keys, Layout
 from recmill.errors import MissingPackage, RecmillError
 from recmill.features.chain import ColumnInfo
 from recmill.learner.base import columns_of
-from recmill.learner.graphs import Graphs, write_graphs
-from recmill.learner.graphs.split import Parts, Places, split_model
+from recmill.learner.graphs.graphs import Graphs, write_graphs
+from recmill.learner.graphs.split import FeatureIndices, Parts, split_model
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
-from recmill.spec import recipe as r
-from recmill.spec.load import recipe_from_dict
+from recmill.recipe import recipe as r
+from recmill.recipe.load import recipe_from_dict
 
 pytestmark = pytest.mark.stages
 
@@ -206,7 +206,7 @@ def ranker_of(spec: str, columns: str) -> Ranker:
 def test_a_ranker_cut_in_two_scores_the_same(spec: str, columns: str) -> None:
     ranker = ranker_of(spec, columns)
     deep = [part.name for part in ranker.collections["deep"].features]
-    kinds = (Places.of(names, OWNERS) for names in (ranker.layout.numbers, deep, ranker.spec.wide))
+    kinds = (FeatureIndices.of(names, OWNERS) for names in (ranker.layout.numbers, deep, ranker.spec.wide))
     cut = split_model(ranker.model.eval(), Parts(*kinds))
     for num_rows in (1, 7, 500):
         batch = random_batch(ranker.layout, num_rows, OF_USER)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recmill.learner.optimizers import Lamb, dense_optimizer, rate_factor
-from recmill.spec.recipe import Optimizer, Schedule
+from recmill.recipe.recipe import Optimizer, Schedule
 
 
 def test_warm_up_hold_and_quadratic_decay():

@@ -11,17 +11,17 @@ import pytest
 import torch
 from shop_truth import best_reachable
 
-from recmill.batches import Batch, Batches, Keys
-from recmill.checkpoint import METRICS
+from recmill.artifacts.checkpoint.checkpoint import METRICS
+from recmill.dataset.batch import Batch, Batches, Keys
+from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, RecipeError, TrainingError
-from recmill.learner.questions import Catalogue, Questions, counts_of
+from recmill.learner.eval_queries import ItemFeatures, Questions, counts_of
 from recmill.learner.retrieval import ItemCounts, Retriever, some_rows
-from recmill.logs.generate import generate
-from recmill.prepare import prepare
-from recmill.protocols import HELD_OUT_CLICKS
-from recmill.spec.load import load_recipe, recipe_from_dict
-from recmill.spec.recipe import Recipe
-from recmill.table import Table
+from recmill.prepare.prepare import prepare
+from recmill.recipe.load import load_recipe, recipe_from_dict
+from recmill.recipe.protocols import HELD_OUT_CLICKS
+from recmill.recipe.recipe import Recipe
+from recmill.synthetic.generate import generate
 from recmill.train.trainer import Trainer
 
 NUM_USERS, NUM_ITEMS = 60, 120
@@ -164,7 +164,7 @@ def test_rows_without_a_click_teach_the_softmax_nothing(table):
     batch = batches(table, one)[0]
     clicks = some_rows(batch, np.flatnonzero(batch.labels["clicked"] == 1))
     assert one.step(batch).loss == other.step(clicks).loss
-    catalogue = Catalogue.of(table, table.recipe).batch(one.layouts["item"])
+    catalogue = ItemFeatures.of(table, table.recipe).batch(one.layouts["item"])
     assert (one.item_vectors(catalogue) == other.item_vectors(catalogue)).all()
     nothing = some_rows(batch, np.flatnonzero(batch.labels["clicked"] == 0))
     assert one.step(nothing).loss == 0.0
@@ -275,7 +275,7 @@ def test_a_tower_of_numbers_alone_is_no_recipe():
 
 
 def test_the_catalogue_has_every_known_item_once_as_last_seen(table):
-    catalogue = Catalogue.of(table, table.recipe)
+    catalogue = ItemFeatures.of(table, table.recipe)
     assert catalogue.ids.tolist() == list(range(1, NUM_ITEMS + 1))
     last = {row["item"]: row["price"] for row in table.scan().collect().iter_rows(named=True)}
     assert dict(catalogue.rows.select("item", "price").iter_rows()) == last

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recmill.logs.base import POSITION, BadRow, Source, open_source
-from recmill.spec.recipe import Column, Log
+from recmill.logs.base import POSITION, BadRow, LogFiles, open_source
+from recmill.recipe.recipe import Column, Log
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Everything:
         return [(row.reason, row.column) for row in self.bad]
 
 
-def read_all(source: Source, parts: int = 1, chunk_bytes: int = 8 << 20) -> Everything:
+def read_all(source: LogFiles, parts: int = 1, chunk_bytes: int = 8 << 20) -> Everything:
     """All rows in the order of units, checked against the source's own schema and counts."""
     rows: list[tuple[Any, ...]] = []
     bad: list[BadRow] = []

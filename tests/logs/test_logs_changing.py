@@ -15,8 +15,8 @@ from recmill.errors import LogError
 from recmill.logs.base import open_source
 from recmill.logs.counted import CountedLog
 from recmill.logs.tail import Tail
-from recmill.spec.load import recipe_from_dict
-from recmill.spec.recipe import Log
+from recmill.recipe.load import recipe_from_dict
+from recmill.recipe.recipe import Log
 
 Write = Callable[[Path, int], None]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from log_reading import columns_of, cut_lines, parse_fields, read_all, split_quoted
 
 from recmill.logs.base import open_source
-from recmill.spec.recipe import Log
+from recmill.recipe.recipe import Log
 
 KINDS = ["int", "text", "float", "hex", "bool"]
 COLUMNS = columns_of(i="int", t="text", f="float", h="hex", b="bool")

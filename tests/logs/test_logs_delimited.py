@@ -10,8 +10,8 @@ from log_reading import columns_of, read_all, read_text
 
 from recmill.errors import LogError
 from recmill.logs import text as text_module
-from recmill.logs.base import BadRow, Unit, open_source
-from recmill.spec.recipe import Column, Log
+from recmill.logs.base import BadRow, LogRange, open_source
+from recmill.recipe.recipe import Column, Log
 
 INT_TEXT = columns_of(a="int", b="text")
 
@@ -286,7 +286,7 @@ def test_a_row_belongs_to_the_unit_that_holds_its_first_byte(tmp_path: Path) -> 
     (tmp_path / "log.txt").write_bytes(b"1\ta\n2\tb\n3\tc\n")
     source = open_source(Log(files=("log.txt",), columns=INT_TEXT), str(tmp_path))
     read = {
-        (start, end): [row for batch in source.read(Unit(0, start, end)) for row in batch.frame["a"]]
+        (start, end): [row for batch in source.read(LogRange(0, start, end)) for row in batch.frame["a"]]
         for start, end in [(0, 4), (0, 5), (4, 5), (5, 8), (3, 4), (1, 9), (9, 12)]
     }
     assert read == {

@@ -13,7 +13,7 @@ from log_reading import columns_of, read_all
 from recmill.errors import LogError
 from recmill.logs.base import describe_files, open_source
 from recmill.logs.files import match_pattern
-from recmill.spec.recipe import Log
+from recmill.recipe.recipe import Log
 
 COLUMNS = columns_of(a="int")
 

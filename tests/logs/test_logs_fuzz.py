@@ -16,7 +16,7 @@ from log_reading import columns_of, cut_lines, parse_fields, read_all, split_quo
 
 from recmill.errors import LogError
 from recmill.logs.base import open_source
-from recmill.spec.recipe import Log
+from recmill.recipe.recipe import Log
 
 KINDS = ["int", "text", "float", "hex", "bool"]
 COLUMNS = columns_of(i="int", t="text", f="float", h="hex", b="bool")

@@ -9,7 +9,7 @@ from log_reading import Everything, columns_of, read_text
 
 from recmill.errors import LogError
 from recmill.logs.base import BadRow
-from recmill.spec.recipe import Column
+from recmill.recipe.recipe import Column
 
 ALL = columns_of(i="int", f="float", t="text", h="hex", b="bool")
 

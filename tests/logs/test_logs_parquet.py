@@ -12,11 +12,11 @@ import pytest
 from log_reading import Everything, columns_of, read_all
 
 from recmill.errors import LogError
-from recmill.logs.base import BadRow, Source, Unit, open_source
-from recmill.spec.recipe import Column, Log
+from recmill.logs.base import BadRow, LogFiles, LogRange, open_source
+from recmill.recipe.recipe import Column, Log
 
 
-def open_table(directory: Path, table: pa.Table, columns: tuple[Column, ...], **options: Any) -> Source:
+def open_table(directory: Path, table: pa.Table, columns: tuple[Column, ...], **options: Any) -> LogFiles:
     pq.write_table(table, directory / "log.parquet", **options)
     return open_source(Log(files=("log.parquet",), columns=columns, format="parquet"), str(directory))
 
@@ -116,7 +116,7 @@ def test_units_are_ranges_of_row_groups(tmp_path: Path, parts: int, chunk_bytes:
 
 def test_any_range_of_rows_can_be_read(tmp_path: Path) -> None:
     source = open_table(tmp_path, pa.table({"i": list(range(100))}), columns_of(i="int"), row_group_size=7)
-    rows = [value for batch in source.read(Unit(0, 5, 23), 50) for value in batch.frame["i"]]
+    rows = [value for batch in source.read(LogRange(0, 5, 23), 50) for value in batch.frame["i"]]
     assert rows == list(range(5, 23))
 
 

@@ -12,7 +12,7 @@ from recmill.models.dlrm import DLRM
 from recmill.models.layers import CrossNetwork, DotInteraction
 from recmill.models.two_tower import TwoTower, in_batch_softmax, pairwise_bce
 from recmill.models.wide_deep import WideDeep
-from recmill.spec.recipe import Ranking, Retrieval
+from recmill.recipe.recipe import Ranking, Retrieval
 
 
 def ranking(**keys) -> Ranking:

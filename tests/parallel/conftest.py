@@ -13,8 +13,8 @@ from even_odd import MODELS, prepare_table, recipe_named, with_training
 from processes import together
 from worker_runs import Ran, in_turn, run
 
-from recmill.table import Table
-from recmill.train.parallel import ALONE
+from recmill.dataset.table import Table
+from recmill.distributed.workers import SINGLE_WORKER
 
 STOPS = {1: 5, 2: 9, 4: 11}  # the step at which a run that goes on with more workers is interrupted
 
@@ -60,8 +60,8 @@ def even_odd_table(tmp_path_factory) -> Table:
 @pytest.fixture(scope="session")
 def runs(even_odd_table, tmp_path_factory) -> Runs:
     found = Runs(tmp_path_factory.mktemp("runs"), even_odd_table)
-    found.keep(1, [in_turn(ALONE, found.tasks(1))])
+    found.keep(1, [in_turn(SINGLE_WORKER, found.tasks(1))])
     for size in (2, 4):
         found.keep(size, together(found.folder / f"answers-{size}", size, in_turn, found.tasks(size)))
-    run(ALONE, recipe_named("dynamic"), even_odd_table.path, found.moving, resume=True)
+    run(SINGLE_WORKER, recipe_named("dynamic"), even_odd_table.path, found.moving, resume=True)
     return found

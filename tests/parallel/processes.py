@@ -41,7 +41,7 @@ def _work(
 ) -> None:
     import torch
 
-    from recmill.train.parallel import connect
+    from recmill.distributed.workers import connect
 
     torch.set_num_threads(1)
     workers = connect(rank, size, address, timeout_minutes=1.0)

@@ -17,15 +17,15 @@ from ports import free_port
 from processes import together
 from worker_runs import in_turn, run
 
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.dataset.table import Table
+from recmill.distributed.workers import SINGLE_WORKER, Workers, distribute
 from recmill.errors import RecmillError
 from recmill.learner.saved import new_learner
-from recmill.spec.recipe import Dynamic, Recipe, Saving
-from recmill.table import Table
-from recmill.train import Options, train
-from recmill.train.parallel import ALONE, Workers, spread
-from recmill.train.source import TableSource
-from recmill.train.trainer import Progress
+from recmill.recipe.recipe import Dynamic, Recipe, Saving
+from recmill.train.source import TableData
+from recmill.train.train import TrainConfig, train
+from recmill.train.trainer import TrainProgress
 
 pytestmark = pytest.mark.processes
 
@@ -34,7 +34,7 @@ def fails_at(
     workers: Workers, recipe: Recipe, table: Path, into: Path, rank: int, step: int, how: str
 ) -> Any:
     """Train; one worker comes to grief at a step. The others: how long until they noticed, and what they say."""
-    source = TableSource(Table.open(table))
+    source = TableData(Table.open(table))
     reached = [0.0]
     read = source.batches
 
@@ -55,7 +55,7 @@ def fails_at(
 
     source.batches = watched  # type: ignore[method-assign]
     try:
-        train(recipe, source, into, Options(threads=1, workers=workers))
+        train(recipe, source, into, TrainConfig(threads=1, workers=workers))
     except RecmillError as error:
         return time.monotonic() - reached[0], type(error).__name__, str(error)
     except RuntimeError as error:
@@ -97,8 +97,8 @@ def test_a_killed_worker_is_named_and_the_run_goes_on_without_it(even_odd_table,
     assert saved[-1].step <= 7
     for checkpoint in saved:
         checkpoint.verify()
-    ended = run(ALONE, often_saved(), even_odd_table.path, into, resume=True)
-    straight = run(ALONE, often_saved(), even_odd_table.path, tmp_path / "straight")
+    ended = run(SINGLE_WORKER, often_saved(), even_odd_table.path, into, resume=True)
+    straight = run(SINGLE_WORKER, often_saved(), even_odd_table.path, tmp_path / "straight")
     assert ended.state.samples == straight.state.samples
     assert ended.metrics["auc"] == pytest.approx(straight.metrics["auc"], abs=2e-3)
     assert not list(into.rglob("*.partial"))
@@ -116,14 +116,14 @@ def refused(workers: Workers, table: Path, into: Path) -> list[str]:
         assert recipe.ranking is not None
         recipe = replace(recipe, ranking=replace(recipe.ranking, dynamic=Dynamic(**options)))
         found.append(
-            message_of(lambda recipe=recipe: spread(new_learner(recipe, "ranking", columns, 1), workers))
+            message_of(lambda recipe=recipe: distribute(new_learner(recipe, "ranking", columns, 1), workers))
         )
     recipe = recipe_named("fixed")
     found.append(
-        message_of(lambda: spread(new_learner(recipe, "ranking", columns, 1), workers, wire="float8"))
+        message_of(lambda: distribute(new_learner(recipe, "ranking", columns, 1), workers, wire="float8"))
     )
-    source = TableSource(Table.open(table))
-    options = Options(threads=1, workers=workers)
+    source = TableData(Table.open(table))
+    options = TrainConfig(threads=1, workers=workers)
     found.append(message_of(lambda: train(with_training(recipe, max_steps=1), source, into, options)))
     return found
 
@@ -143,11 +143,11 @@ def slow_clock(workers: Workers, table: Path, into: Path) -> tuple[str | None, i
     )
     steps = [0]
 
-    def count(model: str, progress: Progress) -> None:
+    def count(model: str, progress: TrainProgress) -> None:
         steps[0] = progress.step
 
-    options = Options(threads=1, workers=workers, on_step=count)
-    (trained,) = train(recipe, TableSource(Table.open(table)), into, options)
+    options = TrainConfig(threads=1, workers=workers, on_step=count)
+    (trained,) = train(recipe, TableData(Table.open(table)), into, options)
     return trained.state.stopped_by, trained.best.step
 
 
@@ -155,7 +155,7 @@ def slow_clock(workers: Workers, table: Path, into: Path) -> tuple[str | None, i
 def answers(even_odd_table, tmp_path_factory) -> list[Any]:
     folder = tmp_path_factory.mktemp("answers")
     table, there = even_odd_table.path, folder / "there"
-    run(ALONE, with_training(recipe_named("fixed"), max_steps=1), table, there)
+    run(SINGLE_WORKER, with_training(recipe_named("fixed"), max_steps=1), table, there)
     tasks = [(slow_clock, (table, folder / "into"), {}), (refused, (table, there), {})]
     return together(folder / "answers", 2, in_turn, tasks)
 
@@ -185,7 +185,7 @@ from pathlib import Path
 sys.path[:0] = sys.argv[1:2]
 from even_odd import recipe_named
 from worker_runs import in_turn, run
-from recmill.train.parallel import from_environment
+from recmill.distributed.workers import from_environment
 workers = from_environment()
 ran = run(workers, recipe_named("fixed"), Path(sys.argv[2]), Path(sys.argv[3]))
 line = f"{workers.rank} {workers.size} {workers.num_here} {ran.steps} {ran.state.stopped_by}\\n"

@@ -7,8 +7,8 @@ import pytest
 from even_odd import MODELS
 from worker_runs import assert_same_tables, contents
 
-from recmill.checkpoint import CheckpointFolder
-from recmill.checkpoint.compare import diff
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.compare import diff
 from recmill.learner.saved import open_learner
 
 pytestmark = [pytest.mark.processes, pytest.mark.stages]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from processes import together
 
+from recmill.distributed.workers import Workers
 from recmill.embeddings.collection import EmbeddingCollection, EmbeddingFeature
 from recmill.embeddings.sharding import ShardedCollection, pack, unpack
-from recmill.embeddings.table import EmbeddingTable, Records, Shard, TableSpec
-from recmill.train.parallel import Workers
+from recmill.embeddings.table import EmbeddingTable, KeyRecords, KeyShard, TableSpec
 
 DIM = 6
 SPECS = (
@@ -97,7 +97,7 @@ def records_of(tables: dict[str, EmbeddingTable]) -> dict[str, dict[int, tuple[A
 
 
 def collections(workers: Workers, wire: str = "float32") -> tuple[EmbeddingCollection, ShardedCollection]:
-    shard = Shard(workers.rank, workers.size)
+    shard = KeyShard(workers.rank, workers.size)
     tables = [EmbeddingTable(spec, shard=None if spec.name == REPLICATED else shard) for spec in SPECS]
     alone = EmbeddingCollection([EmbeddingTable(spec) for spec in SPECS], FEATURES)
     return alone, ShardedCollection(tables, FEATURES, workers, wire=wire)
@@ -181,7 +181,7 @@ def test_sharded_lookup_equals_that_of_one_process(tmp_path, size):
 def test_every_key_has_exactly_one_worker(num_rows):
     keys = np.arange(0, 1000, dtype=np.int64)
     spec = TableSpec("t", 2, num_rows=num_rows)
-    owns = np.stack([EmbeddingTable(spec, shard=Shard(rank, 3)).owns(keys) for rank in range(3)])
+    owns = np.stack([EmbeddingTable(spec, shard=KeyShard(rank, 3)).owns(keys) for rank in range(3)])
     assert (owns.sum(axis=0) == 1).all()
     assert (owns.sum(axis=1) > 250).all()
 
@@ -189,7 +189,7 @@ def test_every_key_has_exactly_one_worker(num_rows):
 def test_a_shard_of_a_bounded_table_takes_its_part_of_the_memory():
     spec = TableSpec("t", 16, num_rows=100_000)
     keys = np.arange(100_000, dtype=np.int64)
-    whole, part = EmbeddingTable(spec), EmbeddingTable(spec, shard=Shard(1, 4))
+    whole, part = EmbeddingTable(spec), EmbeddingTable(spec, shard=KeyShard(1, 4))
     whole.lookup(keys, train=True)
     part.lookup(keys[part.owns(keys)], train=True)
     assert part.statistics().keys == 25_000
@@ -198,11 +198,11 @@ def test_a_shard_of_a_bounded_table_takes_its_part_of_the_memory():
 
 def test_a_shard_loads_and_removes_its_own_keys_alone():
     spec = TableSpec("t", 2, "sgd", num_rows=30)
-    table = EmbeddingTable(spec, shard=Shard(2, 3))
+    table = EmbeddingTable(spec, shard=KeyShard(2, 3))
     keys = np.arange(30)
     rows = np.repeat(keys[:, None], 2, axis=1).astype(np.float32)
     zeros = np.zeros(30, np.uint32)
-    table.load(Records(keys, rows, np.empty((30, 0), np.float32), zeros, zeros))
+    table.load(KeyRecords(keys, rows, np.empty((30, 0), np.float32), zeros, zeros))
     found = {
         int(key): piece.rows[i, 0] for piece in table.begin_snapshot() for i, key in enumerate(piece.keys)
     }

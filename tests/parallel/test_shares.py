@@ -5,23 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recmill.batches import Batch, Keys
-from recmill.train.parallel import Shares
+from recmill.dataset.batch import Batch, Keys
+from recmill.distributed.workers import SliceSizes
 
 
-def hear(shares: Shares, seconds: list[float], times: int = Shares.EVERY_STEPS) -> None:
+def hear(shares: SliceSizes, seconds: list[float], times: int = SliceSizes.EVERY_STEPS) -> None:
     for _ in range(times):
         shares.learn(np.array(seconds, np.float32))
 
 
 def test_shares_are_equal_at_first():
-    assert Shares(4).cut(100) == [25, 25, 25, 25]
-    assert Shares(3).cut(2) == [1, 0, 1]
-    assert sum(Shares(7).cut(1000)) == 1000
+    assert SliceSizes(4).cut(100) == [25, 25, 25, 25]
+    assert SliceSizes(3).cut(2) == [1, 0, 1]
+    assert sum(SliceSizes(7).cut(1000)) == 1000
 
 
 def test_a_slow_worker_gets_fewer_rows():
-    shares = Shares(2)
+    shares = SliceSizes(2)
     hear(shares, [1.0, 3.0])
     assert shares.cut(800) == [500, 300]  # half of the way from 400 to 600
     hear(shares, [1.0, 3.0])
@@ -29,7 +29,7 @@ def test_a_slow_worker_gets_fewer_rows():
 
 
 def test_noise_moves_nothing():
-    shares = Shares(2)
+    shares = SliceSizes(2)
     random = np.random.default_rng(0)
     for _ in range(200):
         shares.learn((1 + 0.1 * random.random(2)).astype(np.float32))
@@ -37,14 +37,14 @@ def test_noise_moves_nothing():
 
 
 def test_a_worker_that_stalls_once_keeps_its_rows():
-    shares = Shares(2)
+    shares = SliceSizes(2)
     hear(shares, [1.0, 1.0], 15)
     hear(shares, [1.0, 500.0], 1)
     assert shares.cut(100) == [50, 50]
 
 
 def test_a_very_slow_worker_keeps_some_rows():
-    shares = Shares(2)
+    shares = SliceSizes(2)
     for _ in range(20):
         hear(shares, [1.0, 1e6])
     assert shares.cut(1000)[1] >= 100
@@ -52,7 +52,7 @@ def test_a_very_slow_worker_keeps_some_rows():
 
 @pytest.mark.parametrize("seconds", [[0.0, 1.0], [1.0, 3.0]])
 def test_nothing_moves_when_a_worker_had_no_rows_or_balance_is_off(seconds):
-    shares = Shares(2, balance=seconds[0] == 0.0)
+    shares = SliceSizes(2, balance=seconds[0] == 0.0)
     hear(shares, seconds)
     assert shares.cut(100) == [50, 50]
 
@@ -63,7 +63,7 @@ def batch_of(size: int, whole: int | None = None) -> Batch:
 
 
 def test_workers_shares_are_the_whole_batch():
-    parts = [Shares(3).own(batch_of(10), rank) for rank in range(3)]
+    parts = [SliceSizes(3).own(batch_of(10), rank) for rank in range(3)]
     assert np.concatenate([part.keys["a"].values for part in parts]).tolist() == list(range(10))
     assert {part.whole for part in parts} == {10}
     assert sum(part.size for part in parts) == 10
@@ -71,5 +71,5 @@ def test_workers_shares_are_the_whole_batch():
 
 def test_a_share_is_not_cut_again():
     share = batch_of(4, whole=4)
-    assert Shares(2).own(share, 1) is share
+    assert SliceSizes(2).own(share, 1) is share
     assert (share.total, batch_of(3, 9).total, batch_of(3).total) == (4, 9, 3)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from recmill.checkpoint import CheckpointFolder
-from recmill.spec import recipe as r
-from recmill.table import Table
-from recmill.train import Options, train
-from recmill.train.parallel import Workers
-from recmill.train.source import TableSource
-from recmill.train.trainer import Progress
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.dataset.table import Table
+from recmill.distributed.workers import Workers
+from recmill.recipe import recipe as r
+from recmill.train.source import TableData
+from recmill.train.train import TrainConfig, train
+from recmill.train.trainer import TrainProgress
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def run(workers: Workers, recipe: r.Recipe, table: Path, into: Path, **options: 
     losses: list[float] = []
     reports: list[tuple[int, str]] = []
 
-    def saw(model: str, progress: Progress) -> None:
+    def saw(model: str, progress: TrainProgress) -> None:
         losses.append(progress.loss)
 
     def reported(metrics: Any, path: Path | None) -> None:
@@ -42,8 +42,8 @@ def run(workers: Workers, recipe: r.Recipe, table: Path, into: Path, **options: 
         assert (path / "manifest.json").is_file()
         reports.append((int(metrics["step"]), path.name))
 
-    given = Options(threads=1, workers=workers, on_step=saw, on_report=reported, **options)
-    (trained,) = train(recipe, TableSource(Table.open(table)), into, given)
+    given = TrainConfig(threads=1, workers=workers, on_step=saw, on_report=reported, **options)
+    (trained,) = train(recipe, TableData(Table.open(table)), into, given)
     return Ran(losses, trained.best.metrics, trained.best.step, reports, trained.wire_bytes, trained.state)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import polars as pl
 
-from recmill.prepare import Options, Prepared, prepare
-from recmill.spec.load import recipe_from_dict
-from recmill.spec.recipe import Recipe
-from recmill.table import Table
+from recmill.dataset.table import Table
+from recmill.prepare.prepare import PrepareConfig, PrepareResult, prepare
+from recmill.recipe.load import recipe_from_dict
+from recmill.recipe.recipe import Recipe
 
 
 def events_recipe(**changes: Any) -> Recipe:
@@ -55,8 +55,8 @@ def write_events(folder: Path, num_rows: int, files: int = 1) -> Path:
     return folder
 
 
-def prepared(recipe: Recipe, data: Path, into: Path, **options: Any) -> Prepared:
-    return prepare(recipe, str(data), into, Options(**options))
+def prepared(recipe: Recipe, data: Path, into: Path, **options: Any) -> PrepareResult:
+    return prepare(recipe, str(data), into, PrepareConfig(**options))
 
 
 def rows_of(table: Table, split: str = "train") -> pl.DataFrame:

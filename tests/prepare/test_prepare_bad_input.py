@@ -9,9 +9,9 @@ import json
 import pytest
 from logs_and_recipes import events_recipe, prepared, rows_of, write_events
 
-from recmill.batches import Batches
+from recmill.dataset.batch import Batches
+from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, LogError, TooManyBadRows
-from recmill.table import Table
 
 BAD = [
     (b"u1\t1\t5\n", "wrong number of fields"),

@@ -9,8 +9,8 @@ import pytest
 from logs_and_recipes import events_recipe, prepared, rows_of, write_events
 
 from recmill.engines import local
-from recmill.prepare import Options, prepare
-from recmill.spec.load import load_recipe
+from recmill.prepare.prepare import PrepareConfig, prepare
+from recmill.recipe.load import load_recipe
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 GOLDEN = Path(__file__).parent.parent / "golden_digests.txt"
@@ -83,7 +83,7 @@ def test_order_in_which_files_were_made_or_named_in_the_recipe_does_not_matter(t
 
 
 def _log() -> dict[str, object]:
-    from recmill.spec.load import recipe_to_dict
+    from recmill.recipe.load import recipe_to_dict
 
     return recipe_to_dict(events_recipe())["log"]
 
@@ -127,5 +127,7 @@ def test_counting_on_disk_equals_counting_in_memory(tmp_path, monkeypatch):
 @pytest.mark.parametrize("line", GOLDEN.read_text().splitlines())
 def test_digest_of_a_fixture_is_the_golden_one(tmp_path, line):
     fixture, recipe, digest = line.split()
-    found = prepare(load_recipe(recipe), str(FIXTURES / fixture), tmp_path / "table", Options(max_bad=0.0))
+    found = prepare(
+        load_recipe(recipe), str(FIXTURES / fixture), tmp_path / "table", PrepareConfig(max_bad=0.0)
+    )
     assert found.table.digest == digest

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from logs_and_recipes import events_recipe, prepared, rows_of, write_events
 
-from recmill import prepare as preparation
 from recmill.errors import ArtifactError, LogError
-from recmill.spec.recipe import Recipe
+from recmill.prepare import prepare as preparation
+from recmill.recipe.recipe import Recipe
 
 SIDE = {
     "tables": {

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from logs_and_recipes import events_recipe, prepared, write_events
 
+from recmill.artifacts.work import read_record
+from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, ResourceError
-from recmill.prepare import Options, prepare
-from recmill.spec.load import load_recipe
-from recmill.table import Table
-from recmill.work import read_record
+from recmill.prepare.prepare import PrepareConfig, prepare
+from recmill.recipe.load import load_recipe
 
 
 @pytest.fixture(scope="module")
 def criteo(tmp_path_factory) -> Path:
-    from recmill.logs.generate import generate
+    from recmill.synthetic.generate import generate
 
     folder = tmp_path_factory.mktemp("criteo")
     generate("criteo", 60_000, 3, folder)
@@ -72,7 +72,7 @@ def test_killed_and_run_again_it_finishes_without_redoing_shards(tmp_path, crite
     assert "went on with unfinished work" in said
     assert {shard: (shard.stat().st_mtime_ns, shard.stat().st_ino) for shard in shards} == before
     recipe = load_recipe("criteo-dlrm", [f"table.order={order}"])
-    untouched = prepare(recipe, str(criteo), tmp_path / "untouched", Options(partitions=24, workers=1))
+    untouched = prepare(recipe, str(criteo), tmp_path / "untouched", PrepareConfig(partitions=24, workers=1))
     assert Table.open(into).digest == untouched.table.digest
     assert not (into / "_work").exists()
     assert not list(into.rglob("*.partial"))
@@ -148,11 +148,13 @@ def test_a_full_disk_is_a_clear_error_and_the_next_run_resumes(tmp_path, criteo)
         pytest.skip("mounting a small file system needs root")
     try:
         with pytest.raises(ResourceError, match=r"is full.*it resumes"):
-            prepare(load_recipe("criteo-dlrm"), str(criteo), small / "table", Options(partitions=24))
+            prepare(load_recipe("criteo-dlrm"), str(criteo), small / "table", PrepareConfig(partitions=24))
         done = len(list((small / "table").glob("_work/done/parquet-*.json")))
         assert done > 0
         subprocess.run(["mount", "-o", "remount,size=200m", str(small)], check=True)
-        again = prepare(load_recipe("criteo-dlrm"), str(criteo), small / "table", Options(partitions=24))
+        again = prepare(
+            load_recipe("criteo-dlrm"), str(criteo), small / "table", PrepareConfig(partitions=24)
+        )
         assert again.table.num_rows() + again.table.num_rows("eval") + again.table.num_rows("test") == 60_000
         again.table.verify()
     finally:
@@ -169,7 +171,7 @@ def test_a_job_killed_while_it_publishes_resumes_to_the_same_table(tmp_path, mon
         {"columns": "user", "steps": ["key"]},
         {"columns": "item", "steps": ["key"]},
     ]  # nothing to fit
-    recipe, options = events_recipe(features=features), Options(workers=1, max_bad=0.1)
+    recipe, options = events_recipe(features=features), PrepareConfig(workers=1, max_bad=0.1)
     expected = prepare(recipe, str(data), tmp_path / "table", options).table
     calls, fsync = 0, os.fsync
 
@@ -204,11 +206,13 @@ def test_unfinished_work_that_is_damaged_is_not_used(tmp_path, monkeypatch, dama
         file.write("not a row\n")
     split = {"by": "random", "column": "user", "held_out": 0.2}
     recipe = events_recipe(split=split, table={"order": "shuffle"})
-    options = Options(workers=1, max_bad=0.1)
+    options = PrepareConfig(workers=1, max_bad=0.1)
     expected = prepare(recipe, str(data), tmp_path / "table", options).table
     half = tmp_path / "half"
     with monkeypatch.context() as patch:
-        patch.setattr("recmill.prepare._publish", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            "recmill.prepare.prepare._publish", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             prepare(recipe, str(data), half, options)
     files = [path.relative_to(half) for path in half.rglob("*") if path.is_file() and path.name != ".lock"]

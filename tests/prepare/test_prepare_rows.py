@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 from logs_and_recipes import events_recipe, prepared, rows_of, write_events
 
-from recmill.logs.generate import generate
-from recmill.prepare import Options, prepare
-from recmill.spec.load import load_recipe
+from recmill.prepare.prepare import PrepareConfig, prepare
+from recmill.recipe.load import load_recipe
+from recmill.synthetic.generate import generate
 
 
 def times(table, split):
@@ -148,7 +148,7 @@ def test_one_raw_row_through_the_plan_equals_its_row_in_the_table(tmp_path):
     recipe = load_recipe(
         "quickstart", ["table.order=log", 'table.keep=["time", "user_id", "item_id", "position"]']
     )
-    table = prepare(recipe, str(tmp_path / "log"), tmp_path / "table", Options(partitions=4)).table
+    table = prepare(recipe, str(tmp_path / "log"), tmp_path / "table", PrepareConfig(partitions=4)).table
     users = pl.read_csv(tmp_path / "log" / "users.csv")
     items = pl.read_csv(tmp_path / "log" / "items.csv")
     events = pl.read_csv(tmp_path / "log" / "events.csv").join(users, on="user_id").join(items, on="item_id")
@@ -172,7 +172,7 @@ def test_binary_rows_are_160_bytes_of_label_counts_and_ids(tmp_path):
     generate("criteo", 2000, 1, tmp_path / "log")
     recipe = load_recipe("criteo-dlrm")
     table = prepare(
-        recipe, str(tmp_path / "log"), tmp_path / "table", Options(partitions=3, binary=True)
+        recipe, str(tmp_path / "log"), tmp_path / "table", PrepareConfig(partitions=3, binary=True)
     ).table
     for split in ("train", "eval", "test"):
         content = np.fromfile(table.path / "binary" / f"{split}.bin", dtype="<i4").reshape(-1, 40)

@@ -10,8 +10,8 @@ from shop import Shop
 from test_prepare_digest import RICH
 
 from recmill.errors import ArtifactError, LogError
-from recmill.features.planned import plan_at
-from recmill.prepare import prepare
+from recmill.features.plan_artifact import plan_at
+from recmill.prepare.prepare import prepare
 
 
 def test_the_same_log_gives_the_same_table(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from logs_and_recipes import events_recipe, prepared, rows_of, write_events
 
 from recmill.errors import RecipeError
-from recmill.spec.recipe import SPLITS
+from recmill.recipe.recipe import SPLITS
 
 SPLIT = {"by": "random", "column": "user", "held_out": 0.2, "halve": True}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 from shop import Stages, run_quietly
 
-from recmill.score import Scored
+from recmill.score.score import ScoreResult
 
 SMALL = [
     *["--set", "ranking.bottom=[8, 16]", "--set", "ranking.top=[8]"],
@@ -40,4 +40,4 @@ def write_log(folder: Path, lines: list[str]) -> Path:
 
 def read(into: Path, output: str = "scores") -> pl.DataFrame:
     """All rows of an output, in order."""
-    return pl.concat([pl.read_parquet(file) for file in Scored.open(into).files(output)])
+    return pl.concat([pl.read_parquet(file) for file in ScoreResult.open(into).files(output)])

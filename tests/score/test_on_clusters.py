@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_criteo import Criteo, read, write_log
 
-from recmill.score import Scored
+from recmill.score.score import ScoreResult
 
 ON_RAY = pytest.param("ray", marks=pytest.mark.xdist_group("ray"))
 ON_SPARK = pytest.param("spark", marks=pytest.mark.xdist_group("spark"))
@@ -29,7 +29,7 @@ def test_a_cluster_writes_what_this_machine_writes(criteo: Criteo, tmp_path: Pat
     asked = ["--bundle", criteo.bundles, "--data", log, "--partitions", 3, "--keep", "c1"]
     score(*asked, "--into", tmp_path / "here")
     score(*asked, "--into", tmp_path / "there", "--engine", engine, "--workers", 2, "--memory", "300MB")
-    here, there = Scored.open(tmp_path / "here"), Scored.open(tmp_path / "there")
+    here, there = ScoreResult.open(tmp_path / "here"), ScoreResult.open(tmp_path / "there")
     assert there.files("scores") == [
         tmp_path / "there" / f.relative_to(here.path) for f in here.files("scores")
     ]

@@ -17,19 +17,19 @@ import pytest
 from shop import Shop
 from small_criteo import Criteo, read, write_log
 
-from recmill.artifact import read_manifest, write_manifest
-from recmill.batches import collate
-from recmill.checkpoint import CheckpointFolder
-from recmill.evaluate import Options as EvaluateOptions
-from recmill.evaluate import evaluate
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.manifest import read_manifest, write_manifest
+from recmill.artifacts.work import read_record
+from recmill.dataset.batch import collate
+from recmill.dataset.table import Table
+from recmill.evaluate.evaluate import EvaluateConfig as EvaluateOptions
+from recmill.evaluate.evaluate import evaluate
 from recmill.learner.ranking import Ranker
 from recmill.learner.saved import open_learner
 from recmill.logs.base import open_source
-from recmill.score import Scored
+from recmill.recipe.recipe import POSITION
 from recmill.score.models import checkpoint_ref, open_models
-from recmill.spec.recipe import POSITION
-from recmill.table import Table
-from recmill.work import read_record
+from recmill.score.score import ScoreResult
 
 pytestmark = pytest.mark.stages
 
@@ -99,7 +99,7 @@ def test_metrics_are_those_of_evaluate(recmill, shop: Shop, tmp_path: Path) -> N
     code, out, _ = recmill("score", *args, "--quiet")
     options = EvaluateOptions(split="eval", models=("ranking",))
     (expected,) = evaluate(shop.folder, Table.open(shop.table), options)
-    found = Scored.open(tmp_path / "s").metrics
+    found = ScoreResult.open(tmp_path / "s").metrics
     assert code == 0
     assert found is not None
     assert found == pytest.approx(expected.metrics, abs=1e-6)
@@ -144,7 +144,7 @@ def test_each_row_of_a_log_has_one_score_in_its_order(
     ]
     assert recmill("score", *args, "--quiet")[0] == 0
     found, rows = read(tmp_path / "s"), raw_rows(criteo)
-    assert len(Scored.open(tmp_path / "s").files("scores")) == 5
+    assert len(ScoreResult.open(tmp_path / "s").files("scores")) == 5
     assert found["offset"].to_list() == rows[POSITION].to_list()
     assert found["file"].unique().to_list() == ["train.txt"]
     assert found.select("i1", "c3").equals(rows.select("i1", "c3"))
@@ -201,7 +201,7 @@ def test_a_row_without_a_label_is_scored_and_not_measured(recmill, criteo: Crite
         tmp_path / "s",
     ]
     assert recmill("score", *args, "--quiet")[0] == 0
-    found, metrics = read(tmp_path / "s"), Scored.open(tmp_path / "s").metrics
+    found, metrics = read(tmp_path / "s"), ScoreResult.open(tmp_path / "s").metrics
     assert metrics is not None
     assert metrics["rows"] == 100
     assert found["label"].null_count() == 300
@@ -304,7 +304,7 @@ def _killed_after(command: list[str], into: Path, num_done: int) -> list[Path]:
         process.send_signal(signal.SIGKILL)
         process.wait()
     with pytest.raises(Exception, match="incomplete"):
-        Scored.open(into)
+        ScoreResult.open(into)
     return [into / shard["file"] for record in found for shard in read_record(record)]
 
 

@@ -10,14 +10,14 @@ import pytest
 from shop import Shop
 from small_criteo import Criteo, read
 
-from recmill.batches import collate
-from recmill.bundle import Bundle
-from recmill.index import ExactIndex
+from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.vector_index import ExactIndex
+from recmill.dataset.batch import collate
+from recmill.dataset.table import Table
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
-from recmill.score import Scored
 from recmill.score.recall import best_places
-from recmill.table import Table
+from recmill.score.score import ScoreResult
 
 pytestmark = pytest.mark.stages
 K = 5
@@ -128,7 +128,7 @@ def test_recall_alone_writes_nothing_else(recmill, shop: Shop, tmp_path: Path) -
     assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["manifest.json", "recall"]
     lengths = read(tmp_path / "r", "recall")["items"].list.len()
     assert lengths.unique().to_list() == [80]  # all there are
-    assert set(Scored.open(tmp_path / "r").outputs) == {"recall"}
+    assert set(ScoreResult.open(tmp_path / "r").outputs) == {"recall"}
 
 
 def test_users_who_saw_much_still_get_k_items() -> None:

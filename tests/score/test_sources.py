@@ -7,10 +7,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from recmill.dataset.shard import ShardFile, checksums_of
+from recmill.recipe.recipe import POSITION
 from recmill.score import sources
-from recmill.score.sources import Places, TableRows, file_and_offset
-from recmill.shard_file import ShardFile, checksums_of
-from recmill.spec.recipe import POSITION
+from recmill.score.sources import EntityRows, TableRows, file_and_offset
 
 
 @pytest.mark.parametrize("rows_per_unit", [1, 5, 1000])
@@ -38,7 +38,7 @@ def test_rows_of_shards_come_in_order_with_their_places(
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8])
 def test_places_are_all_numbers_below_the_count(count: int) -> None:
-    source = Places(count, per_unit=4)
+    source = EntityRows(count, per_unit=4)
     read = [
         place for unit in source.units() for batch in source.read(unit) for place in batch[POSITION].to_list()
     ]

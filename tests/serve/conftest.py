@@ -20,12 +20,12 @@ def bundles(shop: Shop) -> Path:
 @pytest.fixture(scope="module")
 def start(bundles: Path) -> Iterator[Start]:
     """Start servers with some settings; all are stopped at the end."""
-    from recmill.serve.server import Settings
+    from recmill.serve.server import ServeConfig
 
     running: list[Running] = []
 
     def start(**changes: Any) -> Running:
-        settings = Settings(**{"bundle": bundles, "http_port": 0, "grpc_port": 0, "threads": 2, **changes})
+        settings = ServeConfig(**{"bundle": bundles, "http_port": 0, "grpc_port": 0, "threads": 2, **changes})
         running.append(in_thread(settings))
         return running[-1]
 

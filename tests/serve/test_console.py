@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from recmill.bundle import Bundle
+from recmill.artifacts.bundle.bundle import Bundle
 from recmill.cli import main
 from recmill.serve import console
 

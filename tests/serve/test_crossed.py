@@ -11,9 +11,9 @@ from shop import FEW_STEPS, Shop
 import recmill
 from recmill.cli import main
 from recmill.errors import NotFound
+from recmill.recipe.load import shipped_recipes
 from recmill.serve.messages import Features, Rank, Recommend
 from recmill.serve.recommender import Recommender
-from recmill.spec.load import shipped_recipes
 
 pytestmark = pytest.mark.stages
 

@@ -19,9 +19,9 @@ from servers import Start
 from shop import Shop
 
 import recmill
-from recmill.batches import collate
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.cli import main
+from recmill.dataset.batch import collate
 from recmill.learner.ranking import Ranker
 from recmill.learner.saved import open_learner
 from recmill.serve.messages import Rank

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from servers import Running, Start
 
-from recmill.serve.grpc_door import INFERENCE, METHODS, SERVICE
+from recmill.serve.grpc_server import INFERENCE, METHODS, SERVICE
 from recmill.serve.limits import Limits
 from recmill.serve.proto import predict_v2_pb2, recmill_pb2
 

@@ -18,8 +18,8 @@ from servers import Running, Start
 
 from recmill.errors import BadRequest
 from recmill.serve import messages as m
-from recmill.serve.calls import Desk
-from recmill.serve.grpc_door import INFERENCE, METHODS, SERVICE, GrpcDoor
+from recmill.serve.calls import CallDispatcher
+from recmill.serve.grpc_server import INFERENCE, METHODS, SERVICE, GrpcServer
 from recmill.serve.inference import Scoring
 from recmill.serve.limits import Limits
 from recmill.serve.proto import convert
@@ -232,8 +232,8 @@ def test_changes_from_other_machines_need_a_token_or_a_certificate(bundles: Path
     service = Service(bundles)
 
     async def main() -> list[str]:
-        desk = Desk(service, Telemetry(), threads=1, admin_is_open=False)
-        door = GrpcDoor(desk, Scoring(desk))
+        desk = CallDispatcher(service, Telemetry(), threads=1, admin_is_open=False)
+        door = GrpcServer(desk, Scoring(desk))
         port = door.bind("127.0.0.1:0", None)
         await door.server.start()
         codes = []

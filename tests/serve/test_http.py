@@ -11,8 +11,8 @@ import pytest
 from asgi import Client
 
 from recmill.serve import console
-from recmill.serve.calls import Desk
-from recmill.serve.http import HttpDoor
+from recmill.serve.calls import CallDispatcher
+from recmill.serve.http_routes import HttpApp
 from recmill.serve.inference import Scoring
 from recmill.serve.limits import Limits
 from recmill.serve.security import Tokens
@@ -44,8 +44,8 @@ def service(bundles: Path) -> Iterator[Service]:
 
 
 def client_of(service: Service, **options: Any) -> Client:
-    desk = Desk(service, Telemetry(), threads=1, **options)
-    app = HttpDoor(desk, Scoring(desk), console.routes()).app
+    desk = CallDispatcher(service, Telemetry(), threads=1, **options)
+    app = HttpApp(desk, Scoring(desk), console.routes()).app
     return Client(app)
 
 
@@ -177,8 +177,8 @@ def test_health_metrics_live_and_the_page_are_there(client: Client, service: Ser
 
 
 def test_a_server_that_is_not_warm_or_drains_is_not_ready(service: Service) -> None:
-    desk = Desk(service, Telemetry(), threads=1)
-    with Client(HttpDoor(desk, Scoring(desk)).app) as client:
+    desk = CallDispatcher(service, Telemetry(), threads=1)
+    with Client(HttpApp(desk, Scoring(desk)).app) as client:
         desk.is_draining = True
         for path in ("/health/ready", "/v2/health/ready", "/v2/models/ranking/ready"):
             assert client.get(path).status_code == 503

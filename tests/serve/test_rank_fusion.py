@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from shop import Shop
 
-from recmill.bundle import Bundle
+from recmill.artifacts.bundle.bundle import Bundle
 from recmill.errors import StoreError
 from recmill.serve import messages as m
 from recmill.serve.coordinate import Coordinator
@@ -69,7 +69,7 @@ class _Late:
 
     def rank_rows(
         self, user: bytes, items: list[bytes], context: m.Values, deadline: float | None
-    ) -> m.Ranked:
+    ) -> m.RankAnswer:
         raise StoreError("No server answers.")
 
     def close(self) -> None: ...

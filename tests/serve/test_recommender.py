@@ -11,8 +11,8 @@ import pytest
 from shop import Shop
 
 import recmill
-from recmill.bundle import Bundle
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.errors import BadRequest, TooLate
 from recmill.learner.ranking import Ranker
 from recmill.learner.saved import open_learner
@@ -215,7 +215,7 @@ def test_served_scores_are_those_of_the_trainer(shared: Recommender, shop: Shop)
 
 
 def _batch(folder: CheckpointFolder, ranker: Ranker, frame: pl.DataFrame):  # type: ignore[no-untyped-def]
-    from recmill.batches import collate
+    from recmill.dataset.batch import collate
 
     applied = folder.plan.apply(frame, labels=False, only=ranker.layout.features)
     return collate(applied, ranker.layout, with_labels=False)
@@ -349,8 +349,8 @@ def test_the_bundle_on_disk_is_not_changed_by_serving(shop: Shop, own: Recommend
 
 
 def test_numbers_in_base_16_may_be_sent_as_the_log_writes_them() -> None:
+    from recmill.recipe.load import load_recipe
     from recmill.serve.raw import RawColumns
-    from recmill.spec.load import load_recipe
 
     columns = RawColumns(load_recipe("criteo-dlrm"))
     rows = pl.DataFrame({"c1": ["80218964", "68fd1e64", "", None], "c2": [1, 2, 3, 4]})

@@ -14,7 +14,7 @@ import pytest
 
 from recmill.errors import RecmillError
 from recmill.serve.messages import Answer, Item, Recommend, Trace
-from recmill.serve.request_log import SCHEMA, Limits, RequestLog
+from recmill.serve.request_log import SCHEMA, RequestLog, RequestLogLimits
 
 QUERY = Recommend(user=7, k=2, context={"device": "phone", "hour": 9}, recent=["i1"])
 ANSWER = Answer(
@@ -90,7 +90,7 @@ def test_a_share_that_is_none_is_refused(tmp_path: Path, share: float) -> None:
 
 
 def test_files_are_whole_and_rotate_by_rows(tmp_path: Path) -> None:
-    log = RequestLog(tmp_path, share=1.0, limits=Limits(rows_per_file=10))
+    log = RequestLog(tmp_path, share=1.0, limits=RequestLogLimits(rows_per_file=10))
     for number in range(3):
         for _ in range(10):
             log.add(QUERY, ANSWER, seconds=0.001)
@@ -101,14 +101,14 @@ def test_files_are_whole_and_rotate_by_rows(tmp_path: Path) -> None:
 
 
 def test_files_rotate_by_time(tmp_path: Path) -> None:
-    log = RequestLog(tmp_path, share=1.0, limits=Limits(seconds_per_file=0.1))
+    log = RequestLog(tmp_path, share=1.0, limits=RequestLogLimits(seconds_per_file=0.1))
     log.add(QUERY, ANSWER, seconds=0.001)
     wait_until(lambda: log.num_written == 1)
     log.close()
 
 
 def test_what_does_not_fit_in_memory_is_dropped_and_counted(tmp_path: Path) -> None:
-    log = RequestLog(tmp_path, share=1.0, limits=Limits(max_waiting_items=30))  # three for each row
+    log = RequestLog(tmp_path, share=1.0, limits=RequestLogLimits(max_waiting_items=30))  # three for each row
     for _ in range(5000):
         log.add(QUERY, ANSWER, seconds=0.001)
     log.close()
@@ -120,7 +120,7 @@ def test_a_folder_that_is_gone_loses_rows_but_answers_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "log"
-    log = RequestLog(folder, share=1.0, limits=Limits(seconds_per_file=0.1))
+    log = RequestLog(folder, share=1.0, limits=RequestLogLimits(seconds_per_file=0.1))
     folder.rmdir()
     log.add(QUERY, ANSWER, seconds=0.001)
     wait_until(lambda: log.num_dropped == 1)

@@ -12,7 +12,7 @@ from servers import Running, Start
 from recmill.errors import BadRequest, NotFound, TooLate
 from recmill.serve import messages as m
 from recmill.serve.proto import recmill_pb2 as pb
-from recmill.serve.roles import RemoteStages, Stage, StageGone
+from recmill.serve.roles import RemoteStages, StageGone, StageServers
 
 
 def address_of_nobody() -> str:
@@ -65,7 +65,7 @@ def test_one_that_is_gone_is_made_up_for_by_another(server: Running) -> None:
 def test_a_server_that_comes_back_is_asked_again(start: Start) -> None:
     first = start(role="recall")
     port = int(first.grpc.rpartition(":")[2])
-    stage = Stage([first.grpc])
+    stage = StageServers([first.grpc])
     request = pb.RecommendRequest(queries=[pb.Query()], k=2)
     assert stage.call("Recall", request, soon())
     first.stop()

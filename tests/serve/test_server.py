@@ -24,7 +24,7 @@ from servers import Start
 from recmill.serve.limits import Limits
 from recmill.serve.proto import recmill_pb2 as pb
 from recmill.serve.security import Tls
-from recmill.serve.server import Settings
+from recmill.serve.server import ServeConfig
 from recmill.serve.supervisor import settings_from_json, settings_to_json
 
 READ, ADMIN = "read-token-0123456789", "admin-token-0123456789"
@@ -303,7 +303,7 @@ def test_overload_is_refused_at_both_doors(start: Start) -> None:
 
 
 def test_settings_go_to_processes_and_come_back() -> None:
-    settings = Settings(
+    settings = ServeConfig(
         bundle=Path("b"),
         canary=("v", 0.05),
         recall_at=("a:1", "b:2"),

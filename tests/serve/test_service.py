@@ -17,17 +17,17 @@ import polars as pl
 import pytest
 from shop import Shop
 
-from recmill.bundle import Bundle, current_of, publish_bundle, set_current, versions_of
-from recmill.bundle.delta import Changes, Delta, TableChange, deltas_folder, write_delta
+from recmill.artifacts.bundle.bundle import Bundle, current_of, publish_bundle, set_current, versions_of
+from recmill.artifacts.bundle.delta import Changes, Delta, TableChange, deltas_folder, write_delta
 from recmill.errors import ArtifactError, BadRequest, NotFound
 from recmill.serve.changes import Change, Journal
 from recmill.serve.messages import Event, Features, NewItem, Rank, Recommend
-from recmill.serve.service import Options, Service, share_of
+from recmill.serve.service import Service, ServiceConfig, share_of
 
 
 @pytest.fixture
 def service(own_bundles: Path) -> Service:
-    service = Service(own_bundles, Options(watch_seconds=60))
+    service = Service(own_bundles, ServiceConfig(watch_seconds=60))
     service.warm_up()
     return service
 
@@ -145,7 +145,7 @@ def test_a_version_of_another_recipe_is_refused(service: Service, own_bundles: P
 
 def test_a_server_of_one_version_stays_with_it_and_takes_its_deltas(own_bundles: Path) -> None:
     old, new = str(current_of(own_bundles)), another_version(own_bundles)
-    service = Service(own_bundles / old, Options(watch_seconds=60))
+    service = Service(own_bundles / old, ServiceConfig(watch_seconds=60))
     service.warm_up()
     set_current(own_bundles, new)
     look(service)
@@ -226,15 +226,15 @@ def test_of_events_that_come_together_all_count_or_none(service: Service) -> Non
 def test_scores_name_the_version_that_gave_them_though_another_took_over_while_they_waited(
     service: Service, own_bundles: Path
 ) -> None:
-    from recmill.serve.calls import Desk
-    from recmill.serve.inference import Rows, Scoring
+    from recmill.serve.calls import CallDispatcher
+    from recmill.serve.inference import Scoring, ScoringRows
     from recmill.serve.telemetry import Telemetry
 
     new = another_version(own_bundles)
-    rows = Rows(pl.DataFrame({"item_id": ["i1"]}), "", seconds=60)
+    rows = ScoringRows(pl.DataFrame({"item_id": ["i1"]}), "", seconds=60)
 
     async def ask(version: str) -> str:
-        scoring = Scoring(Desk(service, Telemetry()))
+        scoring = Scoring(CallDispatcher(service, Telemetry()))
         answer = asyncio.ensure_future(scoring.score("ranking", version, rows))
         await asyncio.sleep(0)  # it waits for others to be scored with
         service.swap(own_bundles / new)
@@ -319,7 +319,7 @@ def test_a_damaged_current_version_is_not_served_at_the_start_but_the_one_before
     set_current(own_bundles, new)
     file = next(path for path in (own_bundles / new).glob(name) if path.is_file())
     damage(file, file.stat().st_size // 2)
-    service = Service(own_bundles, Options(watch_seconds=60))
+    service = Service(own_bundles, ServiceConfig(watch_seconds=60))
     service.warm_up()
     assert service.recommend(Recommend(user="u1")).version == old
     assert file.stem in service.status().refused[new]
@@ -336,7 +336,7 @@ def test_a_damaged_version_is_refused_by_name_as_canary_and_in_open_bundle(own_b
     with pytest.raises(ArtifactError, match="damaged"):
         service.recommend(Recommend(user="u1", version=new))
     with pytest.raises(ArtifactError, match="damaged"):
-        Service(own_bundles, Options(canary=(new, 0.5)))
+        Service(own_bundles, ServiceConfig(canary=(new, 0.5)))
     with pytest.raises(ArtifactError, match="damaged"):
         recmill.open_bundle(own_bundles / new)
 
@@ -410,7 +410,7 @@ def sharing_service(own_bundles: Path, folder: Path, watch_seconds: float | None
 
     telemetry = Telemetry()
     telemetry.folder = folder
-    return Service(own_bundles, Options(watch_seconds=watch_seconds), telemetry)
+    return Service(own_bundles, ServiceConfig(watch_seconds=watch_seconds), telemetry)
 
 
 def test_a_damaged_current_file_is_told_once_and_what_serves_goes_on(
@@ -439,7 +439,7 @@ def user_of(canary: bool, share: float = 0.5) -> str:
 def test_changes_reach_canary_shadow_and_named_versions_and_those_opened_later(own_bundles: Path) -> None:
     old = str(current_of(own_bundles))
     canary, named, late = (another_version(own_bundles, f"{number:08x}") for number in range(3))
-    service = Service(own_bundles, Options(canary=(canary, 0.5)))
+    service = Service(own_bundles, ServiceConfig(canary=(canary, 0.5)))
     ours, theirs = user_of(canary=False), user_of(canary=True)
     shown(service, ours, version=named)
     gone = service.recommend(Recommend(user=theirs, k=1)).items[0].id
@@ -455,7 +455,7 @@ def test_changes_reach_canary_shadow_and_named_versions_and_those_opened_later(o
 
 
 def test_changes_of_other_processes_reach_the_canary(own_bundles: Path, tmp_path: Path) -> None:
-    service = Service(own_bundles, Options(canary=(another_version(own_bundles), 0.5)))
+    service = Service(own_bundles, ServiceConfig(canary=(another_version(own_bundles), 0.5)))
     service._journal = Journal(tmp_path / "changes.jsonl")
     Journal(tmp_path / "changes.jsonl").write(Change(by=0, removed=["i1"]))
     service.take_changes()
@@ -480,7 +480,7 @@ def test_an_item_that_was_added_again_is_shown_after_a_rollback(service: Service
 
 def test_a_canary_has_its_own_deltas(own_bundles: Path) -> None:
     canary = another_version(own_bundles)
-    service = Service(own_bundles, Options(watch_seconds=60, canary=(canary, 0.5)))
+    service = Service(own_bundles, ServiceConfig(watch_seconds=60, canary=(canary, 0.5)))
     query = [Rank(user=user_of(canary=is_canary), items=["i1", "i2"]) for is_canary in (False, True)]
     before = [service.rank(one).scores for one in query]
     a_delta(own_bundles, 1, version=canary)
@@ -494,7 +494,7 @@ def test_a_canary_has_its_own_deltas(own_bundles: Path) -> None:
 
 def test_a_canary_answers_its_share_of_users_and_always_the_same(own_bundles: Path) -> None:
     new = another_version(own_bundles)
-    service = Service(own_bundles, Options(canary=(new, 0.3)))
+    service = Service(own_bundles, ServiceConfig(canary=(new, 0.3)))
     first = [service.rank(Rank(user=f"x{number}", items=["i1"])).version for number in range(200)]
     again = [service.rank(Rank(user=f"x{number}", items=["i1"])).version for number in range(200)]
     assert first == again
@@ -504,14 +504,14 @@ def test_a_canary_answers_its_share_of_users_and_always_the_same(own_bundles: Pa
 
 def test_a_canary_that_is_not_there_is_an_error(own_bundles: Path) -> None:
     with pytest.raises(NotFound, match="there are"):
-        Service(own_bundles, Options(canary=("0000000000-00000000", 0.5)))
+        Service(own_bundles, ServiceConfig(canary=("0000000000-00000000", 0.5)))
 
 
 def test_a_shadow_is_asked_too_and_differences_are_counted(own_bundles: Path) -> None:
     from recmill.serve.telemetry import Telemetry
 
     telemetry = Telemetry()
-    service = Service(own_bundles, Options(shadow=another_version(own_bundles)), telemetry)
+    service = Service(own_bundles, ServiceConfig(shadow=another_version(own_bundles)), telemetry)
     for _ in range(10):
         service.rank(Rank(user="u1", items=["i1", "i2"]))
     service.close()
@@ -562,7 +562,7 @@ def test_deltas_published_before_the_start_are_taken_at_the_start(
     a_delta(own_bundles, 1)
     a_delta(own_bundles, 2, shift=2.0)
     look(service)
-    late = Service(own_bundles, Options(watch_seconds=60))
+    late = Service(own_bundles, ServiceConfig(watch_seconds=60))
     late.warm_up()
     assert late.num_deltas == 2
     assert scores(late) == scores(service)
@@ -600,7 +600,7 @@ def test_a_delta_with_a_damaged_manifest_is_refused_once_and_the_start_goes_on(
     own_bundles: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (a_delta(own_bundles, 1) / "manifest.json").write_text(text)
-    service = Service(own_bundles, Options(watch_seconds=60))
+    service = Service(own_bundles, ServiceConfig(watch_seconds=60))
     service.warm_up()
     look(service)
     assert (service.ready, service.num_deltas) == (True, 0)

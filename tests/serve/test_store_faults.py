@@ -16,15 +16,15 @@ import pytest
 from redis_servers import Server, running, wait_until
 from shop import Shop
 
-from recmill.bundle import Bundle, publish_bundle, set_current
-from recmill.bundle.delta import Changes, write_delta
+from recmill.artifacts.bundle.bundle import Bundle, publish_bundle, set_current
+from recmill.artifacts.bundle.delta import Changes, write_delta
+from recmill.artifacts.feature_store import RedisStore
+from recmill.artifacts.feature_store.load import load
 from recmill.errors import StoreError
 from recmill.serve.changes import Change
 from recmill.serve.messages import Event, NewItem, Rank, Recommend
 from recmill.serve.recommender import Recommender
-from recmill.serve.service import Options, Service
-from recmill.store import RedisStore
-from recmill.store.load import load
+from recmill.serve.service import Service, ServiceConfig
 
 pytestmark = pytest.mark.services
 
@@ -179,7 +179,7 @@ def look(service: Service) -> None:
 def test_a_delta_is_taken_while_the_store_stands_still_and_reaches_it_afterwards(
     own_bundles: Path, server: Server
 ) -> None:
-    service = Service(own_bundles, Options(features=server.url, watch_seconds=60))
+    service = Service(own_bundles, ServiceConfig(features=server.url, watch_seconds=60))
     store = service.current.lookup.store
     load(store, service.bundle, ("user", "item"))  # type: ignore[arg-type]
     write_a_delta(own_bundles, 1, price=77.0)
@@ -205,12 +205,12 @@ def test_a_server_that_starts_later_does_not_write_old_deltas_again(
     own_bundles: Path, server: Server
 ) -> None:
     write_a_delta(own_bundles, 1, price=77.0)
-    first = Service(own_bundles, Options(features=server.url, watch_seconds=60))
+    first = Service(own_bundles, ServiceConfig(features=server.url, watch_seconds=60))
     look(first)
     store = first.current.lookup.store
     wait_until(lambda: store.num_deltas(first.current.version) == 1, "the rows to be written")
     first.add_items([NewItem(id="i1", values={"price": 5.0})])
-    second = Service(own_bundles, Options(features=server.url, watch_seconds=60))
+    second = Service(own_bundles, ServiceConfig(features=server.url, watch_seconds=60))
     look(second)
     assert second.num_deltas == 1
     second.close()
@@ -221,7 +221,7 @@ def test_a_server_that_starts_later_does_not_write_old_deltas_again(
 def test_deltas_that_a_version_took_before_it_was_current_reach_the_store(
     own_bundles: Path, server: Server
 ) -> None:
-    service = Service(own_bundles, Options(features=server.url, watch_seconds=60))
+    service = Service(own_bundles, ServiceConfig(features=server.url, watch_seconds=60))
     load(service.current.lookup.store, service.bundle, ("user", "item"))  # type: ignore[arg-type]
     old = service.bundle
     new = own_bundles / f"{int(old.version[:10]) + 1:010d}-aaaaaaaa"

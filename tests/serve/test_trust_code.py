@@ -11,12 +11,12 @@ import pytest
 from shop import Shop
 
 import recmill
-from recmill.artifact import with_checksum, without_checksum
-from recmill.bundle import Bundle, publish_bundle
+from recmill.artifacts.bundle.bundle import Bundle, publish_bundle
+from recmill.artifacts.manifest import with_checksum, without_checksum
 from recmill.cli import main
 from recmill.errors import ArtifactError
 from recmill.serve.messages import Recommend
-from recmill.serve.service import Options, Service
+from recmill.serve.service import Service, ServiceConfig
 
 MODULE = "named_by_a_bundle"
 
@@ -78,7 +78,7 @@ def test_trusted_code_of_a_bundle_is_called(bundle: Path) -> None:
     answer = recmill.open_bundle(bundle, trust_code=[MODULE]).recommend(Recommend(context={"position": 3}))
     assert answer.items
     assert MODULE in sys.modules
-    Service(bundle, Options(trust_code=(MODULE,))).close()
+    Service(bundle, ServiceConfig(trust_code=(MODULE,))).close()
 
 
 def test_a_package_stands_for_its_modules(bundle: Path) -> None:

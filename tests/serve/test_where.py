@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from recmill.batches import Layout
-from recmill.bundle.entities import Entities, write_entities
+from recmill.artifacts.bundle.entities import Entities, write_entities
+from recmill.dataset.batch import Layout
 from recmill.errors import BadRequest, TooLate
 from recmill.serve.masks import Masks
 

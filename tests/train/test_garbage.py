@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from recmill.batches import Batch, Batches, Keys
-from recmill.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.dataset.batch import Batch, Batches, Keys
+from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, RecmillError, TrainingError
 from recmill.learner.ranking import Ranker
-from recmill.logs.generate import generate
-from recmill.prepare import prepare
-from recmill.spec.load import load_recipe
-from recmill.spec.recipe import Optimizer
-from recmill.table import Table
-from recmill.train import Options, train
-from recmill.train.source import TableSource
+from recmill.prepare.prepare import prepare
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import Optimizer
+from recmill.synthetic.generate import generate
+from recmill.train.source import TableData
+from recmill.train.train import TrainConfig, train
 
 SMALL = [
     "ranking.embedding_dim=8",
@@ -84,7 +84,7 @@ def test_a_loss_that_explodes_is_an_error_and_nothing_bad_is_saved(table, tmp_pa
         'ranking.train.dense={ name = "sgd", learning_rate = 1e6 }',
     )
     with pytest.raises(TrainingError, match=r"Step \d+: .*nothing was updated. Lower the learning rates"):
-        train(wild, TableSource(table), tmp_path, Options(threads=1))
+        train(wild, TableData(table), tmp_path, TrainConfig(threads=1))
     for checkpoint in CheckpointFolder.open(tmp_path).of("ranking").all():
         checkpoint.verify()
         assert all(np.isfinite(value).all() for value in checkpoint.arrays().values())
@@ -173,27 +173,27 @@ def test_bfloat16_is_refused_where_the_cpu_has_none(table, monkeypatch):
 def test_a_recipe_whose_features_are_not_the_tables_is_refused(table, tmp_path):
     other = load_recipe("criteo-deeprec")
     with pytest.raises(ArtifactError, match=r"prepared with another \[features\] than recipe"):
-        train(other, TableSource(table), tmp_path, Options(threads=1))
+        train(other, TableData(table), tmp_path, TrainConfig(threads=1))
 
 
 def test_a_recipe_without_models_has_nothing_to_train(table, tmp_path):
     bare = dataclasses.replace(recipe(), ranking=None)
     with pytest.raises(RecmillError, match="there is nothing to train"):
-        train(bare, TableSource(table), tmp_path, Options(threads=1))
+        train(bare, TableData(table), tmp_path, TrainConfig(threads=1))
 
 
 def test_another_model_is_not_mixed_into_old_checkpoints(table, tmp_path):
     short = recipe("ranking.train.max_steps=2")
-    train(short, TableSource(table), tmp_path, Options(threads=1))
+    train(short, TableData(table), tmp_path, TrainConfig(threads=1))
     with pytest.raises(ArtifactError, match=r"holds checkpoints already\. Add --resume"):
-        train(short, TableSource(table), tmp_path, Options(threads=1))
+        train(short, TableData(table), tmp_path, TrainConfig(threads=1))
     other = dataclasses.replace(short, ranking=dataclasses.replace(short.ranking, top=(32,)))
     with pytest.raises(ArtifactError, match=r"another \[ranking\] than the recipe has now"):
-        train(other, TableSource(table), tmp_path, Options(threads=1, resume=True))
-    again = train(short, TableSource(table), tmp_path, Options(threads=1, resume=True))
+        train(other, TableData(table), tmp_path, TrainConfig(threads=1, resume=True))
+    again = train(short, TableData(table), tmp_path, TrainConfig(threads=1, resume=True))
     assert again[0].was_there
     longer = recipe("ranking.train.max_steps=4")
-    went_on = train(longer, TableSource(table), tmp_path, Options(threads=1, resume=True))
+    went_on = train(longer, TableData(table), tmp_path, TrainConfig(threads=1, resume=True))
     assert (went_on[0].resumed_from, went_on[0].best.step) == (2, 4)
 
 
@@ -207,11 +207,11 @@ def test_sgd_and_lamb_train(table, batch):
 
 def test_a_run_killed_while_it_pruned_after_its_last_step_is_pruned_by_the_next_one(table, tmp_path):
     short = recipe("ranking.train.max_steps=2")
-    train(short, TableSource(table), tmp_path, Options(threads=1))
+    train(short, TableData(table), tmp_path, TrainConfig(threads=1))
     steps = tmp_path / "ranking"
     whole = {path.name for path in steps.glob("step-*")}
     shutil.copytree(steps / max(whole), steps / "step-00000001.gone.partial")
-    again = train(short, TableSource(table), tmp_path, Options(threads=1, resume=True))
+    again = train(short, TableData(table), tmp_path, TrainConfig(threads=1, resume=True))
     assert again[0].was_there
     assert {path.name for path in steps.glob("step-*")} == whole
 
@@ -222,16 +222,17 @@ def test_the_plan_of_a_run_that_was_killed_at_once_is_not_that_of_the_next_one(t
     into, short = tmp_path / "into", recipe("ranking.train.max_steps=2")
     with monkeypatch.context() as patch:
         patch.setattr(
-            "recmill.checkpoint.write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            "recmill.artifacts.checkpoint.checkpoint.write_manifest",
+            lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
         )
         with pytest.raises(KeyboardInterrupt):
-            train(short, TableSource(other), into, Options(threads=1))
-    train(short, TableSource(table), into, Options(threads=1))
+            train(short, TableData(other), into, TrainConfig(threads=1))
+    train(short, TableData(table), into, TrainConfig(threads=1))
     assert CheckpointFolder.open(into).plan.digest() == table.plan.digest() != other.plan.digest()
 
 
 def test_unfinished_work_of_prepare_is_left_alone(table, tmp_path):
     (tmp_path / "_work").mkdir()
     with pytest.raises(ArtifactError, match="holds unfinished work"):
-        train(recipe(), TableSource(table), tmp_path, Options(threads=1))
+        train(recipe(), TableData(table), tmp_path, TrainConfig(threads=1))
     assert [path.name for path in tmp_path.iterdir()] == ["_work"]

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recmill.checkpoint import CheckpointFolder
-from recmill.logs.generate import generate
-from recmill.prepare import prepare
-from recmill.spec.load import load_recipe
-from recmill.tracking import read_history
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.prepare.prepare import prepare
+from recmill.recipe.load import load_recipe
+from recmill.reporting.tracking import read_history
+from recmill.synthetic.generate import generate
 
 NUM_KILLS = 10
 # Dropout draws random numbers; keys come, wait, are evicted; a checkpoint every other step, so that kills hit writes.

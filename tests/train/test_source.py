@@ -9,11 +9,11 @@ import pytest
 from recmill.errors import RecmillError
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
-from recmill.logs.generate import generate
-from recmill.prepare import prepare
-from recmill.spec.load import load_recipe
-from recmill.train import Options, train
-from recmill.train.source import LogSource, TableSource
+from recmill.prepare.prepare import prepare
+from recmill.recipe.load import load_recipe
+from recmill.synthetic.generate import generate
+from recmill.train.source import LogData, TableData
+from recmill.train.train import TrainConfig, train
 
 SMALL = ["ranking.bottom=[32, 16]", "ranking.top=[32]", "ranking.train.batch_size=100"]
 
@@ -28,10 +28,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def log(folder):
-    return LogSource(load_recipe("criteo-deeprec", SMALL), str(folder / "criteo"))
+    return LogData(load_recipe("criteo-deeprec", SMALL), str(folder / "criteo"))
 
 
-def ranker_of(source: LogSource) -> Ranker:
+def ranker_of(source: LogData) -> Ranker:
     return Ranker(source.recipe.ranking, source.columns)
 
 
@@ -51,7 +51,7 @@ def test_two_towers_are_sent_from_a_log_to_a_table(folder):
     recipe = load_recipe("quickstart")
     table = prepare(recipe, str(folder / "shop"), folder / "table").table
     retriever = Retriever(recipe, table.columns)
-    log = LogSource(recipe, str(folder / "shop"), folder / "table")
+    log = LogData(recipe, str(folder / "shop"), folder / "table")
     for ask in (log.batches, log.evaluation, lambda learner: log.num_rows(learner, "train")):
         with pytest.raises(RecmillError, match="trains from a Table"):
             ask(retriever)
@@ -60,7 +60,7 @@ def test_two_towers_are_sent_from_a_log_to_a_table(folder):
 def test_a_softmax_over_items_is_given_clicks_alone(folder):
     recipe = load_recipe("quickstart")
     table = prepare(recipe, str(folder / "shop"), folder / "table").table
-    source, label = TableSource(table), recipe.retrieval.label
+    source, label = TableData(table), recipe.retrieval.label
     for learner, rows in (
         (Ranker(recipe.ranking, table.columns), table.num_rows("train")),
         (Retriever(recipe, table.columns), int(table.scan("train").collect()[label].sum())),
@@ -76,6 +76,6 @@ def test_nothing_is_written_any_more_when_a_run_has_failed(log, tmp_path):
     saving = "ranking.train.saving={ every_steps = 1, full_every = 2, keep = 2 }"
     recipe = load_recipe("criteo-deeprec", [*SMALL, saving])
     with pytest.raises(RecmillError, match="stop"):
-        train(recipe, log, tmp_path / "c", Options(threads=1, on_step=fail))
+        train(recipe, log, tmp_path / "c", TrainConfig(threads=1, on_step=fail))
     assert not [thread for thread in threading.enumerate() if thread.name == "checkpoint"]
     assert not list((tmp_path / "c").rglob("*.partial"))

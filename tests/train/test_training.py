@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recmill.batches import Batches
+from recmill.dataset.batch import Batches
+from recmill.dataset.table import Table
 from recmill.errors import FeatureError, RecmillError
 from recmill.learner.ranking import Ranker
-from recmill.logs.generate import generate, read_truth
 from recmill.metrics import ScoreSums, meets
-from recmill.prepare import prepare
-from recmill.spec.load import load_recipe
-from recmill.spec.recipe import Dynamic, Schedule
-from recmill.table import Table
+from recmill.prepare.prepare import prepare
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import Dynamic, Schedule
+from recmill.synthetic.generate import generate, read_truth
 from recmill.train.trainer import Trainer
 
 TRAIN = [

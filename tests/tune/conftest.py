@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from small_study import small_recipe
 
-from recmill.logs.generate import generate
-from recmill.prepare import prepare
-from recmill.spec.recipe import Recipe
-from recmill.table import Table
+from recmill.dataset.table import Table
+from recmill.prepare.prepare import prepare
+from recmill.recipe.recipe import Recipe
+from recmill.synthetic.generate import generate
 from recmill.tune.study import Budget, open_study
 
 

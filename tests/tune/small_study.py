@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from recmill.spec.load import load_recipe
-from recmill.spec.recipe import Recipe
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import Recipe
 
 FEW_STEPS = [
     "ranking.embedding_dim=4",

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from recmill.tune.front import Tried, choose, front, why_behind
+from recmill.tune.front import TrialResult, choose, front, why_behind
 
 BOTH = ("auc", "seconds")
 
 
-def tried(number: int, auc: float, seconds: float, **more: float) -> Tried:
-    return Tried(number, "complete", {}, {"auc": auc, "seconds": seconds, **more})
+def tried(number: int, auc: float, seconds: float, **more: float) -> TrialResult:
+    return TrialResult(number, "complete", {}, {"auc": auc, "seconds": seconds, **more})
 
 
 TRIALS = [
@@ -23,12 +23,12 @@ TRIALS = [
     tried(4, 0.80, 12.0),  # as good as 0, but slower
     tried(5, 0.79, 4.0),  # a twin of 1
     tried(6, math.nan, 0.1),
-    Tried(7, "pruned", {}, {"auc": 0.9, "seconds": 0.1}),
-    Tried(8, "failed", {}),
+    TrialResult(7, "pruned", {}, {"auc": 0.9, "seconds": 0.1}),
+    TrialResult(8, "failed", {}),
 ]
 
 
-def numbers(trials: list[Tried]) -> list[int]:
+def numbers(trials: list[TrialResult]) -> list[int]:
     return [one.number for one in trials]
 
 
@@ -51,7 +51,8 @@ def test_a_third_objective_saves_what_is_best_in_it() -> None:
 
 def test_of_losses_the_lower_is_the_better() -> None:
     trials = [
-        Tried(n, "complete", {}, {"log_loss": loss, "seconds": 1.0}) for n, loss in enumerate([0.5, 0.4, 0.6])
+        TrialResult(n, "complete", {}, {"log_loss": loss, "seconds": 1.0})
+        for n, loss in enumerate([0.5, 0.4, 0.6])
     ]
     assert numbers(front(trials, ("log_loss", "seconds"))) == [1]
     best = choose(trials, ("log_loss", "seconds"))
@@ -71,10 +72,10 @@ def test_nothing_is_taken_when_nothing_came_to_its_end() -> None:
     assert front(TRIALS[6:], BOTH) == []
 
 
-def earlier(*pairs: tuple[float, float]) -> list[Tried]:
+def earlier(*pairs: tuple[float, float]) -> list[TrialResult]:
     """Trials with one evaluation each: quality and seconds until then."""
     return [
-        Tried(n, "complete", {}, {}, "", ({"auc": auc, "seconds": seconds},))
+        TrialResult(n, "complete", {}, {}, "", ({"auc": auc, "seconds": seconds},))
         for n, (auc, seconds) in enumerate(pairs)
     ]
 

@@ -10,7 +10,7 @@ import pytest
 from small_study import small_recipe
 
 from recmill.errors import ArtifactError, MissingPackage, RecipeError
-from recmill.spec.load import load_recipe
+from recmill.recipe.load import load_recipe
 from recmill.tune.space import all_drawn, own_values, values_of
 from recmill.tune.study import JOURNAL, Study, Trial
 

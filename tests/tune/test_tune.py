@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from small_study import FEW_STEPS, SPACE, small_recipe
 
-from recmill.spec.load import load_recipe
-from recmill.table import Table
+from recmill.dataset.table import Table
+from recmill.recipe.load import load_recipe
 from recmill.tune.trial import Stopped, run_trial
 
 pytestmark = pytest.mark.processes

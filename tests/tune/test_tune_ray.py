@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from small_study import FEW_STEPS, SPACE
 
-from recmill.table import Table
+from recmill.dataset.table import Table
 
 pytestmark = [pytest.mark.services, pytest.mark.xdist_group("ray")]
 

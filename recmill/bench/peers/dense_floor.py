@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from recmill.batches import Array, Batch
+from recmill.dataset.batch import Array, Batch
+from recmill.dataset.table import Table
 from recmill.embeddings.collection import Looked
-from recmill.table import Table
 from recmill.train.threads import keep_freed_memory
 
 from .race import Task, compete

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from recmill.log_batches import LogBatches
-from recmill.table import Table
+from recmill.dataset.log_loader import LogBatches
+from recmill.dataset.table import Table
 from recmill.train.threads import keep_freed_memory
 
 from .race import Task, compete

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from recmill.batches import Batch, Batches
+from recmill.dataset.batch import Batch, Batches
+from recmill.dataset.log_loader import LogBatches
+from recmill.dataset.table import Table
 from recmill.learner.ranking import Ranker
-from recmill.log_batches import LogBatches
-from recmill.table import Table
 from recmill.train.threads import keep_freed_memory
 
 from .race import Task, compete

@@ -34,7 +34,7 @@ def losses(task: Task) -> Iterator[float]:
 
 def _step(tf: Any, task: Task) -> Callable[..., Any]:
     """One step of training as one graph: numbers, ids and labels to the loss."""
-    mlps = [MLP(tf, widths) for widths in task.layers()]
+    mlps = [KerasMLP(tf, widths) for widths in task.layers()]
     dense = [weights for mlp in mlps for weights in mlp.weights]
     deep = tf.Variable(tf.concat([_rows(tf, size, task.embedding_dim) for size in task.sizes], axis=0))
     wide = tf.Variable(tf.zeros([sum(task.sizes), 1])) if task.shape == "wide_deep" else None
@@ -75,7 +75,7 @@ def _optimizers(tf: Any, task: Task) -> list[Any]:
     ]
 
 
-class MLP:
+class KerasMLP:
     """Dense layers with ReLU between them."""
 
     def __init__(self, tf: Any, widths: Sequence[int]) -> None:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 import polars as pl
 
-from recmill.bench.serve.doors import Door, ask, precise_loop
-from recmill.bench.serve.requests import Id, Question, Words
+from recmill.bench.serve.requests import Id, RequestShape, Words
+from recmill.bench.serve.transports import Transport, ask, precise_loop
 from recmill.errors import RecmillError
 from recmill.metrics import exact_auc
 
@@ -42,7 +42,7 @@ def read_labels(path: Path, most_users: int) -> pl.DataFrame:
     )
 
 
-def measure_accuracy(words: Words, labels: pl.DataFrame, question: Question) -> Result:
+def measure_accuracy(words: Words, labels: pl.DataFrame, question: RequestShape) -> Result:
     """AUC of the chances that Rank gives, and how many of each user's positives Recommend shows among its k.
 
     Every user counts once in recall; what a user has seen already is not recommended, so positives should be new ones.
@@ -51,7 +51,7 @@ def measure_accuracy(words: Words, labels: pl.DataFrame, question: Question) -> 
         return runner.run(_measure(words, labels, question))
 
 
-async def _measure(words: Words, labels: pl.DataFrame, question: Question) -> Result:
+async def _measure(words: Words, labels: pl.DataFrame, question: RequestShape) -> Result:
     groups = [
         (key[0], group["item"].to_list(), group["label"].to_numpy())
         for key, group in labels.group_by("user", maintain_order=True)
@@ -81,7 +81,7 @@ async def _measure(words: Words, labels: pl.DataFrame, question: Question) -> Re
     }
 
 
-async def _scores(door: Door, words: Words, user: Id, items: Sequence[Id]) -> list[float]:
+async def _scores(door: Transport, words: Words, user: Id, items: Sequence[Id]) -> list[float]:
     found: list[float] = []
     for start in range(0, len(items), _MOST_ITEMS):
         request = words.rank(user, items[start : start + _MOST_ITEMS], {})
@@ -89,13 +89,15 @@ async def _scores(door: Door, words: Words, user: Id, items: Sequence[Id]) -> li
     return found
 
 
-async def _found(door: Door, words: Words, user: Id, positives: set[Id], question: Question) -> float:
+async def _found(
+    door: Transport, words: Words, user: Id, positives: set[Id], question: RequestShape
+) -> float:
     answers = words.answers(await _answer(door, words.recommend([user], question), "Recommend"))
     shown = {item["id"] for item in answers[0]["items"]}
     return len(shown & positives) / len(positives)
 
 
-async def _answer(door: Door, request: bytes, name: str) -> bytes:
+async def _answer(door: Transport, request: bytes, name: str) -> bytes:
     for _ in range(_TRIES):
         problem, body = await ask(door, request)
         if not problem:

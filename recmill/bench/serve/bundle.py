@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from recmill.artifact import write_whole
+from recmill.artifacts.manifest import write_whole
 from recmill.bench.serve.log import (
     CONTEXT_KINDS,
     CONTEXT_NUMBERS,
@@ -19,8 +19,8 @@ from recmill.bench.serve.log import (
     Size,
     write_log,
 )
-from recmill.spec.load import recipe_from_dict
-from recmill.spec.recipe import Recipe
+from recmill.recipe.load import recipe_from_dict
+from recmill.recipe.recipe import Recipe
 
 RowsDtype = Literal["float32", "float16", "int8"]
 _TOOK = "took.json"
@@ -41,12 +41,12 @@ def make_bundle(
 
 
 def _make(folder: Path, bundle: Path, size: Size, rows_dtype: RowsDtype, say: Callable[[str], None]) -> None:
-    from recmill import export as exporting
-    from recmill import train as training
-    from recmill.checkpoint import CheckpointFolder
-    from recmill.prepare import prepare
-    from recmill.table import Table
-    from recmill.train.source import TableSource
+    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+    from recmill.dataset.table import Table
+    from recmill.export import export as exporting
+    from recmill.prepare.prepare import prepare
+    from recmill.train import train as training
+    from recmill.train.source import TableData
 
     recipe, log = bench_recipe(), folder / "log"
     stages: Mapping[str, Callable[[], Any]] = {
@@ -54,12 +54,15 @@ def _make(folder: Path, bundle: Path, size: Size, rows_dtype: RowsDtype, say: Ca
         "prepare": lambda: prepare(recipe, str(log), folder / "table"),
         "train": lambda: training.train(
             recipe,
-            TableSource(Table.open(folder / "table")),
+            TableData(Table.open(folder / "table")),
             folder / "checkpoint",
-            training.Options(resume=True),
+            training.TrainConfig(resume=True),
         ),
         f"export {rows_dtype}": lambda: exporting.export(
-            CheckpointFolder.open(folder / "checkpoint"), str(log), bundle, exporting.Options(rows=rows_dtype)
+            CheckpointFolder.open(folder / "checkpoint"),
+            str(log),
+            bundle,
+            exporting.ExportConfig(rows=rows_dtype),
         ),
     }
     took = {}

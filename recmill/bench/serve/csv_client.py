@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.bench.serve.doors import DoorName, ask, precise_loop
 from recmill.bench.serve.histogram import Latencies
 from recmill.bench.serve.inference import Scorer, reason_of, scorer_of, typed
+from recmill.bench.serve.transports import DoorName, ask, precise_loop
 from recmill.errors import RecmillError
 from recmill.metrics import exact_auc
 
@@ -24,7 +24,7 @@ LABELS = ("label", "click", "clicked")  # looked for when none is named
 
 
 @dataclass(frozen=True)
-class Options:
+class CsvClientConfig:
     """What to send where. The first `warm_up` of `num_batches` are scored but not timed; 0 batches: the whole file."""
 
     server: str
@@ -52,14 +52,14 @@ class _Batch:
     scores: Array | None = None
 
 
-def score_file(options: Options) -> Result:
+def score_file(options: CsvClientConfig) -> Result:
     """Send the file batch by batch; throughput, latencies, and accuracy and AUC when it has labels."""
     frame = read_rows(options)
     with asyncio.Runner(loop_factory=precise_loop) as runner:
         return runner.run(_score(frame, options))
 
 
-def read_rows(options: Options) -> pl.DataFrame:
+def read_rows(options: CsvClientConfig) -> pl.DataFrame:
     """The file's columns, all as text: what they mean is what the server's model says."""
     try:
         frame = pl.read_csv(
@@ -76,7 +76,7 @@ def read_rows(options: Options) -> pl.DataFrame:
     return frame
 
 
-async def _score(frame: pl.DataFrame, options: Options) -> Result:
+async def _score(frame: pl.DataFrame, options: CsvClientConfig) -> Result:
     protocol = scorer_of(options.door, options.server, options.deadline_seconds)
     datatypes = await protocol.inputs()
     known = [name for name in frame.columns if name in datatypes]
@@ -98,7 +98,7 @@ async def _score(frame: pl.DataFrame, options: Options) -> Result:
     return result
 
 
-def pieces(num_rows: int, options: Options) -> Iterator[tuple[int, int]]:
+def pieces(num_rows: int, options: CsvClientConfig) -> Iterator[tuple[int, int]]:
     """(start, size) of each batch; a file that is too short is read again from its start."""
     if options.num_batches == 0:
         yield from (
@@ -134,7 +134,7 @@ async def _send(protocol: Scorer, batches: list[_Batch], clients: int) -> None:
         await asyncio.sleep(0)
 
 
-def _timings(batches: list[_Batch], options: Options) -> Result:
+def _timings(batches: list[_Batch], options: CsvClientConfig) -> Result:
     timed = batches[options.warm_up :] if options.num_batches else batches
     seconds = np.array([batch.seconds for batch in timed])
     rows = sum(batch.size for batch in timed)
@@ -147,7 +147,7 @@ def _timings(batches: list[_Batch], options: Options) -> Result:
     }
 
 
-def _labels(frame: pl.DataFrame, options: Options) -> Array | None:
+def _labels(frame: pl.DataFrame, options: CsvClientConfig) -> Array | None:
     name = options.label or next((name for name in LABELS if name in frame.columns), None)
     if name is None:
         return None

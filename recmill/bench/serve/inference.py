@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import polars as pl
 
-from recmill.bench.serve.doors import Door, DoorName, GrpcDoor, HttpDoor, ask
 from recmill.bench.serve.http1 import get, post
+from recmill.bench.serve.transports import DoorName, GrpcTransport, HttpTransport, Transport, ask
 from recmill.errors import RecmillError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -27,7 +27,7 @@ class Scorer(Protocol):
     async def inputs(self) -> dict[str, str]: ...
     def request(self, rows: pl.DataFrame, datatypes: dict[str, str]) -> bytes: ...
     def scores(self, body: bytes) -> Array: ...
-    def door(self) -> Door: ...
+    def door(self) -> Transport: ...
 
 
 class GrpcScorer:
@@ -36,8 +36,8 @@ class GrpcScorer:
     def __init__(self, server: str, deadline_seconds: float) -> None:
         self.server, self.deadline_seconds = server, deadline_seconds
 
-    def door(self, method: str = "ModelInfer") -> Door:
-        return GrpcDoor(self.server, f"{_SERVICE}/{method}", self.deadline_seconds, 1)
+    def door(self, method: str = "ModelInfer") -> Transport:
+        return GrpcTransport(self.server, f"{_SERVICE}/{method}", self.deadline_seconds, 1)
 
     async def inputs(self) -> dict[str, str]:
         from recmill.serve.proto import predict_v2_pb2 as pb
@@ -73,8 +73,8 @@ class HttpScorer:
     def __init__(self, server: str, deadline_seconds: float) -> None:
         self.server, self.deadline_seconds = server, deadline_seconds
 
-    def door(self) -> Door:
-        return HttpDoor(self.server, self.deadline_seconds)
+    def door(self) -> Transport:
+        return HttpTransport(self.server, self.deadline_seconds)
 
     async def inputs(self) -> dict[str, str]:
         body = await _asked_once(self.door(), get(f"/v2/models/{MODEL}", self.server))
@@ -136,7 +136,7 @@ def reason_of(problem: str, body: bytes) -> str:
         return f"{problem}."
 
 
-async def _asked_once(door: Door, request: bytes) -> bytes:
+async def _asked_once(door: Transport, request: bytes) -> bytes:
     await door.open()
     try:
         problem, body = await ask(door, request)

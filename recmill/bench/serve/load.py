@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from recmill.bench.serve.doors import Door
+from recmill.bench.serve.transports import Transport
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -22,7 +22,7 @@ _LEAST_WAIT = 20e-6  # seconds; less is not worth a timer
 
 
 @dataclass
-class Records:
+class RequestRecords:
     """What became of each request. Times are seconds since the run began; `due` is when it should have been sent."""
 
     due: list[float] = field(default_factory=list)
@@ -39,14 +39,14 @@ class Records:
         self.done.append(done)
         self.problems.append(problem)
 
-    def due_between(self, start: float, end: float) -> Records:
+    def due_between(self, start: float, end: float) -> RequestRecords:
         """Those that were due in that time."""
         chosen = [place for place, due in enumerate(self.due) if start <= due < end]
 
         def of(values: list[T]) -> list[T]:
             return [values[place] for place in chosen]
 
-        return Records(of(self.due), of(self.sent), of(self.done), of(self.problems), self.kept)
+        return RequestRecords(of(self.due), of(self.sent), of(self.done), of(self.problems), self.kept)
 
     def answered_between(self, start: float, end: float) -> int:
         """Requests that were answered well in that time, whenever they were due."""
@@ -66,12 +66,12 @@ class Records:
         return np.subtract(self.sent, self.due)
 
 
-async def open_loop(door: Door, requests: Sequence[bytes], due: Array) -> Records:
+async def open_loop(door: Transport, requests: Sequence[bytes], due: Array) -> RequestRecords:
     """Send each request when it is due, whatever became of those before: a slow server gets no rest.
 
     Latencies count from when a request was due, so that time in which the server held everything up is not left out.
     """
-    records, times = Records(), due.tolist()
+    records, times = RequestRecords(), due.tolist()
     loop, finished = asyncio.get_running_loop(), asyncio.Event()
     start = loop.time() + 0.02
     next_one = 0
@@ -101,9 +101,11 @@ async def open_loop(door: Door, requests: Sequence[bytes], due: Array) -> Record
     return records
 
 
-async def closed_loop(door: Door, requests: Sequence[bytes], clients: int, seconds: float) -> Records:
+async def closed_loop(
+    door: Transport, requests: Sequence[bytes], clients: int, seconds: float
+) -> RequestRecords:
     """`clients` that each send their next request when the last one is answered."""
-    records = Records()
+    records = RequestRecords()
     loop, finished = asyncio.get_running_loop(), asyncio.Event()
     start = loop.time()
     number, busy = 0, clients

@@ -12,11 +12,11 @@ from typing import Any
 
 from recmill.bench.serve import echo
 from recmill.bench.serve.arrivals import poisson_times
-from recmill.bench.serve.doors import Door, GrpcDoor, ask, precise_loop
 from recmill.bench.serve.histogram import Latencies
-from recmill.bench.serve.load import Records, closed_loop, cpu_seconds, open_loop
-from recmill.bench.serve.requests import Question, Seen, Words, look_at
-from recmill.bench.serve.server import Running, Usage, between, read_metrics
+from recmill.bench.serve.load import RequestRecords, closed_loop, cpu_seconds, open_loop
+from recmill.bench.serve.requests import AnswerStats, RequestShape, Words, look_at
+from recmill.bench.serve.server import BenchServer, Usage, between, read_metrics
+from recmill.bench.serve.transports import GrpcTransport, Transport, ask, precise_loop
 
 Result = dict[str, Any]
 _ECHO_SECONDS = 2.0
@@ -53,10 +53,10 @@ class Generator:
     def __init__(
         self,
         words: Words,
-        running: Running,
+        running: BenchServer,
         requests: Sequence[bytes],
         traced: Sequence[bytes],
-        question: Question,
+        question: RequestShape,
         deadline_seconds: float,
         seed: int = 0,
     ) -> None:
@@ -101,7 +101,7 @@ class Generator:
             },
         }
 
-    async def _records(self, door: Door, load: Load) -> Records:
+    async def _records(self, door: Transport, load: Load) -> RequestRecords:
         if load.rate is not None:
             return await open_loop(door, self.requests, poisson_times(load.rate, load.end, self.seed))
         assert load.clients is not None
@@ -120,7 +120,7 @@ class Generator:
         metrics = await loop.run_in_executor(None, read_metrics, self.running.http)
         return first, _Moment(metrics, used, cpu)
 
-    async def _traces(self, door: Door, load: Load) -> Seen:
+    async def _traces(self, door: Transport, load: Load) -> AnswerStats:
         """One traced request a second, which counts nowhere else: a trace is longer than an answer."""
         bodies = []
         for number in range(int(load.seconds) if self.traced else 0):
@@ -131,7 +131,7 @@ class Generator:
         return look_at(self.words, bodies)
 
 
-def _rates(load: Load, records: Records, answered: int, batch: int) -> Result:
+def _rates(load: Load, records: RequestRecords, answered: int, batch: int) -> Result:
     number = len(records.due)
     return {
         "loop": "closed" if load.rate is None else "open",
@@ -147,7 +147,7 @@ def _rates(load: Load, records: Records, answered: int, batch: int) -> Result:
     }
 
 
-def _outcomes(records: Records) -> Result:
+def _outcomes(records: RequestRecords) -> Result:
     problems = Counter(problem for problem in records.problems if problem)
     return {
         "failed": sum(problems.values()),
@@ -180,7 +180,7 @@ def generator_cost(rate: float, request: bytes) -> Result:
 
 
 async def _cost(address: str, rate: float, request: bytes) -> Result:
-    door = GrpcDoor(address, echo.METHOD, deadline_seconds=5.0)
+    door = GrpcTransport(address, echo.METHOD, deadline_seconds=5.0)
     await door.open()
     await open_loop(door, [request], poisson_times(rate, 0.5, 0))
     before = cpu_seconds()

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from recmill.bench.serve.histogram import PERCENTILES
-from recmill.report.content import (
+from recmill.reporting.html.content import (
     Axis,
     Cell,
     Chart,
     Fact,
     Heights,
-    Histogram,
+    HistogramChart,
     LineChart,
     Report,
+    ReportTable,
     Section,
     Series,
-    Table,
 )
-from recmill.report.environment import environment_section
-from recmill.report.page import write_report
+from recmill.reporting.html.environment import environment_section
+from recmill.reporting.html.page import write_report
 
 Result = dict[str, Any]
 _COLUMNS = ("load", "requests/s", *PERCENTILES, "max", "refused", "late", "errors")
@@ -159,14 +159,14 @@ def _against_rate(probes: list[Result]) -> LineChart:
     )
 
 
-def _distribution(runs: list[Result]) -> Histogram:
+def _distribution(runs: list[Result]) -> HistogramChart:
     """Shares of requests in bins of equal width on a logarithmic axis."""
     shown = runs[-3:]
     edges_of = [edge for run in shown for edge, _ in run["histogram"]] or [1.0]
     edges = [min(edges_of) / _BIN_GROWTH]
     while edges[-1] < max(edges_of):
         edges.append(edges[-1] * _BIN_GROWTH)
-    return Histogram(
+    return HistogramChart(
         "Distribution of latencies",
         Axis("milliseconds", "log"),
         Axis("share of requests"),
@@ -187,13 +187,15 @@ def _stages_section(runs: list[Result]) -> Section:
     last = runs[-1] if runs else {"server": {"stages_ms": {}}, "traced_stages_ms": {}}
     served, traced = last["server"]["stages_ms"], last["traced_stages_ms"]
     rows = tuple((name, served.get(name), traced.get(name)) for name in dict.fromkeys([*served, *traced]))
-    return Section("Stages", tables=(Table(("stage", "mean ms under load", "mean ms of traces"), rows),))
+    return Section(
+        "Stages", tables=(ReportTable(("stage", "mean ms under load", "mean ms of traces"), rows),)
+    )
 
 
-def _probes_table(probes: list[Result]) -> Table:
+def _probes_table(probes: list[Result]) -> ReportTable:
     rows = tuple((*_row(run), run.get("broken", "")) for run in probes)
-    return Table((*_COLUMNS, "why it is too much"), rows)
+    return ReportTable((*_COLUMNS, "why it is too much"), rows)
 
 
-def _table(title: str, runs: list[Result]) -> Table:
-    return Table(_COLUMNS, tuple(_row(run) for run in runs), title)
+def _table(title: str, runs: list[Result]) -> ReportTable:
+    return ReportTable(_COLUMNS, tuple(_row(run) for run in runs), title)

@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from recmill.bench.serve.arrivals import drawn_places
-from recmill.bench.serve.doors import Door, DoorName, GrpcDoor, HttpDoor
 from recmill.bench.serve.http1 import post
+from recmill.bench.serve.transports import DoorName, GrpcTransport, HttpTransport, Transport
 from recmill.errors import RecmillError
 
 Id = str | int
@@ -23,7 +23,7 @@ _MOST_REQUESTS = 20_000  # different ones; a longer run asks them again
 
 
 @dataclass(frozen=True)
-class Question:
+class RequestShape:
     """What every request asks for."""
 
     k: int = 50
@@ -36,7 +36,7 @@ class Question:
 
 
 @dataclass
-class Seen:
+class AnswerStats:
     """What the answers that were looked at said, added up."""
 
     answers: int = 0
@@ -73,10 +73,12 @@ class Grpc:
     def __init__(self, address: str) -> None:
         self.address = address
 
-    def door(self, method: str, deadline_seconds: float) -> Door:
-        return GrpcDoor(self.address, f"{_SERVICE}/{method}", deadline_seconds)
+    def door(self, method: str, deadline_seconds: float) -> Transport:
+        return GrpcTransport(self.address, f"{_SERVICE}/{method}", deadline_seconds)
 
-    def recommend(self, users: Sequence[Id], ask: Question, number: int = 0, trace: bool = False) -> bytes:
+    def recommend(
+        self, users: Sequence[Id], ask: RequestShape, number: int = 0, trace: bool = False
+    ) -> bytes:
         from recmill.serve.proto import recmill_pb2 as pb
 
         queries = [_query(user, ask.context(number)) for user in users]
@@ -116,10 +118,12 @@ class Http:
     def __init__(self, address: str) -> None:
         self.address = address
 
-    def door(self, method: str, deadline_seconds: float) -> Door:
-        return HttpDoor(self.address, deadline_seconds)
+    def door(self, method: str, deadline_seconds: float) -> Transport:
+        return HttpTransport(self.address, deadline_seconds)
 
-    def recommend(self, users: Sequence[Id], ask: Question, number: int = 0, trace: bool = False) -> bytes:
+    def recommend(
+        self, users: Sequence[Id], ask: RequestShape, number: int = 0, trace: bool = False
+    ) -> bytes:
         common = {"k": ask.k, "candidates": ask.candidates, "context": ask.context(number), "trace": trace}
         queries = [{"user": user, **common} for user in users]
         body = queries[0] if len(queries) == 1 else {"queries": queries}
@@ -166,7 +170,7 @@ def _value(value: Any) -> Any:
 
 
 def make_requests(
-    words: Words, users: Sequence[Id], ask: Question, number: int, seed: int, zipf: float | None
+    words: Words, users: Sequence[Id], ask: RequestShape, number: int, seed: int, zipf: float | None
 ) -> list[bytes]:
     """Requests of drawn users, ready to be sent."""
     number = max(1, min(number, _MOST_REQUESTS))
@@ -177,9 +181,9 @@ def make_requests(
     ]
 
 
-def look_at(words: Words, bodies: Iterable[bytes]) -> Seen:
+def look_at(words: Words, bodies: Iterable[bytes]) -> AnswerStats:
     """Parse answers that were kept."""
-    seen = Seen()
+    seen = AnswerStats()
     for body in bodies:
         for answer in words.answers(body):
             seen.add(answer)
@@ -189,7 +193,7 @@ def look_at(words: Words, bodies: Iterable[bytes]) -> Seen:
 def users_of_bundle(bundle: Path) -> list[Id]:
     import numpy as np
 
-    from recmill.bundle import Bundle
+    from recmill.artifacts.bundle.bundle import Bundle
 
     opened = Bundle.open(bundle)
     if opened.users is None or not len(opened.users):

@@ -11,19 +11,19 @@ from typing import Any
 
 from recmill import __version__
 from recmill.bench.machine import machine
-from recmill.bench.serve.doors import DoorName
 from recmill.bench.serve.measure import Generator, Load, generator_cost
 from recmill.bench.serve.requests import (
     Id,
-    Question,
+    RequestShape,
     Words,
     make_requests,
     users_of_bundle,
     users_of_file,
     words_of,
 )
-from recmill.bench.serve.server import Running, started
+from recmill.bench.serve.server import BenchServer, started
 from recmill.bench.serve.slo import Slo, highest_rate
+from recmill.bench.serve.transports import DoorName
 from recmill.errors import RecmillError
 
 Result = dict[str, Any]
@@ -40,10 +40,10 @@ _CONFIRMED_AT = (
 
 
 @dataclass(frozen=True)
-class Options:
+class ServeBenchConfig:
     """What is asked, how and for how long."""
 
-    question: Question = Question()  # noqa: RUF009, frozen
+    question: RequestShape = RequestShape()  # noqa: RUF009, frozen
     door: DoorName = "grpc"
     rates: tuple[float, ...] = ()
     clients: int | None = None
@@ -65,7 +65,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Target:
+class BenchTarget:
     """A bundle that we serve ourselves, or the address of a server that is there."""
 
     bundle: Path | None = None
@@ -75,11 +75,11 @@ class Target:
     serve_arguments: tuple[str, ...] = ()
 
     @contextmanager
-    def running(self, door: DoorName) -> Iterator[Running]:
+    def running(self, door: DoorName) -> Iterator[BenchServer]:
         if self.address is not None:
             is_grpc = door == "grpc"
             http = self.metrics or (None if is_grpc else self.address)
-            yield Running(self.address if is_grpc else None, http)
+            yield BenchServer(self.address if is_grpc else None, http)
         else:
             assert self.bundle is not None
             with started(self.bundle, self.serve_arguments) as running:
@@ -95,7 +95,7 @@ class Target:
         return users_of_bundle(self.bundle)
 
 
-def bench_serve(target: Target, options: Options, say: Say = lambda line: None) -> Result:
+def bench_serve(target: BenchTarget, options: ServeBenchConfig, say: Say = lambda line: None) -> Result:
     """Load a server in every way that was asked for; all numbers are in the result."""
     users = target.known_users()
     with target.running(options.door) as running:
@@ -119,7 +119,7 @@ def bench_serve(target: Target, options: Options, say: Say = lambda line: None) 
     return result
 
 
-def _head(options: Options, running: Running, users: Sequence[Id]) -> Result:
+def _head(options: ServeBenchConfig, running: BenchServer, users: Sequence[Id]) -> Result:
     question = asdict(options.question)
     question["contexts"] = len(options.question.contexts)
     ready = running.seconds_to_ready
@@ -137,7 +137,9 @@ def _head(options: Options, running: Running, users: Sequence[Id]) -> Result:
     }
 
 
-def _generator(words: Words, running: Running, users: Sequence[Id], options: Options) -> Generator:
+def _generator(
+    words: Words, running: BenchServer, users: Sequence[Id], options: ServeBenchConfig
+) -> Generator:
     most = max((load.rate or 2000.0) * load.end for load in options.loads() or [Load(2000.0, None, 5, 0)])
     requests = make_requests(words, users, options.question, int(most) + 1, options.seed, options.zipf)
     traced = [
@@ -149,7 +151,7 @@ def _generator(words: Words, running: Running, users: Sequence[Id], options: Opt
     )
 
 
-def _find_rate(generator: Generator, options: Options, slo: Slo, say: Say) -> Result:
+def _find_rate(generator: Generator, options: ServeBenchConfig, slo: Slo, say: Say) -> Result:
     """Short probes find the rate, a whole run confirms it; what a whole run does not hold is lowered a little."""
 
     def probe(rate: float) -> Result:

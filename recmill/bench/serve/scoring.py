@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from recmill import __version__
+from recmill.artifacts.bundle.bundle import Bundle
 from recmill.bench.machine import machine
-from recmill.bundle import Bundle
 from recmill.errors import RecmillError
 
 Result = dict[str, Any]
@@ -129,7 +129,7 @@ def _torch(bundle: Bundle, candidates: int, random: np.random.Generator) -> Act 
     try:
         import torch
 
-        from recmill.checkpoint import CheckpointFolder
+        from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
         from recmill.learner.saved import open_learner
     except ImportError:
         return None

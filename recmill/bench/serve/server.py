@@ -25,7 +25,7 @@ _SECONDS_TO_END = 15
 
 
 @dataclass(frozen=True)
-class Running:
+class BenchServer:
     """Where a server answers. One that we did not start has no process of ours, and maybe no HTTP."""
 
     grpc: str | None
@@ -35,7 +35,7 @@ class Running:
 
 
 @contextmanager
-def started(bundle: Path, arguments: Sequence[str] = ()) -> Iterator[Running]:
+def started(bundle: Path, arguments: Sequence[str] = ()) -> Iterator[BenchServer]:
     """`recmill serve` as a process of its own, on free ports of this machine, until the block ends."""
     command = [sys.executable, "-m", "recmill", "serve", "--bundle", str(bundle)]
     command += ["--http-port", "0", "--grpc-port", "0", "--json", *arguments]
@@ -43,7 +43,7 @@ def started(bundle: Path, arguments: Sequence[str] = ()) -> Iterator[Running]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             ready = _ready_line(process)
-            yield Running(
+            yield BenchServer(
                 _address(ready, "grpc"), _address(ready, "http"), process.pid, time.perf_counter() - began
             )
         finally:
@@ -88,7 +88,7 @@ class Usage:
     resident_bytes: int
 
     @staticmethod
-    def of(running: Running) -> Usage | None:
+    def of(running: BenchServer) -> Usage | None:
         """From the system if the process is ours, else from what the server says of itself; None when unknown."""
         if running.pid is not None:
             family = _family(running.pid)

@@ -57,7 +57,7 @@ def _is_positive(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
+class SloResult:
     """The highest rate that held, its probe, and every probe on the way. No rate held: 0 and None."""
 
     rate: float
@@ -65,7 +65,7 @@ class Found:
     probes: list[Result]
 
 
-def highest_rate(probe: Callable[[float], Result], slo: Slo, start: float = 50.0) -> Found:
+def highest_rate(probe: Callable[[float], Result], slo: Slo, start: float = 50.0) -> SloResult:
     """Double the rate until the promise breaks, or halve it until it holds; then meet in the middle.
 
     A break counts only when a second probe of the same rate breaks too: one hiccup of the machine is not a limit.
@@ -86,7 +86,7 @@ def highest_rate(probe: Callable[[float], Result], slo: Slo, start: float = 50.0
             break
         rate = low * 2 if not high else high / 2 if not low else (low * high) ** 0.5
     good = [one for one in probes if not one["broken"] and one["asked_rate"] == low]
-    return Found(low, good[-1] if good else None, probes)
+    return SloResult(low, good[-1] if good else None, probes)
 
 
 def _tried(probe: Callable[[float], Result], rate: float, slo: Slo, probes: list[Result]) -> bool:

@@ -24,14 +24,14 @@ Inputs = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Places:
+class FeatureIndices:
     """Where the features of each part stand among all features of their kind."""
 
     user: tuple[int, ...]
     item: tuple[int, ...]
 
     @classmethod
-    def of(cls, names: Sequence[str], owners: Mapping[str, str]) -> Places:
+    def of(cls, names: Sequence[str], owners: Mapping[str, str]) -> FeatureIndices:
         """Features of users and of the context are the user part; all others, crossed ones too, the item part."""
         is_once = [owners.get(name, "context") in ("user", "context") for name in names]
         user = [place for place, once in enumerate(is_once) if once]
@@ -46,9 +46,9 @@ class Places:
 class Parts:
     """A ranker's features by kind, each cut into its user part and its item part."""
 
-    numbers: Places
-    pooled: Places
-    wide: Places
+    numbers: FeatureIndices
+    pooled: FeatureIndices
+    wide: FeatureIndices
 
 
 def split_model(model: nn.Module, parts: Parts) -> nn.Module:
@@ -180,7 +180,7 @@ class SplitBottom(nn.Module):
     Gives (what stands for all rows, what each row has), of which at most one is there.
     """
 
-    def __init__(self, mlp: MLP, numbers: Places) -> None:
+    def __init__(self, mlp: MLP, numbers: FeatureIndices) -> None:
         super().__init__()
         self.numbers = numbers
         self.is_once = not numbers.item
@@ -209,12 +209,12 @@ class _ColumnsOfPooled:
         return [self.start + feature * self.dim + place for feature in features for place in range(self.dim)]
 
 
-def _vectors(parts: Parts, once_below: bool) -> Places:
+def _vectors(parts: Parts, once_below: bool) -> FeatureIndices:
     """Places among the vectors that interact; numbers are the first of them, if there are any."""
     if not len(parts.numbers):
         return parts.pooled
     user, item = (tuple(place + 1 for place in places) for places in (parts.pooled.user, parts.pooled.item))
-    return Places((0, *user), item) if once_below else Places(user, (0, *item))
+    return FeatureIndices((0, *user), item) if once_below else FeatureIndices(user, (0, *item))
 
 
 def _pairs_among(vectors: Sequence[int]) -> list[tuple[int, int]]:
@@ -237,7 +237,7 @@ def _linear(mlp: MLP, place: int) -> nn.Linear:
     return layer
 
 
-def _joined(inputs: Inputs, kind: str, places: Places, num_rows: int) -> Tensor:
+def _joined(inputs: Inputs, kind: str, places: FeatureIndices, num_rows: int) -> Tensor:
     """All features of a kind in the ranker's order, the user part repeated for each row."""
     found = [inputs[name] for name in (f"user_{kind}", f"item_{kind}") if name in inputs]
     rows = torch.cat([part.expand(num_rows, *part.shape[1:]) for part in found], dim=1)

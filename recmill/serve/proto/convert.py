@@ -180,15 +180,15 @@ def to_trace(trace: m.Trace) -> pb.Trace:
     return pb.Trace(stage_ms=trace.stages, counts=trace.counts, detail=to_struct(detail))
 
 
-def to_ranked(ranked: m.Ranked) -> pb.RankReply:
+def to_ranked(ranked: m.RankAnswer) -> pb.RankReply:
     return pb.RankReply(scores=ranked.scores, degraded=ranked.degraded, version=ranked.version)
 
 
-def ranked_of(reply: pb.RankReply) -> m.Ranked:
-    return m.Ranked(scores=list(reply.scores), degraded=list(reply.degraded), version=reply.version)
+def ranked_of(reply: pb.RankReply) -> m.RankAnswer:
+    return m.RankAnswer(scores=list(reply.scores), degraded=list(reply.degraded), version=reply.version)
 
 
-def to_features(known: m.KnownFeatures) -> pb.FeaturesReply:
+def to_features(known: m.FeaturesAnswer) -> pb.FeaturesReply:
     return pb.FeaturesReply(
         user=to_struct(known.user) if known.user else None,
         items=map(to_struct, known.items),

@@ -1,0 +1,276 @@
+"""Bundles: what `recmill export` makes of a checkpoint and `recmill serve` answers from. Mapped, never loaded whole.
+
+DIR/current             which version is served, and which one was before
+DIR/checkpoints/        <version>/: the checkpoint that a version is of, if it was kept
+DIR/<version>/          a bundle, whole once its manifest is there
+  manifest.json         recipe, columns, evaluation numbers, models, and size and checksums of every file (integrity.py)
+  plan/                 the fitted features
+  graphs/               dense models as ONNX
+  tables/               embedding rows: <collection>/<table>/ (rows.py)
+  report.html           what `recmill evaluate` said of it, if it did
+  items/  users/        raw columns and finished features by id (entities.py), item vectors, popularity, index
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from recmill.artifacts.bundle.arrays import map_array
+from recmill.artifacts.bundle.entities import Entities, Side, write_entities
+from recmill.artifacts.bundle.integrity import digest_of, open_verified, publish_with_checksums, verify_files
+from recmill.artifacts.bundle.rows import RowCollection, RowTable, table_folder, write_rows
+from recmill.artifacts.manifest import MANIFEST, write_whole
+from recmill.dataset.batch import Array, Batch, Layout, collate
+from recmill.embeddings.collection import EmbeddingFeature
+from recmill.errors import ArtifactError
+from recmill.features.chain import ColumnInfo
+from recmill.features.plan import Plan
+from recmill.features.plan_artifact import PlanArtifact
+from recmill.recipe.trust import check_trusted
+
+__all__ = [
+    "CURRENT",
+    "Bundle",
+    "Entities",
+    "RowCollection",
+    "RowTable",
+    "current_of",
+    "kept_checkpoint",
+    "named_by",
+    "previous_of",
+    "publish_bundle",
+    "set_current",
+    "side_layout",
+    "table_folder",
+    "versions_of",
+    "write_entities",
+    "write_rows",
+]
+
+CURRENT = "current"
+# Collection -> its model in the manifest, and the entry there that names its features.
+_COLLECTIONS = {
+    "user": ("retrieval", "user"),
+    "item": ("retrieval", "item"),
+    "deep": ("ranking", "keys"),
+    "wide": ("ranking", "wide"),
+}
+_NEEDED = ("version", "recipe", "columns", "rows_dtype", "models")
+_FOLDER_OF: Mapping[Side, str] = {"user": "users", "item": "items"}
+
+
+@dataclass(frozen=True)
+class Bundle(PlanArtifact):
+    """One version of a recommender on disk. Opening verifies every file; parts are mapped when first asked for."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    trust_code: Collection[str] = ()  # modules and packages of which its features may call functions
+
+    @classmethod
+    def open(cls, path: str | Path, trust_code: Collection[str] = ()) -> Bundle:
+        """A version's folder, or a folder of versions, whose current one is opened. A damaged one is an error."""
+        folder = Path(path)
+        if (folder / CURRENT).is_file():
+            folder = folder / _read_current(folder)["version"]
+        return cls(folder, open_verified(folder, "bundle", _NEEDED), tuple(trust_code))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The fitted features. Raises ArtifactError when they call code that is not trusted."""
+        plan = Plan.read(self.path / "plan")
+        check_trusted(plan.recipe, self.trust_code, f"Bundle {self.path}")
+        return plan
+
+    @property
+    def version(self) -> str:
+        return str(self.manifest["version"])
+
+    @property
+    def models(self) -> Mapping[str, Mapping[str, Any]]:
+        """retrieval, ranking or both: which features each reads."""
+        return self.manifest["models"]  # type: ignore[no-any-return]
+
+    @property
+    def rows_dtype(self) -> str:
+        return str(self.manifest["rows_dtype"])
+
+    @property
+    def num_bytes(self) -> int:
+        """On disk."""
+        return sum(int(file["num_bytes"]) for file in self.manifest["files"].values())
+
+    @cached_property
+    def items(self) -> Entities | None:
+        """The items, if the recipe has any."""
+        return self._entities("item", self.recipe.log.item)
+
+    @cached_property
+    def users(self) -> Entities | None:
+        """The users, if the recipe has any."""
+        return self._entities("user", self.recipe.log.user)
+
+    def _entities(self, side: Side, id_column: str | None) -> Entities | None:
+        folder = self.path / _FOLDER_OF[side]
+        if id_column is None or not (folder / "raw.arrow").is_file():
+            return None
+        layout = side_layout(self.columns, self.models, side)
+        entities = Entities.open(folder, side, layout, id_column)
+        entities.make_stranger = partial(self._stranger, layout, entities.raw_schema)
+        return entities
+
+    def _stranger(self, layout: Layout, schema: pl.Schema) -> Batch:
+        """What the Plan makes of a row in which everything is missing."""
+        row = pl.DataFrame({name: [None] for name in schema}, schema=schema)
+        return collate(self.plan.apply(row, labels=False, only=layout.features), layout, with_labels=False)
+
+    @cached_property
+    def _collections(self) -> dict[str, RowCollection]:
+        return {}
+
+    def collection(self, name: str) -> RowCollection:
+        """The embedding rows of a tower (user, item) or of the ranker (deep, wide)."""
+        if name not in self._collections:
+            features = collection_features(self.columns, self.models, name)
+            if not features:
+                raise ArtifactError(f'Bundle {self.path} has no tables "{name}".')
+            self._collections[name] = RowCollection.open(self.path / "tables" / name, features)
+        return self._collections[name]
+
+    @property
+    def collections(self) -> list[str]:
+        """Names of the collections that the models have."""
+        return [name for name in _COLLECTIONS if collection_features(self.columns, self.models, name)]
+
+    def graph(self, name: str) -> Path | None:
+        """The ONNX file of a dense model: user, item, rank or rank_split."""
+        path = self.path / "graphs" / f"{name}.onnx"
+        return path if path.is_file() else None
+
+    def array(self, name: str) -> Array | None:
+        """An array of the bundle by its file, such as items/vectors.npy, mapped; None when there is no such file."""
+        path = self.path / name
+        return map_array(path) if path.is_file() else None
+
+    def verify(self) -> None:
+        """Compare every file with its checksums once more; what has not changed since it was read is not read again."""
+        verify_files(self.path, "bundle", self.manifest["files"])
+
+
+def side_layout(columns: Sequence[ColumnInfo], models: Mapping[str, Mapping[str, Any]], side: Side) -> Layout:
+    """Every feature of users or of items that any model reads, in the recipe's order."""
+    entries = {"retrieval": ("user", "item"), "ranking": ("numbers", "keys", "wide")}
+    used = {
+        name
+        for model, parts in entries.items()
+        for part in parts
+        for name in models.get(model, {}).get(part, ())
+    }
+    return Layout.of(
+        columns, [column.name for column in columns if column.of == side and column.name in used]
+    )
+
+
+def collection_features(
+    columns: Sequence[ColumnInfo], models: Mapping[str, Mapping[str, Any]], name: str
+) -> list[EmbeddingFeature]:
+    """The features of a collection, as the trainer has them."""
+    if name not in _COLLECTIONS:
+        raise ValueError(f'no collection is called "{name}"; there are: {", ".join(_COLLECTIONS)}')
+    model, part = _COLLECTIONS[name]
+    known = {column.name: column for column in columns}
+    chosen = [known[feature] for feature in models.get(model, {}).get(part, ())]
+    return [
+        EmbeddingFeature(
+            column.name,
+            column.vocabulary or column.name,
+            "mean" if column.kind in ("ids", "keys") else "none",
+        )
+        for column in chosen
+        if column.kind in ("id", "key", "ids", "keys")
+    ]
+
+
+# publishing
+
+
+def publish_bundle(path: Path, fields: Mapping[str, Any]) -> Bundle:
+    """Make a finished folder a bundle. Its version is the folder's name."""
+    publish_with_checksums(path, "bundle", {"version": path.name, **fields})
+    return Bundle.open(path)
+
+
+def current_of(folder: str | Path) -> str | None:
+    """The version that is served from a folder of versions; None when none is yet."""
+    return _read_current(Path(folder))["version"] if (Path(folder) / CURRENT).is_file() else None
+
+
+def previous_of(folder: str | Path) -> str | None:
+    """The version that was current before."""
+    return _read_current(Path(folder))["previous"] if (Path(folder) / CURRENT).is_file() else None
+
+
+def named_by(folder: Path) -> list[str]:
+    """The versions that may be served from a folder, best first: the current one and the one before it."""
+    return [version for version in (current_of(folder), previous_of(folder)) if version is not None]
+
+
+def kept_checkpoint(folder: str | Path, version: str) -> Path:
+    """Where the checkpoint that a version is of is kept beside it; it need not be there."""
+    return Path(folder) / "checkpoints" / version
+
+
+def set_current(folder: str | Path, version: str) -> None:
+    """Serve another version, which must be whole; the one before it is kept in mind for a rollback."""
+    folder = Path(folder)
+    if version not in versions_of(folder):
+        known = ", ".join(versions_of(folder)) or "none"
+        raise ArtifactError(f'{folder} has no version "{version}"; it has: {known}.')
+    Bundle.open(folder / version)
+    try:
+        current, previous = current_of(folder), previous_of(folder)
+    except ArtifactError:  # it is damaged; writing it anew mends that
+        current = previous = None
+    content = {"version": version, "previous": current if current != version else previous}
+    text = json.dumps({**content, "digest": digest_of(content)}, indent=1) + "\n"
+    write_whole(folder / CURRENT, text, durable=True)
+
+
+def versions_of(folder: str | Path) -> list[str]:
+    """Every whole version in a folder, oldest first; what another program is still writing is not among them."""
+    manifests = Path(folder).glob(f"*/{MANIFEST}")
+    return sorted(path.parent.name for path in manifests if not path.parent.name.endswith(".partial"))
+
+
+def _read_current(folder: Path) -> dict[str, Any]:
+    path = folder / CURRENT
+    try:
+        current = json.loads(path.read_text(encoding="utf-8"))
+        content = {"version": current["version"], "previous": current["previous"]}
+        digest = current["digest"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _damaged_current(path, repr(error)) from None
+    if digest != digest_of(content):
+        raise _damaged_current(path, "it does not have its own digest")
+    if not _is_name(content["version"]) or not (content["previous"] is None or _is_name(content["previous"])):
+        raise _damaged_current(path, "it names no version of this folder")
+    return content
+
+
+def _is_name(version: object) -> bool:
+    return isinstance(version, str) and version == Path(version).name and version not in ("", "..")
+
+
+def _damaged_current(path: Path, what: str) -> ArtifactError:
+    known = ", ".join(versions_of(path.parent)) or "none"
+    return ArtifactError(
+        f"{path} is damaged: {what}. Run `recmill export` again, or name one of its versions with "
+        f"`recmill rollback`: {known}."
+    )

@@ -1,0 +1,67 @@
+"""Features of rows by name: what the models of a bundle read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recmill.dataset.batch import Array, Batch, Keys, Layout
+
+
+@dataclass(frozen=True)
+class FeatureRows:
+    """Features of some rows by name: numbers, and keys of the tables."""
+
+    size: int
+    numbers: Mapping[str, Array]
+    keys: Mapping[str, Keys]
+
+    @classmethod
+    def of(cls, batch: Batch, layout: Layout) -> FeatureRows:
+        numbers = {name: batch.numbers[:, place] for place, name in enumerate(layout.numbers)}
+        return cls(batch.size, numbers, batch.keys)
+
+    def __or__(self, other: FeatureRows) -> FeatureRows:
+        """Both; where both have a feature, the other's."""
+        return FeatureRows(self.size, {**self.numbers, **other.numbers}, {**self.keys, **other.keys})
+
+    def matrix(self, names: Sequence[str]) -> Array:
+        """Numbers side by side, float32 [size, features]."""
+        found = np.empty((self.size, len(names)), np.float32)
+        for place, name in enumerate(names):
+            found[:, place] = self.numbers[name]
+        return found
+
+    def replaced(self, places: Array, rows: FeatureRows) -> FeatureRows:
+        """With other rows in some places."""
+        order = np.arange(self.size)
+        order[places] = self.size + np.arange(rows.size)
+        numbers = {
+            name: np.concatenate([values, rows.numbers[name]])[order] for name, values in self.numbers.items()
+        }
+        keys = {name: _replaced_keys(old, rows.keys[name], order) for name, old in self.keys.items()}
+        return FeatureRows(self.size, numbers, keys)
+
+    def row(self, place: int) -> dict[str, Any]:
+        """One row as plain values, for people to read."""
+        keys = {
+            name: int(keys.values[place])
+            if keys.offsets is None
+            else keys.values[keys.offsets[place] : keys.offsets[place + 1]].tolist()
+            for name, keys in self.keys.items()
+        }
+        return {**{name: float(values[place]) for name, values in self.numbers.items()}, **keys}
+
+
+def _replaced_keys(old: Keys, new: Keys, order: Array) -> Keys:
+    values = np.concatenate([old.values, new.values])
+    if old.offsets is None or new.offsets is None:
+        return Keys(values[order])
+    lengths = np.concatenate([np.diff(old.offsets), np.diff(new.offsets)])
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])[:-1][order]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[order])])
+    places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths[order])
+    return Keys(values[places], offsets)

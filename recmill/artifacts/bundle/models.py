@@ -1,0 +1,98 @@
+"""The models of a bundle: the ranker and the towers, over its graphs and embedding rows. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.bundle.features import FeatureRows
+from recmill.artifacts.bundle.rows import RowCollection
+from recmill.artifacts.bundle.sessions import Graph
+from recmill.dataset.batch import Array
+from recmill.errors import NotFound
+from recmill.recipe.kinds import parts_of_features
+
+
+class RankModel:
+    """The ranking model of a bundle. What depends on the user and the context alone is computed once a request."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        parts = parts_of_features(bundle.recipe)
+        model = bundle.manifest["models"].get("ranking")
+        if model is None:
+            raise NotFound(f"Bundle {bundle.version} has no ranking model.")
+        self.label: str = model["label"]
+        self.numbers, self.keys, self.wide = (tuple(model[name]) for name in ("numbers", "keys", "wide"))
+        self.features = [*self.numbers, *dict.fromkeys([*self.keys, *self.wide])]
+        self._of = {
+            part: [
+                [name for name in names if (parts[name] in ("item", "crossed")) == (part == "item")]
+                for names in (self.numbers, self.keys, self.wide)
+            ]
+            for part in ("user", "item")
+        }
+        self.collections = {name: bundle.collection(name) for name in ("deep", "wide")[: 1 + bool(self.wide)]}
+        self._graphs: dict[str, Graph] = {}
+        graphs = {name: bundle.graph(name) for name in ("rank", "rank_split")}
+        self.swap({name: Graph(path) for name, path in graphs.items() if path is not None})
+
+    def swap(self, graphs: Mapping[str, Graph]) -> None:
+        """Take other dense weights."""
+        self._graphs |= graphs
+
+    def score(self, rows: FeatureRows) -> Array:
+        """Chances for rows that have all features each."""
+        if not rows.size:
+            return np.empty(0, np.float32)
+        inputs = {"numbers": rows.matrix(self.numbers), "pooled": self._pooled("deep", rows, self.keys)}
+        if self.wide:
+            inputs["wide"] = self._pooled("wide", rows, self.wide)[:, :, 0]
+        return sigmoid(self._graphs["rank"].run(**inputs))
+
+    def rank(self, user: FeatureRows, items: FeatureRows) -> Array:
+        """Chances for one user, with the context, and many items."""
+        if not items.size:
+            return np.empty(0, np.float32)
+        inputs = {}
+        for part, rows in (("user", user), ("item", items)):
+            numbers, keys, wide = self._of[part]
+            inputs[f"{part}_numbers"] = rows.matrix(numbers)
+            inputs[f"{part}_pooled"] = self._pooled("deep", rows, keys)
+            if self.wide:
+                inputs[f"{part}_wide"] = self._pooled("wide", rows, wide)[:, :, 0]
+        return sigmoid(self._graphs["rank_split"].run(**inputs))
+
+    def _pooled(self, collection: str, rows: FeatureRows, names: Sequence[str]) -> Array:
+        found: RowCollection = self.collections[collection]
+        if not names:
+            return np.empty((rows.size, 0, found.dim), np.float32)
+        return found.pooled(rows.keys, names)
+
+
+class TowerModel:
+    """One tower of the retrieval model: features to unit vectors."""
+
+    def __init__(self, bundle: Bundle, side: str) -> None:
+        model = bundle.manifest["models"]["retrieval"]
+        kinds = {column.name: column.kind for column in bundle.columns}
+        self.features: tuple[str, ...] = tuple(model[side])
+        self.numbers = [name for name in self.features if kinds[name] == "number"]
+        self.keys = [name for name in self.features if kinds[name] != "number"]
+        self.dim: int = model["dim"]
+        self._collection = bundle.collection(side)
+        path = bundle.graph(side)
+        assert path is not None, "a retrieval model has a graph for each tower"
+        self._graph = Graph(path)
+
+    def vectors(self, rows: FeatureRows) -> Array:
+        """Unit vectors, float32 [rows, dim]."""
+        pooled = self._collection.pooled(rows.keys, self.keys)
+        return self._graph.run(numbers=rows.matrix(self.numbers), pooled=pooled)
+
+
+def sigmoid(logits: Array) -> Array:
+    """In float32, as torch computes it, and without overflow."""
+    small = np.exp(-np.abs(logits))
+    return np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)

@@ -1,0 +1,1 @@
+"""Models as of one step on disk: full and delta, whole or not there."""

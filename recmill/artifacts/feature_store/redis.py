@@ -1,0 +1,266 @@
+"""Features in Redis: one compact row for each user and item, many fetched at once, never waited for too long."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from recmill.artifacts.feature_store.address import Address, Servers
+from recmill.artifacts.feature_store.base import Id, Side
+from recmill.artifacts.feature_store.codec import CodedRows, RawCodec, RowCodec
+from recmill.artifacts.feature_store.connections import Connections, Talk
+from recmill.artifacts.feature_store.mapped import entities_of
+from recmill.artifacts.feature_store.refusals import refusal_of
+from recmill.artifacts.feature_store.writes import WriteQueue
+from recmill.dataset.batch import Batch, collate
+from recmill.errors import StoreError
+
+if TYPE_CHECKING:
+    from redis import ConnectionPool
+
+    from recmill.artifacts.bundle.bundle import Bundle
+
+DEFAULT_PREFIX = "recmill"
+_NUM_BUCKETS = 64  # of a cluster: keys of one bucket lie together, so that one command fetches many
+_KEYS_PER_COMMAND = 1_000  # Redis serves nobody else while it works at one command
+_REST_SECONDS = 0.25  # how long a Redis that failed is left alone
+_TIMEOUTS_IN_A_ROW = 3
+_LOADED_SECONDS = 1.0  # how long it is remembered whether rows were loaded
+_PREFIX = re.compile(r"[A-Za-z0-9_.:-]+")
+
+
+class RedisStore:
+    """Rows that `recmill load` wrote, by id. StoreError when Redis does not answer in time; it comes back by itself."""
+
+    def __init__(
+        self,
+        url: str,
+        bundle: Bundle,
+        prefix: str = DEFAULT_PREFIX,
+        timeout_seconds: float = 1.0,
+        ttl_seconds: int | None = None,
+    ) -> None:
+        """`timeout_seconds` bounds connecting and writing; reading is bounded by each call's deadline too."""
+        if not _PREFIX.fullmatch(prefix):
+            raise StoreError(f'A key prefix is made of letters, digits and "_.:-", got "{prefix}".')
+        self.prefix = prefix
+        self.ttl_seconds = ttl_seconds
+        self.servers = Servers(Address.parse(url), timeout_seconds)
+        self._bundle = bundle
+        self._codecs: dict[Side, RowCodec] = {}
+        self._raw_codecs: dict[Side, RawCodec] = {}
+        self._is_loaded, self._ask_loaded_at = False, 0.0
+        self._connections = Connections(self.servers)
+        self._breaker = _Breaker()
+        self._writes = WriteQueue()
+
+    def get(self, side: Side, ids: Sequence[Id], deadline_seconds: float) -> CodedRows:
+        codec = self.codec(side)
+        return codec.decode(self._fetch(self.keys(side, "f", ids), deadline_seconds))
+
+    def raw(self, side: Side, id: Id, deadline_seconds: float) -> dict[str, Any] | None:
+        (row,) = self._fetch(self.keys(side, "r", [id]), deadline_seconds)
+        return self._raw_codec(side).decode(row)
+
+    def is_loaded(self, deadline_seconds: float) -> bool:
+        """Whether `recmill load` came to its end and what it wrote last is still there; asked once a second at most."""
+        now = time.monotonic()
+        if now >= self._ask_loaded_at:
+            (version,) = self._fetch([self.loaded_key], deadline_seconds)
+            self._is_loaded, self._ask_loaded_at = version is not None, now + _LOADED_SECONDS
+        return self._is_loaded
+
+    def put(self, side: Side, raw: pl.DataFrame, features: pl.DataFrame) -> None:
+        layout = self.codec(side).layout
+        self.put_rows(side, raw, collate(features, layout, with_labels=False))
+
+    def put_rows(
+        self, side: Side, raw: pl.DataFrame, batch: Batch, also: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Write rows, and then the values `also` without a time to live, in one pipeline."""
+        ids = raw[entities_of(self._bundle, side).id_column].to_list()
+        features = self.codec(side).encode(batch)
+        columns = self._raw_codec(side).encode(raw.iter_rows(named=True))
+        with self._answering(f"write {side}s, keys {self.prefix}:{side}:*"):
+            pipeline = self.servers.client.pipeline(transaction=False)
+            for kind, values in (("f", features), ("r", columns)):
+                for key, value in zip(self.keys(side, kind, ids), values, strict=True):
+                    pipeline.set(key, value, ex=self.ttl_seconds)
+            # An error that the client raises by itself quotes the command, and with it columns of a user.
+            for answer in pipeline.execute(raise_on_error=False):
+                if isinstance(answer, Exception):
+                    raise answer
+            for key, value in also:
+                self.servers.client.set(key, value)
+
+    def value(self, key: bytes) -> bytes | None:
+        """A value of the store's own, such as which version was loaded."""
+        with self._answering():
+            value: bytes | None = self.servers.client.get(key)
+            return value
+
+    def set_value(self, key: bytes, value: bytes) -> None:
+        with self._answering(f"write {key.decode()}"):
+            self.servers.client.set(key, value)
+
+    def loaded(self) -> str | None:
+        """The version of the bundle whose rows were loaded last; None when none were, or not to their end."""
+        value = self.value(self.loaded_key)
+        return value.decode() if value is not None else None
+
+    @property
+    def loaded_key(self) -> bytes:
+        return f"{self.prefix}:loaded".encode()
+
+    def later(self, write: Callable[[], None], num_rows: int, wait_seconds: float) -> bool:
+        return self._writes.add(write, num_rows, wait_seconds)
+
+    @property
+    def problem(self) -> str | None:
+        return self._writes.problem
+
+    def num_deltas(self, version: str) -> int:
+        """The last delta of a version whose rows were all written since the last load."""
+        value = self.value(self._deltas_key(version))
+        return int(value) if value is not None and value.isdigit() else 0
+
+    def set_num_deltas(self, version: str, number: int) -> None:
+        self.set_value(self._deltas_key(version), b"%d" % number)
+
+    def _deltas_key(self, version: str) -> bytes:
+        return f"{self.prefix}:deltas:{version}".encode()
+
+    def close(self) -> None:
+        self._writes.close()
+        self._connections.close()
+        self.servers.close()
+
+    def keys(self, side: Side, kind: str, ids: Sequence[Id]) -> list[bytes]:
+        """Keys of the features ("f") or the raw columns ("r") of ids; 7 and "7" are the same."""
+        start = f"{self.prefix}:{side}:{kind}:".encode()
+        names = [str(id).encode("utf-8", "surrogatepass") for id in ids]
+        if not self.servers.is_cluster:
+            return [start + name for name in names]
+        return [b"%b{%d}:%b" % (start, zlib.crc32(name) % _NUM_BUCKETS, name) for name in names]
+
+    def codec(self, side: Side) -> RowCodec:
+        if side not in self._codecs:
+            entities = entities_of(self._bundle, side)
+            self._codecs[side] = RowCodec(entities.layout, entities.stranger, self._bundle.plan.digest())
+        return self._codecs[side]
+
+    def _raw_codec(self, side: Side) -> RawCodec:
+        if side not in self._raw_codecs:
+            schema = entities_of(self._bundle, side).raw_schema
+            self._raw_codecs[side] = RawCodec(side, [(name, str(dtype)) for name, dtype in schema.items()])
+        return self._raw_codecs[side]
+
+    def _fetch(self, keys: Sequence[bytes], seconds: float) -> list[bytes | None]:
+        """Values in the order of the keys: all commands are sent before the first answer is awaited."""
+        ends_at = time.monotonic() + seconds
+        values: list[bytes | None] = [None] * len(keys)
+        with self._answering(), Talk(self._connections, ends_at) as talk:
+            self._connections.find_servers(ends_at)
+            commands = list(self._commands(keys))
+            for pool, places in commands:
+                talk.send(pool, _get_many([keys[place] for place in places]))
+            for pool, places in commands:
+                for place, value in zip(places, talk.read(pool), strict=True):
+                    values[place] = value
+        return values
+
+    def _commands(self, keys: Sequence[bytes]) -> Iterator[tuple[ConnectionPool, Sequence[int]]]:
+        """Which keys to ask for together, and whom."""
+        if not self.servers.is_cluster:
+            for start in range(0, len(keys), _KEYS_PER_COMMAND):
+                yield (
+                    self.servers.pool_of(keys[start]),
+                    range(start, min(len(keys), start + _KEYS_PER_COMMAND)),
+                )
+            return
+        buckets: dict[bytes, list[int]] = {}
+        for place, key in enumerate(keys):
+            buckets.setdefault(key[key.find(b"{") : key.find(b"}")], []).append(place)
+        for places in buckets.values():
+            yield self.servers.pool_of(keys[places[0]]), places
+
+    @contextmanager
+    def _answering(self, doing: str = "read") -> Iterator[None]:
+        """Failures of Redis as StoreError; while it rests after one, at once."""
+        from redis.exceptions import RedisClusterException, RedisError
+        from redis.exceptions import TimeoutError as RedisTimeout
+
+        address = self.servers.address
+        self._breaker.check(address)
+        try:
+            yield
+        except (RedisTimeout, TimeoutError) as error:
+            self._breaker.timed_out()
+            raise StoreError(f"{address} did not answer in time.") from error
+        except (RedisError, RedisClusterException, OSError) as error:
+            refusal = refusal_of(error)
+            if refusal is not None:
+                self._breaker.worked()
+            else:
+                self._breaker.failed()
+            if self.servers.is_cluster:
+                self._look_again()
+            if refusal is not None:
+                raise StoreError(f"{address} refuses to {doing}: {refusal}") from None
+            raise StoreError(f"{address} does not answer: {error}") from error
+        else:
+            self._breaker.worked()
+
+    def _look_again(self) -> None:
+        """The nodes of a cluster may have changed their parts: find them anew when they are needed next."""
+        self._connections.close_idle()
+        self.servers.close()
+
+
+def _get_many(keys: Sequence[bytes]) -> bytes:
+    """The command as Redis reads it: the client's own way to write it takes longer than Redis to answer."""
+    written = b"".join([b"$%d\r\n%b\r\n" % (len(key), key) for key in keys])
+    return b"*%d\r\n$4\r\nMGET\r\n%b" % (len(keys) + 1, written)
+
+
+@dataclass
+class _Breaker:
+    """Keeps requests from a Redis that has just failed; after a rest, one of them tries it again."""
+
+    rests_until: float = 0.0
+    timeouts: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def check(self, address: Address) -> None:
+        if not self.rests_until:
+            return
+        with self.lock:
+            now = time.monotonic()
+            if now < self.rests_until:
+                raise StoreError(f"{address} does not answer; it is asked again in a moment.")
+            if self.rests_until:
+                self.rests_until = now + _REST_SECONDS  # for all others, while this one tries
+
+    def worked(self) -> None:
+        if self.rests_until or self.timeouts:
+            with self.lock:
+                self.rests_until, self.timeouts = 0.0, 0
+
+    def failed(self) -> None:
+        with self.lock:
+            self.rests_until = time.monotonic() + _REST_SECONDS
+
+    def timed_out(self) -> None:
+        """Once may be the deadline's fault; again and again is Redis's."""
+        with self.lock:
+            self.timeouts += 1
+            if self.timeouts >= _TIMEOUTS_IN_A_ROW:
+                self.rests_until = time.monotonic() + _REST_SECONDS

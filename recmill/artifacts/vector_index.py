@@ -1,0 +1,280 @@
+"""Which items have the greatest inner product with a vector: exactly up to 200,000 of them, else by clusters (faiss).
+
+An opened index is a map of what was built, plus what changed since. Changes are few, so they are searched exactly, and
+what they replace is left out of the answers of the map. Shapes: N items, Q queries, V vector size.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recmill.artifacts.manifest import write_whole
+from recmill.errors import ArtifactError, MissingPackage
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+EXACT_BELOW = 200_000  # above it a scan takes longer than a request may
+_BEST, _RECALL = 500, 0.98  # of the best so many, this share shall be found
+_NUM_QUERIES = 200
+_LOOK_AT_PER_ANSWER = 5  # never look at fewer items than this for each one wanted
+_CLUSTERS, _SAMPLED_PER_CLUSTER, _ROUNDS = 4, 48, 6  # clusters for each square root of the number of items
+_INDEX, _SETTINGS = "clusters.faiss", "clusters.json"
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """What differs from the map: places that it must not answer, and vectors to look at beside it. Never altered."""
+
+    hidden: Array  # bool [N of the map]
+    num_hidden: int
+    places: Array  # int64, sorted
+    vectors: Array  # float32 [changed, V]
+
+    @classmethod
+    def none(cls, num_items: int, dim: int) -> _Changes:
+        empty = np.empty((0, dim), np.float32)
+        return cls(np.zeros(num_items, bool), 0, np.empty(0, np.int64), empty)
+
+    def without(self, places: Array) -> _Changes:
+        hidden = self.hidden.copy()
+        hidden[places[places < len(hidden)]] = True
+        kept = ~np.isin(self.places, places)
+        return _Changes(hidden, int(hidden.sum()), self.places[kept], self.vectors[kept])
+
+    def with_vectors(self, places: Array, vectors: Array) -> _Changes:
+        rest = self.without(places)
+        merged = np.concatenate([rest.places, places])
+        order = np.argsort(merged, kind="stable")
+        vectors = np.concatenate([rest.vectors, vectors])[order]
+        return replace(rest, places=merged[order], vectors=vectors)
+
+
+class Index(ABC):
+    """Items by vector. Searches run in the caller's thread, any number at once, also while items come and go."""
+
+    def __init__(self, vectors_NV: Array) -> None:
+        self._vectors_NV = vectors_NV
+        self._changes = _Changes.none(*vectors_NV.shape)
+        self._changing = threading.Lock()
+
+    @property
+    def dim(self) -> int:
+        return int(self._vectors_NV.shape[1])
+
+    def __len__(self) -> int:
+        changes = self._changes
+        return len(self._vectors_NV) - changes.num_hidden + len(changes.places)
+
+    def search(self, vectors_QV: Array, k: int) -> tuple[Array, Array]:
+        """Places (int64) and inner products (float32), each [Q, k], best first, any of equals; -1 pads."""
+        queries = np.ascontiguousarray(vectors_QV, np.float32)
+        places = np.full((len(queries), k), -1, np.int64)
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        changes = self._changes
+        for row, query_V in enumerate(queries if k else ()):
+            found, found_scores = self._search_map(query_V, k, changes)
+            if len(changes.places):
+                found = np.concatenate([found, changes.places])
+                found_scores = np.concatenate([found_scores, _products(changes.vectors, query_V)])
+            best = _best(found, found_scores, k)
+            places[row, : len(best)] = found[best]
+            scores[row, : len(best)] = found_scores[best]
+        return places, scores
+
+    def add(self, places: Array, vectors: Array) -> None:
+        """Put items in; those that are known get a new vector. The last counts if a place is named twice."""
+        places = np.asarray(places, np.int64)
+        vectors = np.asarray(vectors, np.float32).reshape(len(places), self.dim)
+        _, last = np.unique(places[::-1], return_index=True)
+        last = len(places) - 1 - last
+        with self._changing:
+            self._changes = self._changes.with_vectors(places[last], vectors[last])
+
+    def remove(self, places: Array) -> None:
+        """Take items out; unknown places are no error."""
+        places = np.asarray(places, np.int64)
+        with self._changing:
+            self._changes = self._changes.without(places[places >= 0])
+
+    @abstractmethod
+    def save(self, path: Path) -> None:
+        """Write what `open_index` needs besides the vectors, as built: without later changes."""
+
+    @abstractmethod
+    def _search_map(self, query_V: Array, k: int, changes: _Changes) -> tuple[Array, Array]:
+        """Places and inner products of at least the best k of the map that are not hidden, in any order."""
+
+
+class ExactIndex(Index):
+    """Looks at every vector."""
+
+    def save(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def _search_map(self, query_V: Array, k: int, changes: _Changes) -> tuple[Array, Array]:
+        scores = _products(self._vectors_NV, query_V)
+        if changes.num_hidden:
+            scores[changes.hidden] = -np.inf
+        places = _at_least_best(scores, k)
+        places = places[~changes.hidden[places]]
+        return places, scores[places]
+
+
+class ClusteredIndex(Index):
+    """Looks at the clusters nearest to a query: as many as it took, when built, to find nearly all of the best."""
+
+    def __init__(self, vectors_NV: Array, faiss_index: Any, probes: int, recall: float) -> None:
+        super().__init__(vectors_NV)
+        self._faiss = _import_faiss()
+        self._index = faiss_index
+        self._probes = probes
+        self.recall = recall  # share of the best 500 that searches found when it was built
+
+    def save(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self._faiss.write_index(self._index, str(path / _INDEX))
+        settings = {"probes": self._probes, "recall": self.recall}
+        write_whole(path / _SETTINGS, json.dumps(settings) + "\n")
+
+    def _search_map(self, query_V: Array, k: int, changes: _Changes) -> tuple[Array, Array]:
+        num_shown = len(self._vectors_NV) - changes.num_hidden
+        probes, wanted = self._probes, min(k, num_shown)
+        # Never look at so few items that there is nothing to choose from.
+        least = _LOOK_AT_PER_ANSWER * max(k, _BEST)
+        probes = max(probes, -(-least * self._index.nlist // len(self._vectors_NV)))
+        while wanted:
+            places = self._search_clusters(query_V, wanted, min(probes, self._index.nlist), changes)
+            if len(places) == wanted or probes >= self._index.nlist:
+                return places, _products(self._vectors_NV[places], query_V)
+            probes *= 2
+        return np.empty(0, np.int64), np.empty(0, np.float32)
+
+    def _search_clusters(self, query_V: Array, k: int, probes: int, changes: _Changes) -> Array:
+        chosen = None
+        if changes.num_hidden:
+            chosen = self._faiss.IDSelectorBitmap(np.packbits(~changes.hidden, bitorder="little"))
+        parameters = self._faiss.SearchParametersIVF(nprobe=probes, sel=chosen)
+        places: Array = self._index.search(query_V[None], k, params=parameters)[1][0]
+        return places[places >= 0]
+
+
+def build_index(vectors: Array, kind: str = "auto", queries: Array | None = None) -> Index:
+    """An index of these unit vectors [N, V]: "exact", "clustered", or what fits their number.
+
+    `queries` are some vectors like those that will be asked for, to find out how many clusters to look at; without
+    them, mixtures of two items are taken.
+    """
+    vectors = np.ascontiguousarray(vectors, np.float32)
+    if kind == "exact" or (kind == "auto" and len(vectors) <= EXACT_BELOW):
+        return ExactIndex(vectors)
+    if kind not in ("auto", "clustered"):
+        raise ValueError(f'kind must be "auto", "exact" or "clustered", got "{kind}"')
+    faiss = _import_faiss()
+    num_clusters = max(1, min(len(vectors) // 2, int(_CLUSTERS * len(vectors) ** 0.5)))
+    # Half floats halve what a search must read; what is found is compared by the vectors themselves.
+    index = faiss.IndexIVFScalarQuantizer(
+        faiss.IndexFlatIP(vectors.shape[1]),
+        vectors.shape[1],
+        num_clusters,
+        faiss.ScalarQuantizer.QT_fp16,
+        faiss.METRIC_INNER_PRODUCT,
+        False,
+    )
+    index.cp.spherical, index.cp.niter, index.cp.seed = True, _ROUNDS, 1
+    index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, _SAMPLED_PER_CLUSTER
+    index.train(vectors)
+    index.add(vectors)
+    random = np.random.default_rng(0)
+    probes, recall = _probes_needed(
+        vectors, index, _mixtures(vectors, random) if queries is None else queries[:_NUM_QUERIES]
+    )
+    return ClusteredIndex(vectors, index, probes, recall)
+
+
+def open_index(path: Path, vectors: Array) -> Index:
+    """The index that was saved there, over the vectors it was built of. It is mapped, not read."""
+    if not (path / _SETTINGS).exists():
+        if path.is_dir() and any(path.iterdir()):
+            raise ArtifactError(f"Index {path} is of an unknown kind. Run `recmill export` again.")
+        return ExactIndex(np.asarray(vectors))
+    faiss = _import_faiss()
+    try:
+        settings = json.loads((path / _SETTINGS).read_text(encoding="utf-8"))
+        index = faiss.read_index(str(path / _INDEX), faiss.IO_FLAG_MMAP_IFC)
+        faiss.omp_set_num_threads(1)  # searches run side by side, each in its caller's thread
+        probes, recall = int(settings["probes"]), float(settings["recall"])
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(f"Index {path} cannot be read: {reason}. Run `recmill export` again.") from None
+    if (index.ntotal, index.d) != vectors.shape:
+        raise ArtifactError(
+            f"Index {path} is not of these {len(vectors):,} items. Run `recmill export` again."
+        )
+    return ClusteredIndex(np.asarray(vectors), index, probes, recall)
+
+
+def _import_faiss() -> Any:
+    try:
+        import faiss
+    except ImportError:
+        raise MissingPackage(f"An index of more than {EXACT_BELOW:,} items", "faiss", "serve") from None
+    return faiss
+
+
+def _mixtures(vectors_NV: Array, random: np.random.Generator) -> Array:
+    pairs = random.choice(len(vectors_NV), (_NUM_QUERIES, 2))
+    return _as_units(vectors_NV[pairs[:, 0]] + 0.5 * vectors_NV[pairs[:, 1]])
+
+
+def _probes_needed(vectors_NV: Array, index: Any, queries_QV: Array) -> tuple[int, float]:
+    """Clusters to look at to find nearly all of the best, or as many as take no longer than an exact search may."""
+    centers_CV = index.quantizer.reconstruct_n(0, index.nlist)
+    ranks = []
+    for query_V in queries_QV:
+        best = _at_least_best(_products(vectors_NV, query_V), _BEST)
+        rank_of = np.empty(index.nlist, np.int64)
+        rank_of[np.argsort(-_products(centers_CV, query_V), kind="stable")] = np.arange(index.nlist)
+        ranks.append(rank_of[index.quantizer.assign(vectors_NV[best], 1)[:, 0]])
+    found = np.concatenate(ranks)
+    needed = int(np.quantile(found, _RECALL, method="higher")) + 1
+    affordable = max(1, index.nlist * EXACT_BELOW // len(vectors_NV))
+    probes = min(needed, affordable)
+    return probes, float((found < probes).mean())
+
+
+def _as_units(vectors: Array) -> Array:
+    units: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return units
+
+
+def _products(vectors_NV: Array, query_V: Array) -> Array:
+    """Inner products, in this thread alone."""
+    # OpenBLAS shares out products from 9,216 elements on among threads of its own; a server has a thread per request.
+    dim = vectors_NV.shape[1]
+    rows = max(1, 8_192 // dim)
+    whole = len(vectors_NV) // rows * rows
+    scores = np.empty(len(vectors_NV), np.float32)
+    blocks = vectors_NV[:whole].reshape(-1, rows, dim)
+    np.matmul(blocks, query_V, out=scores[:whole].reshape(-1, rows))
+    np.matmul(vectors_NV[whole:], query_V, out=scores[whole:])
+    return scores
+
+
+def _at_least_best(scores: Array, k: int) -> Array:
+    """Places of the k greatest scores, and of all that equal the last of them."""
+    if k >= len(scores):
+        return np.arange(len(scores))
+    return np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
+
+
+def _best(places: Array, scores: Array, k: int) -> Array:
+    """Where the k best are, best first; ties by place."""
+    kept = _at_least_best(scores, k)
+    return kept[np.lexsort((places[kept], -scores[kept]))[:k]]

@@ -1,0 +1,296 @@
+"""A Table while it is written: its Plan, and its training rows in Table order as their shards appear.
+
+Who writes leaves a note beside the Table that says how it is; who reads waits as long as the writer lives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import polars as pl
+
+from recmill.artifacts.manifest import WORK, is_published, write_whole
+from recmill.artifacts.work import read_record
+from recmill.dataset.batch import Batch, Batches, Cursor, Layout, collate, read_rows
+from recmill.dataset.prefetch import prefetch
+from recmill.dataset.shard import ShardFile
+from recmill.dataset.table import Table
+from recmill.errors import ArtifactError, RecmillError
+from recmill.features.plan import Plan
+
+T = TypeVar("T")
+
+SECONDS_BETWEEN_SIGNS = 2.0
+DEFAULT_PATIENCE = 600.0  # seconds without any sign of a writer that leaves no note
+_PATIENCE_WITH_NOTE = 120.0  # file systems of many machines may show a change late
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+
+def _time_of(path: Path) -> int | None:
+    """When a file was changed last, in nanoseconds; None when it is not there."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime_ns
+    return None
+
+
+# the writer's side
+
+
+class Heartbeat:
+    """The file `<table>.writer`: how the writer of a Table is. While it lives, the file is touched again and again."""
+
+    def __init__(self, table: Path) -> None:
+        self.path = table.with_name(table.name + ".writer")
+
+    def say(self, state: str, reason: str = "") -> None:
+        """Starting, writing or failed."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path, json.dumps({"state": state, "reason": reason}))
+
+    def read(self) -> dict[str, str]:
+        """Empty when there is no note."""
+        try:
+            return dict(json.loads(self.path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+
+    def time(self) -> int | None:
+        return _time_of(self.path)
+
+    def forget(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def announced(table: Path) -> Iterator[Heartbeat]:
+    """Keep a note beside the Table that is written meanwhile. It is gone when all went well, else it says why not."""
+    note = Heartbeat(table)
+    note.say("starting")
+    is_over = threading.Event()
+
+    def touch() -> None:
+        while not is_over.wait(SECONDS_BETWEEN_SIGNS):
+            with suppress(FileNotFoundError):
+                os.utime(note.path)
+
+    thread = threading.Thread(target=touch, name="writer-note", daemon=True)
+    thread.start()
+    try:
+        yield note
+    except BaseException as error:
+        note.say("failed", str(error) or type(error).__name__)
+        raise
+    else:
+        note.forget()
+    finally:
+        is_over.set()
+        thread.join()
+
+
+# the reader's side
+
+
+class PartialTable:
+    """What there is so far of a Table in log order. What is not there yet is waited for, while its writer lives."""
+
+    def __init__(self, path: Path, patience_seconds: float | None = None) -> None:
+        self.path = path
+        self.work = path / WORK
+        self.note = Heartbeat(path)
+        self.patience_seconds = patience_seconds
+        self.job, self.plan = self._wait(self._find_plan)
+        order = self.plan.recipe.table.order
+        if order != "log":
+            raise RecmillError(
+                f'Table {path} has table.order "{order}": which rows come first is known only when all are there. '
+                "Prepare it with --set table.order=log, or train when it is finished."
+            )
+
+    def is_finished(self) -> bool:
+        return is_published(self.path)
+
+    @cached_property
+    def finished(self) -> Table:
+        """The whole Table, once it is published."""
+        table: Table = self._wait(self._find_table)
+        if table.manifest["job"] != self.job:
+            raise self._began_anew()
+        if self.plan.num_rows:
+            self.check_rows(table.num_rows("train") == self.plan.num_rows)
+        return table
+
+    def check_rows(self, are_right: bool) -> None:
+        """As many training rows as fitting met, since training counted on them."""
+        if not are_right:
+            raise ArtifactError(
+                f"Table {self.path} has other training rows than the {self.plan.num_rows:,} that its features were "
+                "fitted on: the log changed meanwhile. Delete the Table and prepare it again."
+            )
+
+    def shards(self, is_over: threading.Event) -> Iterator[ShardFile]:
+        """Files of training rows, in their order, each when it is whole. `is_over` ends the waiting."""
+        given: list[ShardFile] = []
+        for number in itertools.count():
+            found = self._wait(partial(self._find_part, number), is_over)
+            if not isinstance(found, list):
+                break
+            given += found
+            yield from found
+        if not is_over.is_set():
+            files = self.finished.files("train")
+            if files[: len(given)] != given:
+                raise self._began_anew()
+            yield from files[len(given) :]
+
+    def _find_plan(self) -> tuple[str, Plan] | None:
+        if self.is_finished():
+            table = Table.open(self.path)
+            return str(table.manifest["job"]), table.plan
+        if self._note().get("state") == "starting":  # what lies there may be of another job
+            return None
+        try:
+            return self._job(), Plan.read(self.work / "plan")
+        except FileNotFoundError:
+            return None
+        except ArtifactError:
+            if (self.work / "plan" / "plan.json").exists():
+                raise
+            return None  # not there yet, or about to be published
+
+    def _find_table(self) -> Table | None:
+        return Table.open(self.path) if self.is_finished() else None
+
+    def _find_part(self, number: int) -> list[ShardFile] | Literal["all"] | None:
+        """Training shards of a part of the log; "all" when the Table is finished."""
+        if self.is_finished():
+            return "all"
+        try:
+            if self._job() != self.job:
+                raise self._began_anew()
+            shards = read_record(self.work / "done" / f"parquet-{number:06d}.json")
+        except FileNotFoundError:
+            return None
+        return [ShardFile.of(self.path, shard) for shard in shards if shard["split"] == "train"]
+
+    def _note(self) -> dict[str, str]:
+        """What the writer says. A note from before the work was opened is of an earlier one, and says nothing."""
+        said_at, opened_at = self.note.time(), _time_of(self.work / "job")
+        is_old = said_at is not None and opened_at is not None and said_at < opened_at
+        return {} if is_old else self.note.read()
+
+    def _job(self) -> str:
+        return (self.work / "job").read_text(errors="replace")
+
+    def _began_anew(self) -> ArtifactError:
+        return ArtifactError(
+            f"Table {self.path} is prepared anew, from another log or recipe than when training began. "
+            "Train again, into another --into."
+        )
+
+    def _wait(self, find: Callable[[], T | None], is_over: threading.Event | None = None) -> T:
+        """What `find` finds in the end. Looks seldom when it takes long."""
+        is_over = is_over or threading.Event()
+        pause, seen_at = _SHORTEST_PAUSE, time.monotonic()
+        sign: tuple[Any, ...] = ()
+        while (found := find()) is None and not is_over.wait(pause):
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            before, sign = sign, self._sign()
+            if sign != before:
+                seen_at = time.monotonic()
+            self._check_writer(time.monotonic() - seen_at)
+        return found  # type: ignore[return-value]  # None only for those who said that it is over
+
+    def _sign(self) -> tuple[Any, ...]:
+        """Something that changes as long as the writer lives."""
+        done = self.work / "done"
+        return self.note.time(), len(os.listdir(done)) if done.is_dir() else None, self.is_finished()
+
+    def _check_writer(self, silent_seconds: float) -> None:
+        note = self._note()
+        if note.get("state") == "failed":
+            raise ArtifactError(f"Table {self.path} was not finished: {note['reason']}")
+        patience = self.patience_seconds or (_PATIENCE_WITH_NOTE if note else DEFAULT_PATIENCE)
+        if silent_seconds > patience:
+            who = "Its writer was killed, or its machine is gone" if note else "Is `recmill prepare` running?"
+            raise ArtifactError(
+                f"Table {self.path} is not finished and did not grow for {silent_seconds:,.0f} s. {who} "
+                "Prepare it again and train again with --resume; both go on from where they were."
+            )
+
+
+class PartialTableBatches:
+    """Batches as `Batches` of the finished Table has them: the same rows, the same cursors.
+
+    The first epoch is read while the Table grows. How many rows it will have is known from fitting.
+    """
+
+    def __init__(self, table: PartialTable, batch_size: int, features: Sequence[str] | None = None) -> None:
+        self.table = table
+        self.batch_size = batch_size
+        self.features = features
+        self.layout = Layout.of(table.plan.columns(), features)
+        self.num_rows = table.plan.num_rows
+        self._ends: list[int] = []  # of units so far, in rows from the beginning
+
+    @property
+    def units(self) -> Sequence[object]:
+        """Those that are known so far."""
+        return self._finished().units if self.table.is_finished() else self._ends
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-self.num_rows // self.batch_size)
+
+    def read(self, cursor: Cursor = Cursor()) -> Iterator[tuple[Batch, Cursor]]:  # noqa: B008, frozen
+        """One epoch from the cursor on: each batch with the cursor behind it."""
+        if cursor.epoch or self.table.is_finished():
+            return self._finished().read(cursor)
+        return self._read_as_it_grows(cursor)
+
+    def _finished(self) -> Batches:
+        return Batches(self.table.finished, self.batch_size, "train", self.features)
+
+    def _read_as_it_grows(self, cursor: Cursor) -> Iterator[tuple[Batch, Cursor]]:
+        ends = self._ends = []
+        held = pl.DataFrame()
+        is_over = threading.Event()
+        units = prefetch(self._units(cursor, ends, is_over))  # held, so that it ends after `is_over` is set
+        try:
+            for rows, end in units:
+                held = pl.concat([held, rows]) if held.height else rows
+                while held.height >= self.batch_size or (end == self.num_rows and held.height):
+                    batch, held = held[: self.batch_size], held[self.batch_size :]
+                    yield collate(batch, self.layout), self._cursor(ends, end - held.height)
+        finally:
+            is_over.set()  # or else the thread that reads ahead would wait for rows that nobody wants
+
+    def _units(
+        self, cursor: Cursor, ends: list[int], is_over: threading.Event
+    ) -> Iterator[tuple[pl.DataFrame, int]]:
+        """Rows of each unit from the cursor on, with the number of rows up to its end."""
+        for shard in self.table.shards(is_over):
+            for group, num_rows in enumerate(shard.group_rows()):
+                ends.append((ends[-1] if ends else 0) + num_rows)
+                unit = len(ends) - 1
+                if unit >= cursor.unit:
+                    rows = read_rows(shard, group, self.layout)
+                    yield rows[cursor.row if unit == cursor.unit else 0 :], ends[-1]
+            self.table.check_rows(not ends or ends[-1] <= self.num_rows)
+            if ends and ends[-1] == self.num_rows:
+                return
+
+    def _cursor(self, ends: list[int], row: int) -> Cursor:
+        if row == self.num_rows:
+            return Cursor(1)
+        unit = bisect_right(ends, row)
+        return Cursor(0, unit, row - (ends[unit - 1] if unit else 0))

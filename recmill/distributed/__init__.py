@@ -1,0 +1,1 @@
+"""Several workers: collectives, the data service, and the status of a run."""

@@ -1,0 +1,58 @@
+"""What a Table, a checkpoint and a bundle have in common: a Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from recmill.errors import ArtifactError
+from recmill.features.chain import ColumnInfo
+from recmill.features.plan import Plan
+from recmill.recipe.kinds import kinds_of_columns
+from recmill.recipe.load import recipe_from_dict
+from recmill.recipe.recipe import Feature, Label, Recipe
+
+
+class PlanArtifact:
+    """An artifact with the recipe that it was made by, its columns, and the Plan that was fitted for them."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return recipe_from_dict(self.manifest["recipe"], str(self.path))
+
+    @cached_property
+    def columns(self) -> list[ColumnInfo]:
+        return [ColumnInfo(**column) for column in self.manifest["columns"]]
+
+    @cached_property
+    def plan(self) -> Plan:
+        return Plan.read(self.path / "plan")
+
+
+def plan_at(path: Path) -> Plan:
+    """The Plan of a Table, of a checkpoint or of a bundle."""
+    inside = path / "plan"
+    return Plan.read(inside if inside.is_dir() else path)
+
+
+def check_plan(plan: Plan, recipe: Recipe) -> None:
+    """A Plan is for the columns and steps that it was fitted with; rows and split may be others."""
+    for part in ("log", "features", "labels"):
+        if getattr(recipe, part) != getattr(plan.recipe, part):
+            raise ArtifactError(
+                f'The Plan was fitted with another [{part}] than recipe "{recipe.name}" has. '
+                "Run `recmill prepare` again."
+            )
+    found, fitted = kinds_of_columns(recipe), kinds_of_columns(plan.recipe)
+    readers: list[Feature | Label] = [*recipe.features, *recipe.labels]
+    for column in {name for reader in readers for name in reader.columns}:
+        if found[column] != fitted[column]:
+            raise ArtifactError(
+                f'The Plan reads column "{column}" as {fitted[column]}; with the [[rows]] of recipe "{recipe.name}" '
+                f"it is {found[column]}. Run `recmill prepare` again."
+            )

@@ -1,0 +1,207 @@
+"""What full ranking asks: the items that can be recommended, and users with the items that they went on to click."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from recmill.dataset.batch import Array, Batch, Layout, collate
+from recmill.dataset.table import Table
+from recmill.errors import ArtifactError, FeatureError
+from recmill.features.chain import ColumnInfo
+from recmill.recipe.protocols import DataCounts, Protocol
+from recmill.recipe.recipe import SPLITS, Recipe, Retrieval
+
+Side = Literal["user", "item"]
+
+
+def id_feature(recipe: Recipe, columns: Sequence[ColumnInfo], side: Side) -> str:
+    """The feature that tells users or items apart: an id or key made of that column of the log alone.
+
+    One of the tower if there are several.
+    """
+    column = getattr(recipe.log, side)
+    tower = getattr(recipe.retrieval, side, ())
+    kinds = {info.name: info.kind for info in columns if info.role == "feature"}
+    made_of_it = [feature.name for feature in recipe.features if feature.columns == (column,)]
+    for name in sorted(made_of_it, key=lambda name: name not in tower):
+        if kinds.get(name) in ("id", "key"):
+            return name
+    raise FeatureError(
+        f'Retrieval needs a feature made of "{column}" alone, such as a vocabulary of it: {side}s are told apart by it.'
+    )
+
+
+@dataclass(frozen=True)
+class ItemFeatures:
+    """The items of a Table's training rows, by id, each with its item features as last seen. Id 0 is no item."""
+
+    item_id: str
+    rows: pl.DataFrame
+
+    @classmethod
+    def of(cls, table: Table, recipe: Recipe) -> ItemFeatures:
+        item_id = id_feature(recipe, table.columns, "item")
+        names = dict.fromkeys([item_id, *retrieval_of(recipe).item])
+        rows = table.scan().select(*names).filter(pl.col(item_id) != 0)
+        rows = rows.unique(item_id, keep="last", maintain_order=True).sort(item_id)
+        return cls(item_id, rows.collect())
+
+    def __len__(self) -> int:
+        return self.rows.height
+
+    @property
+    def ids(self) -> Array:
+        """What the item id feature calls them, in order."""
+        return self.rows[self.item_id].to_numpy().astype(np.int64)
+
+    def batch(self, layout: Layout) -> Batch:
+        return collate(self.rows, layout, with_labels=False)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Items of each question, as places in the catalogue: those of question q are items[offsets[q]:offsets[q + 1]]."""
+
+    offsets: Array
+    items: Array
+
+    def of(self, questions: slice) -> Pairs:
+        offsets = self.offsets[questions.start : questions.stop + 1]
+        return Pairs(offsets - offsets[0], self.items[offsets[0] : offsets[-1]])
+
+    @property
+    def questions(self) -> Array:
+        """The question of each item."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Held-out clicks as questions of one protocol: who asks, what is masked, which items are right."""
+
+    protocol: Protocol
+    catalogue: ItemFeatures
+    users: pl.DataFrame  # one row of features for each question
+    seen: Pairs
+    relevant: Pairs  # an item that is not in the catalogue has the place after its last: it is right, but never found
+
+    @classmethod
+    def of(cls, table: Table, recipe: Recipe, split: str, protocol: Protocol) -> Questions:
+        """Of a split's clicks. Users that cannot be told apart ask nothing: keep their column in the Table."""
+        catalogue = ItemFeatures.of(table, recipe)
+        clicks = _clicks(table, recipe, split, catalogue)
+        if not clicks.height:
+            raise ArtifactError(
+                f'Table {table.path} has no {split} rows with label "{retrieval_of(recipe).label}" of known users; '
+                "there is nothing to ask."
+            )
+        states = clicks.select("__user", *retrieval_of(recipe).user)
+        users = states.unique(maintain_order=True).with_row_index("__question")
+        _check_states(users, protocol)
+        asked = clicks.with_columns(_question_of(states, users))
+        before = [name for name in SPLITS[: SPLITS.index(split)] if table.num_rows(name)]
+        nothing = users.select("__user", pl.lit(0, pl.Int64).alias("__place")).clear()
+        seen_by_user = pl.concat(
+            [nothing, *(_seen(table, recipe, name, catalogue, users) for name in before)]
+        ).unique()
+        seen = (
+            users.select("__user", "__question")
+            .join(seen_by_user, on="__user")
+            .select("__question", "__place")
+        )
+        # A click on something clicked before is no find: it is masked.
+        right = asked.join(seen_by_user, on=["__user", "__place"], how="anti").unique(
+            ["__question", "__item"]
+        )
+        return cls(protocol, catalogue, users, _pairs(seen, users.height), _pairs(right, users.height))
+
+    def __len__(self) -> int:
+        return self.users.height
+
+    def batch(self, questions: slice, layout: Layout) -> Batch:
+        return collate(self.users[questions], layout, with_labels=False)
+
+
+def retrieval_of(recipe: Recipe) -> Retrieval:
+    if recipe.retrieval is None:
+        raise FeatureError(f'Recipe "{recipe.name}" has no [retrieval].')
+    return recipe.retrieval
+
+
+def counts_of(table: Table, recipe: Recipe) -> DataCounts:
+    """Interactions, users and items of all splits; users and items only if the Table keeps their raw columns."""
+    label = retrieval_of(recipe).label
+    rows = pl.concat([table.scan(split) for split in SPLITS if table.num_rows(split)]).filter(
+        pl.col(label) == 1
+    )
+    raw = {"users": f"raw_{table.recipe.log.user}", "items": f"raw_{table.recipe.log.item}"}
+    kept = {name: column for name, column in raw.items() if column in rows.collect_schema()}
+    found = rows.select(
+        pl.len().alias("interactions"), **{name: pl.col(column).n_unique() for name, column in kept.items()}
+    )
+    return DataCounts(**found.collect().row(0, named=True))
+
+
+def _identity(table: Table, recipe: Recipe, side: Side) -> pl.Expr:
+    """Who or what a row is about: the raw column if the Table keeps it, else the id, which is null when it is 0."""
+    raw = getattr(table.recipe.log, side)
+    if raw in table.recipe.table.keep:
+        return pl.col(f"raw_{raw}").alias(f"__{side}")
+    name = id_feature(recipe, table.columns, side)
+    return pl.when(pl.col(name) != 0).then(pl.col(name)).alias(f"__{side}")
+
+
+def _clicks(table: Table, recipe: Recipe, split: str, catalogue: ItemFeatures) -> pl.DataFrame:
+    """Held-out clicks of known users, with their features and the item's place in the catalogue."""
+    retrieval = retrieval_of(recipe)
+    places = catalogue.rows.lazy().select(catalogue.item_id).with_row_index("__place")
+    # Without the raw column, each unknown item is one of its own.
+    item = pl.coalesce(
+        _identity(table, recipe, "item").cast(pl.String), pl.format("row {}", pl.int_range(pl.len()))
+    )
+    clicks = table.scan(split).filter(pl.col(retrieval.label) == 1)
+    clicks = clicks.select(
+        _identity(table, recipe, "user"), item.alias("__item"), catalogue.item_id, *retrieval.user
+    )
+    clicks = clicks.drop_nulls("__user").join(places, on=catalogue.item_id, how="left", maintain_order="left")
+    return clicks.with_columns(pl.col("__place").fill_null(len(catalogue)).cast(pl.Int64)).collect()
+
+
+def _seen(
+    table: Table, recipe: Recipe, split: str, catalogue: ItemFeatures, users: pl.DataFrame
+) -> pl.DataFrame:
+    """User and place of the items that these users clicked in an earlier split."""
+    places = catalogue.rows.lazy().select(catalogue.item_id).with_row_index("__place")
+    wanted = users.lazy().select("__user").unique()
+    clicks = table.scan(split).filter(pl.col(retrieval_of(recipe).label) == 1)
+    clicks = clicks.select(_identity(table, recipe, "user"), catalogue.item_id)
+    pairs = clicks.join(wanted, on="__user", how="semi").join(places, on=catalogue.item_id)
+    return pairs.select("__user", pl.col("__place").cast(pl.Int64)).unique().collect()
+
+
+def _check_states(users: pl.DataFrame, protocol: Protocol) -> None:
+    if protocol.ask == "user" and users["__user"].n_unique() < users.height:
+        name = users["__user"].value_counts(sort=True)["__user"][0]
+        raise FeatureError(
+            f"Protocol {protocol.name} asks once for each user, but user {name} has held-out rows with different "
+            "features. Leave what changes from row to row, such as histories, out of retrieval.user."
+        )
+
+
+def _question_of(states: pl.DataFrame, users: pl.DataFrame) -> pl.Series:
+    """For each row its question: the user that has the same features."""
+    names = states.columns
+    joined = states.join(users, on=names, how="left", maintain_order="left", nulls_equal=True)
+    return joined["__question"]
+
+
+def _pairs(pairs: pl.DataFrame, num_questions: int) -> Pairs:
+    ordered = pairs.sort("__question", "__place")
+    lengths = np.bincount(ordered["__question"].to_numpy(), minlength=num_questions)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    return Pairs(offsets, ordered["__place"].to_numpy().astype(np.int64))

@@ -1,0 +1,250 @@
+"""A learner's dense part as ONNX graphs that servers run: float32, any number of rows, inputs and outputs by name.
+
+user, item    numbers [rows, F], pooled [rows, T, D] -> vectors [rows, V]
+rank          numbers, pooled, wide [rows, W] -> logits [rows]
+rank_split    user_numbers [1, F], user_pooled [1, T, D], user_wide [1, W] and item_* [rows, ...] -> logits [rows]
+
+Features keep the learner's order. Inputs without any feature are left out; so is rank_split when no feature of the
+ranker depends on the item.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recmill.artifacts.bundle.sessions import Graph
+from recmill.errors import MissingPackage, RecmillError
+from recmill.learner.graphs.split import FeatureIndices, Inputs, Parts, split_model
+from recmill.learner.ranking import Ranker
+from recmill.learner.retrieval import Retriever
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+_ROWS = "rows"
+_OPSET = 20
+_TOLERANCE = 1e-4  # of the check, against the largest value: sums in another order differ by far less
+
+
+def write_graphs(learner: Ranker | Retriever, into: Path, owners: Mapping[str, str]) -> dict[str, Path]:
+    """Write the learner's graphs as `into`/<name>.onnx and give their paths by name.
+
+    `owners` says whose each feature is: user, item or context; any other word counts as the item's.
+    """
+    return Graphs(learner, owners).write(into)
+
+
+class Graphs:
+    """The graphs of a learner that goes on learning: traced when first written, after that only given new weights."""
+
+    def __init__(self, learner: Ranker | Retriever, owners: Mapping[str, str]) -> None:
+        check_packages()
+        self.learner = learner
+        self.owners = owners
+        self._traced: dict[str, ModelProto] = {}
+
+    def write(self, into: Path) -> dict[str, Path]:
+        """Write the graphs with the weights that the learner has now; each was run and agrees with torch."""
+        into.mkdir(parents=True, exist_ok=True)
+        self.learner.model.eval()
+        with torch.no_grad():
+            dense = _dense_parts(self.learner, self.owners)
+            return {name: self._write_one(name, part, into) for name, part in dense.items()}
+
+    def _write_one(self, name: str, part: _Dense, into: Path) -> Path:
+        traced = self._traced.get(name)
+        if traced is None or not (_set_weights(traced, part.module) and _agrees(traced, part)):
+            self._traced[name] = traced = _trace(name, part)
+        path = into / f"{name}.onnx"
+        _write_bytes(path, traced.SerializeToString())
+        return path
+
+
+def check_packages() -> None:
+    """Everything that writing graphs needs is installed, or an error that says how to get it."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            __import__(package)
+        except ImportError:
+            raise MissingPackage("Writing graphs for servers", package, "export") from None
+
+
+@dataclass(frozen=True)
+class _Dense:
+    """What becomes a graph: a module that takes inputs by name, and each input's shape; its first size may be ROWS."""
+
+    module: nn.Module
+    shapes: Mapping[str, Sequence[int | str]]
+    output: str
+
+    def random_inputs(self, num_rows: int) -> dict[str, Tensor]:
+        drawn = torch.Generator().manual_seed(num_rows)
+        sizes = {
+            name: [num_rows if size == _ROWS else int(size) for size in shape]
+            for name, shape in self.shapes.items()
+        }
+        return {name: torch.randn(size, generator=drawn) for name, size in sizes.items()}
+
+
+class _Whole(nn.Module):
+    """A model that is called with numbers, pooled and wide, also when a recipe has no numbers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        pooled = inputs["pooled"]
+        numbers = inputs["numbers"] if "numbers" in inputs else pooled.new_zeros((pooled.shape[0], 0))
+        wide = [inputs["wide"]] if "wide" in inputs else []
+        return self.model(numbers, pooled, *wide)  # type: ignore[no-any-return]
+
+
+def _dense_parts(learner: Ranker | Retriever, owners: Mapping[str, str]) -> dict[str, _Dense]:
+    if isinstance(learner, Retriever):
+        return {
+            side: _Dense(
+                _Whole(getattr(learner.towers, side)),
+                _shapes("", _ROWS, (len(layout.numbers), len(layout.keys), 0), learner.spec.embedding_dim),
+                "vectors",
+            )
+            for side, layout in learner.layouts.items()
+        }
+    names = {name: [part.name for part in made.features] for name, made in learner.collections.items()}
+    deep, wide = names["deep"], names.get("wide", [])
+    kinds = [FeatureIndices.of(some, owners) for some in (learner.layout.numbers, deep, wide)]
+    dim = learner.spec.embedding_dim
+    found = {
+        "rank": _Dense(
+            _Whole(learner.model), _shapes("", _ROWS, [len(kind) for kind in kinds], dim), "logits"
+        )
+    }
+    if any(kind.item for kind in kinds):
+        shapes = {
+            **_shapes("user_", 1, [len(kind.user) for kind in kinds], dim),
+            **_shapes("item_", _ROWS, [len(kind.item) for kind in kinds], dim),
+        }
+        found["rank_split"] = _Dense(split_model(learner.model, Parts(*kinds)), shapes, "logits")
+    return found
+
+
+def _shapes(
+    prefix: str, num_rows: int | str, widths: Sequence[int], dim: int
+) -> dict[str, Sequence[int | str]]:
+    """Shapes of numbers, pooled and wide, of those that have any feature."""
+    numbers, pooled, wide = widths
+    every: dict[str, Sequence[int | str]] = {
+        f"{prefix}numbers": (num_rows, numbers),
+        f"{prefix}pooled": (num_rows, pooled, dim),
+        f"{prefix}wide": (num_rows, wide),
+    }
+    return {name: shape for name, shape in every.items() if shape[1]}
+
+
+def _trace(name: str, part: _Dense) -> ModelProto:
+    """The graph as torch traces it. Weights stay inputs of its nodes under their own names: nothing is folded."""
+    inputs = part.random_inputs(num_rows=3)
+    rows = torch.export.Dim(_ROWS)
+    free = {key: {0: rows} if shape[0] == _ROWS else {} for key, shape in part.shapes.items()}
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                part.module,
+                kwargs={"inputs": inputs},
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+                opset_version=_OPSET,
+                input_names=list(inputs),
+                output_names=[part.output],
+                dynamic_shapes={"inputs": free},
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise RecmillError(
+            f'Graph "{name}" cannot be traced: {_reason(error)} '
+            "A model's forward must be one that torch.export takes: no branches on values, no NumPy."
+        ) from error
+    assert program is not None
+    graph = _without_notes(program.model_proto)
+    if not _agrees(graph, part):
+        raise RecmillError(
+            f'Graph "{name}" does not give what its torch model gives for the same rows. '
+            "Does the model's forward draw random numbers or depend on the number of rows?"
+        )
+    return graph
+
+
+def _set_weights(graph: ModelProto, module: nn.Module) -> bool:
+    """Give a traced graph the module's weights; whether every weight had the shape that the graph knows."""
+    from onnx import numpy_helper
+
+    weights = dict((*module.named_parameters(), *module.named_buffers()))
+    for known in graph.graph.initializer:
+        weight = weights.get(known.name)
+        if weight is not None:
+            if list(weight.shape) != list(known.dims):
+                return False
+            known.CopyFrom(numpy_helper.from_array(weight.detach().contiguous().numpy(), known.name))
+    return True
+
+
+def _agrees(graph: ModelProto, part: _Dense) -> bool:
+    """Whether the graph gives what the module gives, for one row and for several."""
+    served = Graph(graph.SerializeToString())
+    for num_rows in (1, 5):
+        inputs = part.random_inputs(num_rows)
+        expected = part.module(inputs).numpy()
+        found = served.run(**{name: value.numpy() for name, value in inputs.items()})
+        tolerance = _TOLERANCE * (1 + np.abs(expected).max())
+        if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=tolerance):
+            return False
+    return True
+
+
+def _without_notes(graph: ModelProto) -> ModelProto:
+    """Without what torch notes about its tracing: half of a small graph, and paths of the machine."""
+    for thing in (graph, graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output):
+        del thing.metadata_props[:]
+    for thing in (*graph.graph.initializer, *graph.graph.value_info):
+        del thing.metadata_props[:]
+    return graph
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what went wrong underneath."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    aside = path.with_name(path.name + ".partial")
+    aside.write_bytes(content)
+    os.replace(aside, path)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.onnx speaks of packages it could use and of its own deprecations; real trouble is raised anyway."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,1 @@
+"""What a recipe is, reading and checking one; shipped recipes."""

@@ -1,0 +1,163 @@
+"""Can the models take what the features and labels give? Kinds, dims, and what evaluation needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from recmill.recipe import recipe as r
+from recmill.recipe.check_features import ends_as
+from recmill.recipe.convert import Paths, default_of, paths_of
+from recmill.recipe.kinds import describe, element_of, is_list, kinds_of_columns
+
+_REDUCE = "reduce it to one number or to ids, or leave it out"
+
+
+def check_inputs(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    """Features of each model. Names that are not there, and steps that do not fit, are reported elsewhere."""
+    columns = kinds_of_columns(recipe)
+    found = {feature.name: ends_as(feature, columns) for feature in recipe.features}
+    kinds = {name: kind for name, kind in found.items() if kind is not None}
+    if recipe.ranking is not None:
+        yield from _check_ranking(recipe, recipe.ranking, kinds, paths)
+    if recipe.retrieval is not None:
+        yield from _check_retrieval(recipe, recipe.retrieval, kinds, paths)
+
+
+def _check_ranking(
+    recipe: r.Recipe, ranking: r.Ranking, kinds: Mapping[str, str], paths: Paths
+) -> Iterator[str]:
+    names = ranking.features or tuple(feature.name for feature in recipe.features)
+    path = "ranking.features" if ranking.features else "ranking.features is not given, so all are used; it"
+    yield from _check_kinds(path, names, kinds)
+    yield from _check_dims(recipe, "ranking", ranking.embedding_dim, names, kinds, paths)
+    for name in ranking.wide:
+        if name in kinds and not _has_rows(kinds[name]):
+            yield f'ranking.wide has "{name}", which ends as {describe(kinds[name])}; only ids and keys have weights'
+    if ranking.model == "dlrm" and all(name in kinds for name in names):
+        num_numbers = sum(_is_number(kinds[name]) for name in names)
+        yield from _check_vectors(ranking, num_numbers, sum(_has_rows(kinds[name]) for name in names))
+
+
+def _check_vectors(ranking: r.Ranking, num_numbers: int, num_embedded: int) -> Iterator[str]:
+    """What meets in a DLRM: a vector of each embedded feature, and one of all numbers."""
+    if ranking.bottom and not num_numbers:
+        yield "ranking.bottom has no meaning without features that are numbers; remove it"
+    if ranking.interaction != "dot":
+        return
+    if num_embedded + bool(num_numbers) == 1:
+        yield 'ranking.interaction is "dot", which needs two features or more; use "cat"'
+    elif not ranking.bottom and num_numbers not in (0, ranking.embedding_dim):
+        yield (
+            f"ranking.bottom is missing: numbers come out of it as one more vector of embedding_dim = "
+            f'{ranking.embedding_dim} for interaction = "dot", but there are {num_numbers} of them; '
+            f"end it with {ranking.embedding_dim}"
+        )
+
+
+def _check_retrieval(
+    recipe: r.Recipe, retrieval: r.Retrieval, kinds: Mapping[str, str], paths: Paths
+) -> Iterator[str]:
+    for side in ("user", "item"):
+        names = getattr(retrieval, side)
+        yield from _check_kinds(f"retrieval.{side}", names, kinds)
+        yield from _check_dims(recipe, "retrieval", retrieval.embedding_dim, names, kinds, paths)
+    user, item = recipe.log.user, recipe.log.item
+    if user is None or item is None:
+        return
+    of_items = [feature for feature in recipe.features if feature.columns == (item,)]
+    of_items = [feature for feature in of_items if feature.name in retrieval.item and feature.name in kinds]
+    if of_items and not any(kinds[feature.name] in ("id", "key") for feature in of_items):
+        yield (
+            f'retrieval.item has no id or key made of "{item}" alone; items are told apart by it: '
+            "add a feature of it that ends with vocabulary or key"
+        )
+    if recipe.split is not None and user not in recipe.table.keep and not _has_id(recipe, user, kinds):
+        yield (
+            f'retrieval is evaluated user by user, but nothing in the Table tells them apart: add "{user}" to '
+            f'table.keep, or a feature made of "{user}" alone that ends with vocabulary or key'
+        )
+
+
+def _has_id(recipe: r.Recipe, column: str, kinds: Mapping[str, str]) -> bool:
+    made_of_it = [feature.name for feature in recipe.features if feature.columns == (column,)]
+    return any(kinds.get(name, "id") in ("id", "key") for name in made_of_it)
+
+
+def _check_kinds(path: str, names: Sequence[str], kinds: Mapping[str, str]) -> Iterator[str]:
+    for name in names:
+        if name in kinds and is_list(kinds[name]) and not _has_rows(kinds[name]):
+            yield f'{path} has "{name}", which ends as {describe(kinds[name])}; models take none: {_REDUCE}'
+    if names and all(name in kinds and not _has_rows(kinds[name]) for name in names):
+        yield f"{path} has only numbers; a model needs at least one feature of ids or keys"
+
+
+def _check_dims(
+    recipe: r.Recipe,
+    model: str,
+    dim: int,
+    names: Sequence[str],
+    kinds: Mapping[str, str],
+    paths: Paths,
+) -> Iterator[str]:
+    where = paths_of(paths, "features", recipe.features)
+    said = set()
+    for path, feature in zip(where, recipe.features, strict=True):
+        has_rows = feature.name in names and _has_rows(kinds.get(feature.name, ""))
+        is_other = feature.dim is not None and feature.dim != dim and feature.dim > 0
+        if has_rows and is_other and path not in said:
+            said.add(path)
+            yield (
+                f"{path}.dim is {feature.dim}, but {model}.embedding_dim is {dim}; "
+                "the tables of one model have one dim: remove it"
+            )
+
+
+def _has_rows(kind: str) -> bool:
+    """Whether values are looked up in a table of embeddings."""
+    return element_of(kind) in ("id", "key")
+
+
+def _is_number(kind: str) -> bool:
+    return not is_list(kind) and not _has_rows(kind)
+
+
+# labels
+
+
+def check_binary_labels(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    """Labels of models are 0 or 1. Here what the recipe alone tells; rows are looked at as they are prepared."""
+    columns = {column.name: column for column in recipe.log.columns}
+    for path, label in zip(paths_of(paths, "labels", recipe.labels), recipe.labels, strict=True):
+        column = columns.get(label.columns[0]) if label.columns else None
+        if label.name not in model_labels(recipe) or label.steps or column is None:
+            continue
+        others = [value for value in column.allowed or () if value not in (0, 1)]
+        if others and not isinstance(others[0], str):
+            yield f'{path} is column "{column.name}", which may be {others[0]}; {how_to_threshold(column.name)}'
+
+
+def model_labels(recipe: r.Recipe) -> set[str]:
+    """The labels that models learn."""
+    return {model.label for model in (recipe.ranking, recipe.retrieval) if model is not None}
+
+
+def how_to_threshold(column: str) -> str:
+    """What to do with a rating, a count or a duration that a model is to learn."""
+    step = f'{{ expression = {{ sql = "{column} >= 4", type = "int" }} }}'
+    return f"models learn labels of 0 and 1. Write down what counts as 1 in its steps, such as {step}"
+
+
+# evaluation
+
+
+def check_held_out(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    """What evaluations steer needs rows that are held out. Without any, there is nothing to evaluate, however often."""
+    if recipe.split is not None:
+        return
+    for name in ("ranking", "retrieval"):
+        model = getattr(recipe, name)
+        for key in ("target", "patience") if model is not None else ():
+            if getattr(model.train, key) != default_of(r.Training, key):
+                yield f"{name}.train.{key} needs held-out rows to measure; add [split], or remove it"
+        if model is not None and model.train.schedule.drop_factor is not None:
+            yield f"{name}.train.schedule.drop_factor needs held-out rows to measure; add [split], or remove it"

@@ -1,0 +1,420 @@
+"""What a run is: one frozen tree, written as TOML or built in Python, stored inside every artifact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from recmill.recipe.names import Names
+from recmill.recipe.numbers import (
+    AboveZero,
+    Dropout,
+    Fraction,
+    NotNegative,
+    Positive,
+    Share,
+    ShareOrAll,
+    Whole,
+)
+from recmill.recipe.steps import Step, Value
+
+Owner = Literal["user", "item", "context"]
+Shape = Literal["criteo", "recsys2021", "movielens", "shop"]
+
+# Columns that recmill adds to rows. Names that begin with __ are ours.
+POSITION = "__position"  # place in the log: file number << 44 | offset; the same for any partitioning
+SPLIT = "__split"  # index into SPLITS
+COPY = "__copy"  # 0 for a row of the log, from 1 for the negatives made from it
+SPLITS = ("train", "eval", "test")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a log. `hex` is an integer written in base 16; `text` stays text."""
+
+    name: str
+    type: Literal["int", "float", "text", "hex", "bool"]
+    of: Owner = "context"
+    allowed: tuple[Value, ...] | None = None
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files of rows, named or as globs, relative to the data directory.
+
+    `separator`, `header`, `quote` and `encoding` are for delimited text; the other formats know their own.
+    """
+
+    files: tuple[str, ...]
+    columns: tuple[Column, ...]
+    format: Literal["delimited", "parquet", "jsonl"] = "delimited"
+    separator: str = "\t"
+    header: bool = False
+    quote: str = ""
+    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+
+
+@dataclass(frozen=True)
+class Log(Files):
+    """Raw events as users have them; `user`, `item` and `time` say which columns are who, what and when."""
+
+    user: str | None = None
+    item: str | None = None
+    time: str | None = None
+
+
+@dataclass(frozen=True)
+class SideTable(Files):
+    """A smaller file with more columns for a key, such as users or items; `join` in `[[rows]]` adds them."""
+
+
+@dataclass(frozen=True)
+class RowOperation:
+    """Adds, drops or orders rows, or looks at other rows. Runs before features, in recipe order."""
+
+    main: ClassVar[str | None] = None
+
+    @classmethod
+    def operation_name(cls) -> str:
+        """The name that recipes use."""
+        return next(name for name, kind in ROW_OPERATIONS.items() if kind is cls)
+
+
+@dataclass(frozen=True)
+class Filter(RowOperation):
+    """Keep the rows for which a condition over the log's columns is true."""
+
+    main: ClassVar[str | None] = "sql"
+    sql: str
+
+
+@dataclass(frozen=True)
+class Sample(RowOperation):
+    """Keep a fraction of the rows, the same ones on every run."""
+
+    main: ClassVar[str | None] = "fraction"
+    fraction: ShareOrAll
+    seed: Whole = 0
+
+
+@dataclass(frozen=True)
+class Join(RowOperation):
+    """Add the columns of a side table; rows without a match get missing values."""
+
+    main: ClassVar[str | None] = "table"
+    table: str
+    on: str
+
+
+@dataclass(frozen=True)
+class Dedupe(RowOperation):
+    """Keep one row for each combination of `by`: the first or the last in the order of `order`."""
+
+    by: Names
+    order: str
+    keep: Literal["first", "last"] = "last"
+
+
+@dataclass(frozen=True)
+class History(RowOperation):
+    """For each row, the user's earlier values of `columns` as `<column>_history`, oldest first.
+
+    The row itself and rows of the same time stamp are not part of it. Rows with fewer than `min_length`
+    earlier events are dropped; `last` keeps only that many latest rows for each user.
+    """
+
+    columns: Names
+    by: str
+    order: str
+    where: str | None = None
+    max_length: Positive = 100
+    min_length: Whole = 0
+    last: Positive | None = None
+
+
+@dataclass(frozen=True)
+class Lag(RowOperation):
+    """`<column>_lag<shift>`: the value minus the one `shift` rows earlier in the same group."""
+
+    columns: Names
+    by: str
+    order: str
+    shift: Positive = 1
+
+
+@dataclass(frozen=True)
+class Negatives(RowOperation):
+    """For each row, `per_row` copies with another item of the training rows and label set to `label_value`.
+
+    Columns of the item come along. `uniform` draws each item alike, `popularity` as often as it occurs.
+    """
+
+    label: str
+    per_row: Positive = 1
+    by: Literal["uniform", "popularity"] = "uniform"
+    label_value: Value = 0
+    seed: Whole = 0
+
+
+@dataclass(frozen=True)
+class HistoryNegatives(RowOperation):
+    """For each item of a history column, `per_item` other items in its order, as `<column>_negatives`."""
+
+    history: str
+    per_item: Positive = 1
+    by: Literal["uniform", "popularity"] = "uniform"
+    seed: Whole = 0
+
+
+ROW_OPERATIONS: dict[str, type[RowOperation]] = {
+    "filter": Filter,
+    "sample": Sample,
+    "join": Join,
+    "dedupe": Dedupe,
+    "history": History,
+    "lag": Lag,
+    "negatives": Negatives,
+    "history_negatives": HistoryNegatives,
+}
+
+# These draw from the items of the training rows, so they run after the split and stand last in [[rows]].
+DRAWING = (Negatives, HistoryNegatives)
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """Which rows train and which are held out. Without `[split]`, every row trains.
+
+    tail: the last `held_out` share of the log by position     files: the files that match `held_out_files`
+    time: rows at or after `from`, or the last share by time   hash: a share of the values of `column`
+    last: for each `column` (a user), the last row by `order` is test, the one before it eval
+    random: of the rows of each `column` (a user), about the share `held_out`, drawn at random
+    With `halve`, the first half of what is held out is eval and the second is test; else all of it is eval.
+    """
+
+    by: Literal["tail", "files", "time", "hash", "last", "random"]
+    held_out: Share | None = None
+    held_out_files: tuple[str, ...] = ()
+    column: str | None = None
+    order: str | None = None
+    eval_from: float | None = None
+    test_from: float | None = None
+    halve: bool = False
+    seed: Whole = 0
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One output column: what it is called, which columns it reads and the steps between."""
+
+    name: str
+    columns: Names
+    steps: tuple[Step, ...] = ()
+    of: Owner = "context"
+    dim: Positive | None = None
+
+
+@dataclass(frozen=True)
+class Label:
+    """What models learn: a column of the log, or steps over several."""
+
+    name: str
+    columns: Names
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """How prepared rows are ordered, and which raw columns the Table keeps, as `raw_<column>`.
+
+    log: as read     shuffle: at random     interleave: all files side by side, each in its own order, so that
+    a batch holds rows of every day
+    """
+
+    order: Literal["log", "shuffle", "interleave"] = "log"
+    seed: Whole = 0
+    keep: Names = ()
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An update rule and its learning rate."""
+
+    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "lamb", "ftrl", "adagrad_decay"]
+    learning_rate: AboveZero
+    eps: AboveZero | None = None
+    weight_decay: NotNegative = 0.0
+    l1: NotNegative = 0.0
+    l2: NotNegative = 0.0
+    initial_accumulator: NotNegative | None = None
+    decay_rate: Fraction | None = None
+    decay_period: Positive | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate over the run, as fractions of all steps: warm up, hold, decay.
+
+    `drop_factor` multiplies the rate each time an evaluation is worse than the best one before it.
+    """
+
+    warmup: Fraction = 0.0
+    decay_from: Fraction = 1.0
+    decay: Literal["polynomial", "cosine"] = "polynomial"
+    power: AboveZero = 2.0
+    drop_factor: Share | None = None
+
+
+@dataclass(frozen=True)
+class Saving:
+    """When checkpoints are written: at each evaluation and at the end, and also every so many steps or minutes.
+
+    Every `full_every`-th is full, those between are deltas of the one before. The last `keep` and the best one stay,
+    with what their deltas stand on.
+    """
+
+    every_steps: Positive | None = None
+    every_minutes: AboveZero | None = None
+    full_every: Positive = 5
+    keep: Positive = 2
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained.
+
+    A step takes `batch_size` rows; `micro_batches` computes them in so many pieces, one after the other, for less
+    memory. The run ends after `epochs`, or earlier: after `max_steps`, after `max_minutes`, when an evaluation meets
+    `target`, or when `patience` evaluations brought nothing better.
+    """
+
+    batch_size: Positive = 2048
+    micro_batches: Positive = 1
+    epochs: AboveZero = 1.0
+    max_steps: Positive | None = None
+    max_minutes: AboveZero | None = None
+    dense: Optimizer = field(default_factory=lambda: Optimizer("adagrad", 0.01))
+    sparse: Optimizer = field(default_factory=lambda: Optimizer("rowwise_adagrad", 0.02))
+    schedule: Schedule = field(default_factory=Schedule)
+    saving: Saving = field(default_factory=Saving)
+    evaluations: Positive = 1
+    target: str | None = None
+    patience: Positive | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    seed: Whole = 0
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """Options of dynamic tables: when a key gets a row, and when it loses it again.
+
+    A key gets a row at its `admit_after`-th sighting, counted exactly or by `bloom_counters` counters of two bytes.
+    Until then it reads zeros, or shares one of `shared_rows` rows, from which it starts.
+    """
+
+    admit_after: Positive = 1
+    bloom_counters: Positive | None = None
+    shared_rows: Whole = 0
+    evict_every_steps: Positive = 500
+    evict_after_steps: Positive | None = None
+    evict_below_norm: AboveZero | None = None
+    capacity: Positive | None = None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A model that scores (user, item, context) rows."""
+
+    model: str
+    label: str
+    features: Names = ()
+    embedding_dim: Positive = 16
+    bottom: tuple[Positive, ...] = ()
+    top: tuple[Positive, ...] = ()
+    interaction: Literal["dot", "cat", "cross"] = "dot"
+    cross_layers: Positive = 3
+    cross_rank: Positive = 512
+    wide: Names = ()
+    hidden: tuple[Positive, ...] = ()
+    dropout: Dropout = 0.0
+    dynamic: Dynamic | None = None
+    wide_optimizer: Optimizer | None = None
+    train: Training = field(default_factory=Training)
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Two towers, one of users and one of items, that meet in a dot product.
+
+    Without `hidden` layers a tower adds up its embeddings. in_batch_softmax learns from rows whose label is 1, bce from
+    all.
+    """
+
+    label: str
+    user: Names
+    item: Names
+    model: Literal["two_tower"] = "two_tower"
+    embedding_dim: Positive = 16
+    hidden: tuple[Positive, ...] = (128, 64)
+    loss: Literal["in_batch_softmax", "bce"] = "in_batch_softmax"
+    temperature: AboveZero = 0.05
+    log_q: bool = True
+    train: Training = field(default_factory=Training)
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """The values that one key of a model may take."""
+
+
+@dataclass(frozen=True)
+class Choices(Dimension):
+    """One of these, as TOML has them; a table sets several keys at once, those that it names."""
+
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Range(Dimension):
+    """A number from `low` to `high`, in steps of `step` if there is one; with `log`, each power of ten as likely."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+    step: int | float | None = None
+
+
+@dataclass(frozen=True)
+class Tune:
+    """What `recmill tune` looks for, by key paths of one model such as `ranking.train.dense.learning_rate`.
+
+    The first objective is a metric of the model, the others are what it costs; without any, the model's own metric and
+    seconds of training. `pruning` stops trials that are behind at an evaluation.
+    """
+
+    space: dict[str, Dimension]
+    objectives: tuple[str, ...] = ()
+    pruning: bool = True
+    trials: Positive = 20
+    seed: Whole = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The whole chain, from log to model."""
+
+    name: str
+    log: Log
+    features: tuple[Feature, ...]
+    labels: tuple[Label, ...] = ()
+    description: str = ""
+    generate: Shape | None = None
+    tables: dict[str, SideTable] = field(default_factory=dict)
+    rows: tuple[RowOperation, ...] = ()
+    split: Holdout | None = None
+    table: TableLayout = field(default_factory=TableLayout)
+    ranking: Ranking | None = None
+    retrieval: Retrieval | None = None
+    # Recipes that differ only in what was searched make the same artifacts.
+    tune: Tune | None = field(default=None, compare=False)

@@ -1,0 +1,58 @@
+"""Recipes with values from their `[tune]`, and whether these go together at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from recmill.errors import RecipeError
+from recmill.recipe import recipe as r
+from recmill.recipe.convert import show
+from recmill.recipe.load import recipe_from_dict, recipe_to_dict
+from recmill.recipe.tuning import merged, tuned_model
+
+
+def changed(recipe: r.Recipe, values: Mapping[str, Any]) -> r.Recipe:
+    """The recipe with values set by key path; RecipeError when they do not go together."""
+    return recipe_from_dict(merged(recipe_to_dict(recipe), values), f"recipe {recipe.name}")
+
+
+def searched(recipe: r.Recipe) -> r.Tune:
+    """The recipe's [tune]; RecipeError when there is nothing to search, or values that go with nothing."""
+    source = f"recipe {recipe.name}"
+    if recipe.tune is None:
+        example = '--set "tune.space.ranking.embedding_dim=[8, 16]"'
+        raise RecipeError(source, [f"tune is missing; say what to search, such as {example}"])
+    model = tuned_model(recipe.tune)
+    if getattr(recipe, model) is None:
+        raise RecipeError(source, [f"tune.space has keys of {model}, but the recipe has no [{model}]"])
+    problems = list(_problems(recipe, recipe.tune.space))
+    if problems:
+        raise RecipeError(source, problems)
+    return recipe.tune
+
+
+def _problems(recipe: r.Recipe, space: Mapping[str, r.Dimension]) -> Iterator[str]:
+    """Choices that go with nothing: neither with the recipe as it is, nor with another choice of one other key."""
+    for key, dimension in space.items():
+        for value in dimension.values if isinstance(dimension, r.Choices) else ():
+            reason = _why_not(recipe, {key: value})
+            if reason and all(_why_not(recipe, {key: value, **other}) for other in _others(space, key)):
+                yield (
+                    f"tune.space.{key} has {show(value)}, which goes with no value of the other keys: {reason}. "
+                    "Keys that depend on each other can be set together, by choices that are tables"
+                )
+
+
+def _others(space: Mapping[str, r.Dimension], key: str) -> Iterator[dict[str, Any]]:
+    for other, dimension in space.items():
+        if other != key and isinstance(dimension, r.Choices):
+            yield from ({other: value} for value in dimension.values)
+
+
+def _why_not(recipe: r.Recipe, values: Mapping[str, Any]) -> str | None:
+    try:
+        changed(recipe, values)
+    except RecipeError as error:
+        return error.problems[0]
+    return None

@@ -1,1 +1,0 @@
-"""One self-contained HTML page about a run, made of plain values: facts, tables and our own SVG charts."""

@@ -1,0 +1,1 @@
+"""What people look at: progress, tracking, HTML reports, facts about the machine."""

@@ -1,0 +1,1 @@
+"""All stages in order; what is done already is not done again."""

@@ -1,0 +1,1 @@
+"""Synthetic logs in each supported shape, with a planted truth."""
