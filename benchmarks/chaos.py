@@ -141,8 +141,8 @@ class Load(threading.Thread):
         loop.close()
 
     async def _run(self) -> None:
-        door = GrpcTransport(self.address, "/recmill.v1.Recommender/Recommend", DEADLINE)
-        await door.open()
+        transport = GrpcTransport(self.address, "/recmill.v1.Recommender/Recommend", DEADLINE)
+        await transport.open()
         loop, finished = asyncio.get_running_loop(), asyncio.Event()
         start, waiting = loop.time(), len(self.times)
 
@@ -157,13 +157,13 @@ class Load(threading.Thread):
                 if not waiting:
                     finished.set()
 
-            door.send(self.expected.request(user), done)
+            transport.send(self.expected.request(user), done)
 
         for number, at in enumerate(self.times):
             await asyncio.sleep(max(0.0, start + at - loop.time()))
             send(number)
         await finished.wait()
-        door.close()
+        transport.close()
 
     def _word(self, user: str, body: bytes) -> str:
         return "right" if self.expected.is_right(user, body, self.trial.degraded, self.exact) else "WRONG"

@@ -83,7 +83,9 @@ class Redis:
         for side in ("user", "item"):
             entities = entities_of(bundle, side)  # type: ignore[arg-type]
             places = entities.places(entities.ids_with_prefix("", len(entities)))
-            rows = RowCodec(entities.layout, entities.stranger, "another").encode(entities.features(places))
+            rows = RowCodec(entities.layout, entities.unknown_row, "another").encode(
+                entities.features(places)
+            )
             keys = store.keys(side, "f", entities.ids(places))  # type: ignore[arg-type]
             self.client.mset(dict(zip(keys, rows, strict=True)))
         store.close()

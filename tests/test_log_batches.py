@@ -288,7 +288,7 @@ def test_a_plan_serves_a_log_that_it_was_not_fitted_on(tmp_path):
     plan = table_of(recipe_of(), write_events(tmp_path / "log", 20), tmp_path / "table").plan
     later = tmp_path / "later"
     later.mkdir()
-    (later / "events0.tsv").write_text("stranger\t3\t1\t1.0\tt1,new\t1\nu1\t3\t1\t1.0\t\t0\n")
+    (later / "events0.tsv").write_text("unknown user\t3\t1\t1.0\tt1,new\t1\nu1\t3\t1\t1.0\t\t0\n")
     batch, _ = next(LogBatches(recipe_of(), plan, str(later), 10).read())
     assert batch.keys["user"].values[0] == 0 != batch.keys["user"].values[1]
     assert batch.keys["tags"].values[1] == 0

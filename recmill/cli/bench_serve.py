@@ -55,7 +55,9 @@ recmill bench serve --bundle bundles/shop --scoring
 def _add_target(parser: Any) -> None:
     parser.add_argument("--bundle", metavar="DIR", help="serve this bundle on free ports, and measure that")
     parser.add_argument("--address", metavar="HOST:PORT", help="measure a server that is there already")
-    parser.add_argument("--door", choices=["grpc", "http"], default="grpc", help="how to ask (default: grpc)")
+    parser.add_argument(
+        "--transport", choices=["grpc", "http"], default="grpc", help="how to ask (default: grpc)"
+    )
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="HTTP address of the server at --address, for its own numbers"
     )
@@ -224,7 +226,7 @@ def _options(parsed: argparse.Namespace) -> ServeBenchConfig:
     other = parsed.clients or parsed.slo or parsed.labels
     return ServeBenchConfig(
         question=RequestShape(parsed.k, parsed.candidates, parsed.batch, contexts),
-        door=parsed.door,
+        transport=parsed.transport,
         rates=tuple(parsed.rate or (() if other else (DEFAULT_RATE,))),
         clients=parsed.clients,
         seconds=parsed.seconds,

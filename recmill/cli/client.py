@@ -11,7 +11,7 @@ from recmill.cli.arguments import UsageError, add_command, positive
 
 _EXAMPLES = """
 recmill client -s 127.0.0.1:8081 -d eval.csv -b 512 -n 40 -w 10
-recmill client -s 127.0.0.1:8080 --door http -d eval.csv -b 1000 --out scores.csv
+recmill client -s 127.0.0.1:8080 --transport http -d eval.csv -b 1000 --out scores.csv
 """
 
 
@@ -59,7 +59,9 @@ def add(commands: Any) -> None:
         metavar="N",
         help="of them, first ones that are not timed (default: 10)",
     )
-    parser.add_argument("--door", choices=["grpc", "http"], default="grpc", help="how to ask (default: grpc)")
+    parser.add_argument(
+        "--transport", choices=["grpc", "http"], default="grpc", help="how to ask (default: grpc)"
+    )
     parser.add_argument(
         "--clients", type=positive, default=1, metavar="N", help="requests at once (default: 1)"
     )
@@ -89,7 +91,7 @@ def _client(parsed: argparse.Namespace) -> None:
     options = CsvClientConfig(
         server=parsed.server,
         data=Path(parsed.data_file),
-        door=parsed.door,
+        transport=parsed.transport,
         batch=parsed.batch_size,
         num_batches=number,
         warm_up=parsed.warm_up_iteration,

@@ -107,7 +107,7 @@ def _add_versions(parser: Any) -> None:
 
 def _add_safety(parser: Any) -> None:
     group = parser.add_argument_group("safety")
-    group.add_argument("--tls-cert", metavar="FILE", help="PEM certificate, for both doors")
+    group.add_argument("--tls-cert", metavar="FILE", help="PEM certificate, for both transports")
     group.add_argument("--tls-key", metavar="FILE", help="its PEM key")
     group.add_argument("--tls-client-ca", metavar="FILE", help="clients must show a certificate of this PEM")
     group.add_argument(

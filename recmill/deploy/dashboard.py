@@ -113,8 +113,8 @@ PANELS = (
     ),
     Panel(
         "Requests",
-        "Answered and refused, by door and method.",
-        [(_rate(REQUESTS, "door, method", _WORK), "{{door}} {{method}}")],
+        "Answered and refused, by transport and method.",
+        [(_rate(REQUESTS, "transport, method", _WORK), "{{transport}} {{method}}")],
         "reqps",
     ),
     Panel(
@@ -122,8 +122,8 @@ PANELS = (
         "Wrong requests and failures; what was shed is in a panel of its own.",
         [
             (
-                _rate(REQUESTS, "door, method, status", f'status!~"{_WELL}|{_SHED}"'),
-                "{{door}} {{method}} {{status}}",
+                _rate(REQUESTS, "transport, method, status", f'status!~"{_WELL}|{_SHED}"'),
+                "{{transport}} {{method}} {{status}}",
             )
         ],
         "reqps",
@@ -131,7 +131,7 @@ PANELS = (
     Panel(
         "Shed",
         "Turned away to protect the rest: overloaded, or too late.",
-        [(_rate("recmill_refused_total", "door, reason"), "{{door}} {{reason}}")],
+        [(_rate("recmill_refused_total", "transport, reason"), "{{transport}} {{reason}}")],
         "reqps",
     ),
     Panel("Latency", "Whole requests.", _quantiles("recmill_request_seconds", _WORK), "s"),

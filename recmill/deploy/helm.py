@@ -86,7 +86,7 @@ def _about() -> Object:
     return {
         "apiVersion": "v2",
         "name": CHART,
-        "description": "Servers of a recmill bundle, with scaling, Redis, monitoring and doors to outside by choice.",
+        "description": "Servers of a recmill bundle, with scaling, Redis, monitoring and ingress by choice.",
         "type": "application",
         "version": __version__,
         "appVersion": __version__,

@@ -1,4 +1,4 @@
-"""Doors to outside, and what Prometheus and Grafana are told."""
+"""Transports to outside, and what Prometheus and Grafana are told."""
 
 from __future__ import annotations
 

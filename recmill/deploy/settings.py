@@ -219,7 +219,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Ingress:
-    """The door from outside."""
+    """The transport from outside."""
 
     host: Host | None = None
     class_name: Name | None = None

@@ -69,24 +69,24 @@ class StatusActor:
 # in a worker
 
 
-class DeskBars(Bars):
+class StatusBars(Bars):
     """Bars that show at the driver's terminal."""
 
-    def __init__(self, desk: Any) -> None:
+    def __init__(self, status_actor: Any) -> None:
         super().__init__(quiet=True)
-        self.desk = desk
+        self.status_actor = status_actor
 
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[ProgressBar]:
-        stage = _DeskStage(name, total, self.desk)
+        stage = _StatusBar(name, total, self.status_actor)
         yield stage
         stage.tell()
 
 
-class _DeskStage(ProgressBar):
-    def __init__(self, name: str, total: int, desk: Any) -> None:
+class _StatusBar(ProgressBar):
+    def __init__(self, name: str, total: int, status_actor: Any) -> None:
         super().__init__(name, total)
-        self.desk = desk
+        self.status_actor = status_actor
         self.last = 0.0
 
     def report(self) -> None:
@@ -96,7 +96,7 @@ class _DeskStage(ProgressBar):
             self.tell()
 
     def tell(self) -> None:
-        self.desk.progress.remote(StageNews(self.name, self.total, self.done, self.rows, self.note))
+        self.status_actor.progress.remote(StageNews(self.name, self.total, self.done, self.rows, self.note))
 
 
 # in the driver

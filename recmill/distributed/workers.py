@@ -33,7 +33,7 @@ from recmill.learner.base import Learner
 T = TypeVar("T")
 
 # What workers tell each other with every step.
-WORDS = ("seconds_per_row", "out_of_time", "save", "saved")
+FLAGS = ("seconds_per_row", "out_of_time", "save", "saved")
 TIMEOUT_MINUTES = 10.0
 _FAILED = "recmill/failed"
 _ROLL_CALL_SECONDS = 3.0
@@ -48,18 +48,18 @@ class WorkerLost(TrainingError):
 class Workers:
     """All workers of a run, as one of them sees them. Worker 0 is the one that prints, tracks and publishes."""
 
-    def __init__(self, rank: int, size: int, lanes: Sequence[GlooGroup] = (), store: Any = None) -> None:
+    def __init__(self, rank: int, size: int, groups: Sequence[GlooGroup] = (), store: Any = None) -> None:
         self.rank, self.size = rank, size
         self.made_group = False  # torch's process group is ours to end
         self.sent_bytes = 0
         self.seconds_waiting = 0.0
-        self._lanes, self._store = lanes, store
-        self._said = dict.fromkeys(WORDS, 0.0)
-        self._heard = np.zeros((size, len(WORDS)), np.float32)
+        self._groups, self._store = groups, store
+        self._own_flags = dict.fromkeys(FLAGS, 0.0)
+        self._received_flags = np.zeros((size, len(FLAGS)), np.float32)
         self._ahead: ThreadPoolExecutor | None = None
-        for lane in lanes:
-            lane.workers = self
-        names = self.steps.gather(socket.gethostname()) if size > 1 else [""]
+        for group in groups:
+            group.workers = self
+        names = self.steps.all_gather(socket.gethostname()) if size > 1 else [""]
         self.num_here = names.count(names[rank])  # on this machine
 
     @property
@@ -68,37 +68,37 @@ class Workers:
 
     @property
     def steps(self) -> GlooGroup:
-        return self._lanes[0]
+        return self._groups[0]
 
     @property
     def ahead(self) -> GlooGroup:
-        return self._lanes[1]
+        return self._groups[1]
 
     @property
     def saving(self) -> GlooGroup:
-        return self._lanes[2]
+        return self._groups[2]
 
     def run_ahead(self, function: Callable[[], T]) -> Future[T]:
         if self._ahead is None:
             self._ahead = ThreadPoolExecutor(1, "ahead")
         return self._ahead.submit(function)
 
-    def say(self, name: str, value: float) -> None:
-        self._said[name] = value
+    def set_flag(self, name: str, value: float) -> None:
+        self._own_flags[name] = value
 
-    def words(self) -> Array:
+    def own_flags(self) -> Array:
         """In this worker's place; what is said once is not repeated."""
-        words = np.zeros((self.size, len(WORDS)), np.float32)
-        words[self.rank] = [self._said[name] for name in WORDS]
-        self._said = dict.fromkeys(WORDS, 0.0)
-        return words.reshape(-1)
+        flags = np.zeros((self.size, len(FLAGS)), np.float32)
+        flags[self.rank] = [self._own_flags[name] for name in FLAGS]
+        self._own_flags = dict.fromkeys(FLAGS, 0.0)
+        return flags.reshape(-1)
 
-    def hear(self, words: Array) -> None:
-        self._heard = words.reshape(self.size, len(WORDS))
+    def receive_flags(self, flags: Array) -> None:
+        self._received_flags = flags.reshape(self.size, len(FLAGS))
 
-    def heard(self, name: str) -> Array:
+    def flags_of_all(self, name: str) -> Array:
         """What each worker said with the last step."""
-        return np.asarray(self._heard[:, WORDS.index(name)])
+        return np.asarray(self._received_flags[:, FLAGS.index(name)])
 
     def by_first(self, function: Callable[[], T]) -> T:
         """What worker 0 makes of it, for all; an error of its is everybody's."""
@@ -111,7 +111,7 @@ class Workers:
                 found = function()
             except RecmillError as error:
                 problem = error
-        found, message = self.steps.gather((found, str(problem) if problem else None))[0]
+        found, message = self.steps.all_gather((found, str(problem) if problem else None))[0]
         if message is not None:
             raise problem or RecmillError(message)
         return found  # type: ignore[return-value]
@@ -172,12 +172,12 @@ class Workers:
         if self._ahead is not None:
             self._ahead.shutdown(wait=False, cancel_futures=True)
             self._ahead = None
-        for lane in self._lanes:
-            lane.close()
-        if self._lanes and self.made_group:
+        for group in self._groups:
+            group.close()
+        if self._groups and self.made_group:
             with suppress(Exception):  # it may be broken
                 dist.destroy_process_group()
-        self._lanes = ()
+        self._groups = ()
 
 
 SINGLE_WORKER = Workers(0, 1)
@@ -216,10 +216,10 @@ def of_process_group(timeout_minutes: float = TIMEOUT_MINUTES) -> Workers:
     if dist.get_world_size() == 1:
         return SINGLE_WORKER
     timeout = timedelta(minutes=timeout_minutes)
-    lanes = [GlooGroup(dist.new_group(backend="gloo", timeout=timeout)) for _ in range(3)]
+    groups = [GlooGroup(dist.new_group(backend="gloo", timeout=timeout)) for _ in range(3)]
     # torch offers no public way to its store; we only leave notes there for errors.
     store = dist.distributed_c10d._get_default_store()
-    return Workers(dist.get_rank(), dist.get_world_size(), lanes, store)
+    return Workers(dist.get_rank(), dist.get_world_size(), groups, store)
 
 
 class GlooGroup:
@@ -230,7 +230,7 @@ class GlooGroup:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group: dist.ProcessGroup | None = group
 
-    def swap(self, rows: Array, sizes: Array, their_sizes: Array) -> _PendingTransfer:
+    def all_to_all(self, rows: Array, sizes: Array, their_sizes: Array) -> _PendingTransfer:
         rows = np.ascontiguousarray(rows)
         out = np.empty((int(their_sizes.sum()), *rows.shape[1:]), rows.dtype)
         width = rows.itemsize * int(np.prod(rows.shape[1:]))
@@ -242,7 +242,7 @@ class GlooGroup:
             )
         return _PendingTransfer(self.workers, [work], out, rows)
 
-    def add(self, values: Array) -> _PendingTransfer:
+    def all_reduce(self, values: Array) -> _PendingTransfer:
         size = self.workers.size
         self.workers.sent_bytes += 2 * (size - 1) * values.nbytes // size
         pieces = [values[first : first + _BUCKET_FLOATS] for first in range(0, len(values), _BUCKET_FLOATS)]
@@ -252,7 +252,7 @@ class GlooGroup:
             ]
         return _PendingTransfer(self.workers, works, values, values)
 
-    def gather(self, thing: T) -> list[T]:
+    def all_gather(self, thing: T) -> list[T]:
         found: list[Any] = [None] * self.workers.size
         with self.workers.noticing_loss():
             dist.all_gather_object(found, thing, group=self.group)
@@ -349,7 +349,7 @@ def worker_batches(
             learner.expect(own)
             if held is not None:
                 yield held
-                shares.learn(workers.heard("seconds_per_row"))
+                shares.learn(workers.flags_of_all("seconds_per_row"))
             held = own, after
         if held is not None:
             yield held
@@ -407,7 +407,7 @@ def _same_weights(learner: Learner, workers: Workers) -> None:
         values = weight.detach().numpy().reshape(-1)
         if not workers.is_first:
             values[:] = 0
-        workers.steps.add(values).wait()
+        workers.steps.all_reduce(values).wait()
     scatter_randomness(learner, workers)
 
 

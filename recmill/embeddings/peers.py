@@ -22,13 +22,13 @@ class PendingResult(Protocol):
 class ProcessGroup(Protocol):
     """A connection of all workers that one thread uses, so that what is asked on it has the same order everywhere."""
 
-    def swap(self, rows: Array, sizes: Array, their_sizes: Array) -> PendingResult:
+    def all_to_all(self, rows: Array, sizes: Array, their_sizes: Array) -> PendingResult:
         """Send the first sizes[0] rows to worker 0, the next to worker 1; get their_sizes[w] rows from worker w."""
 
-    def add(self, values: Array) -> PendingResult:
+    def all_reduce(self, values: Array) -> PendingResult:
         """Everybody's values added up, in place and bit for bit the same for all."""
 
-    def gather(self, thing: T) -> list[T]:
+    def all_gather(self, thing: T) -> list[T]:
         """Everybody's, in the order of workers. For small things, now and then."""
 
 
@@ -53,19 +53,19 @@ class Peers(Protocol):
     def run_ahead(self, function: Callable[[], T]) -> Future[T]:
         """Call it on the one thread that may use `ahead`, after what was given before."""
 
-    def say(self, name: str, value: float) -> None:
+    def set_flag(self, name: str, value: float) -> None:
         """Tell all workers a number with the next step."""
 
-    def words(self) -> Array:
+    def own_flags(self) -> Array:
         """What is said with this step, as numbers that add up to what all say."""
 
-    def hear(self, words: Array) -> None:
+    def receive_flags(self, flags: Array) -> None:
         """What all said."""
 
 
 def gather_rows(peers: Peers, rows: Array) -> tuple[Array, Array]:
     """Everybody's rows, in the order of workers, and how many each has."""
     ones = np.ones(peers.size, np.int64)
-    sizes = peers.steps.swap(np.full(peers.size, len(rows), np.int64), ones, ones).wait()
+    sizes = peers.steps.all_to_all(np.full(peers.size, len(rows), np.int64), ones, ones).wait()
     for_all = np.concatenate([rows] * peers.size)
-    return peers.steps.swap(for_all, ones * len(rows), sizes).wait(), sizes
+    return peers.steps.all_to_all(for_all, ones * len(rows), sizes).wait(), sizes

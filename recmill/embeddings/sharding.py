@@ -2,7 +2,7 @@
 
 A batch costs four exchanges, each for all tables at once: how many keys, the keys with their counts, rows, gradients.
 The first two do not depend on any row, so they may run ahead. Small tables may be replicated instead: read locally,
-their gradients and counts ride along with those of dense weights.
+their gradients and counts travel with those of dense weights.
 
 Shapes: B rows of the batch, U different keys of it, D embedding dim, W workers, T tables.
 """
@@ -94,7 +94,7 @@ class ShardedCollection(EmbeddingCollection):
             with suppress(Exception):  # what went wrong is raised where it was needed
                 self._expected.popleft()[1].result()
 
-    def ask(self, columns: Mapping[str, Column], lane: ProcessGroup) -> Asked:
+    def ask(self, columns: Mapping[str, Column], group: ProcessGroup) -> Asked:
         """Tell every worker which of its keys this batch reads, and how often."""
         segments, _ = self._split(
             [self._segment(feature, columns[feature.name], None) for feature in self.features]
@@ -104,12 +104,12 @@ class ShardedCollection(EmbeddingCollection):
         )
         sizes = request.sizes.reshape(self.peers.size, len(self._sharded))
         ones = np.ones(self.peers.size, np.int64)
-        their_sizes = lane.swap(sizes, ones, ones).wait()
+        their_sizes = group.all_to_all(sizes, ones, ones).wait()
         keys = request.keys
         asks = np.empty(len(keys), _ASK)
         asks["key"], asks["count"] = keys, request.counts
         num_keys = sizes.sum(axis=1)
-        theirs = lane.swap(asks, num_keys, their_sizes.sum(axis=1)).wait()
+        theirs = group.all_to_all(asks, num_keys, their_sizes.sum(axis=1)).wait()
         return Asked(request, num_keys, their_sizes, theirs)
 
     def lookup(self, columns: Mapping[str, Column], train: bool, step: int = 0) -> Looked:
@@ -126,7 +126,7 @@ class ShardedCollection(EmbeddingCollection):
             theirs_UD,
             self.num_threads,
         )
-        arriving = self.peers.steps.swap(pack(theirs_UD, self.wire), asked.num_theirs, asked.num_keys)
+        arriving = self.peers.steps.all_to_all(pack(theirs_UD, self.wire), asked.num_theirs, asked.num_keys)
         segments = [
             self._segment(feature, columns[feature.name], values_BFD[:, place])
             for place, feature in enumerate(self.features)
@@ -142,13 +142,17 @@ class ShardedCollection(EmbeddingCollection):
     def update(self, looked: Looked, grads: Array, learning_rate: float, step: int = 0) -> None:
         """Train by the gradient of looked.values, of all workers. Not finite anywhere: a ValueError everywhere."""
         update = self.begin_update(looked, grads)
-        ride = np.concatenate([update.ride, self._scales(update), [np.square(grads).sum()]], dtype=np.float32)
-        ride = self.peers.steps.add(ride).wait()
-        if not np.isfinite(ride[-1]):
+        replicated_grads = np.concatenate(
+            [update.replicated_grads, self._scales(update), [np.square(grads).sum()]], dtype=np.float32
+        )
+        replicated_grads = self.peers.steps.all_reduce(replicated_grads).wait()
+        if not np.isfinite(replicated_grads[-1]):
             raise ValueError("a gradient is not finite; nothing was updated")
         update.send()
-        size = len(update.ride)
-        update.apply(ride[:size], ride[size : size + self.peers.size], learning_rate, step)
+        size = len(update.replicated_grads)
+        update.apply(
+            replicated_grads[:size], replicated_grads[size : size + self.peers.size], learning_rate, step
+        )
 
     def begin_update(self, looked: Looked, grads: Array) -> RowUpdate:
         """Add up this worker's gradients by key. Nothing is sent yet, nothing changes."""
@@ -223,12 +227,12 @@ class ShardedCollection(EmbeddingCollection):
 
 
 class RowUpdate:
-    """A step of a collection's rows on its way: `ride` is to be added up over workers, and `scale` to be told."""
+    """A step of a collection's rows under way: `replicated_grads` and `scale` are reduced over all workers."""
 
     def __init__(
-        self, collection: ShardedCollection, looked: ShardedLooked, sums_UD: Array, ride: Array
+        self, collection: ShardedCollection, looked: ShardedLooked, sums_UD: Array, replicated_grads: Array
     ) -> None:
-        self.collection, self.looked, self.ride = collection, looked, ride
+        self.collection, self.looked, self.replicated_grads = collection, looked, replicated_grads
         self.scale = _scale(sums_UD) if collection.wire == torch.float16 else 1.0
         self._sums_UD = sums_UD
         self._arriving: PendingResult | None = None
@@ -237,11 +241,11 @@ class RowUpdate:
         """Let gradients go to the workers that hold their keys."""
         asked, wire = self.looked.asked, self.collection.wire
         sums_UD = self._sums_UD if self.scale == 1.0 else self._sums_UD * np.float32(self.scale)
-        self._arriving = self.collection.peers.steps.swap(
+        self._arriving = self.collection.peers.steps.all_to_all(
             pack(sums_UD, wire), asked.num_keys, asked.num_theirs
         )
 
-    def apply(self, ride: Array, scales_W: Array, learning_rate: float, step: int) -> None:
+    def apply(self, replicated_grads: Array, scales_W: Array, learning_rate: float, step: int) -> None:
         """Train the rows of this worker by everybody's gradients, and the replicas by what rode along."""
         assert self._arriving is not None
         collection, asked = self.collection, self.looked.asked
@@ -251,7 +255,7 @@ class RowUpdate:
         _native.update_parts(
             self.looked.lookups, asked.their_sizes, grads_UD, learning_rate, step, collection.num_threads
         )
-        collection.update_replicas(ride, learning_rate, step)
+        collection.update_replicas(replicated_grads, learning_rate, step)
 
 
 def pack(rows: Array, wire: torch.dtype) -> Array:

@@ -137,7 +137,7 @@ class Transform(Generic[S]):
     def __init__(self, step: S, name: str, kind: str) -> None:
         self.step = step
         self.name = name  # "<feature>/<number of the step>"
-        self.kind = kind  # what reaches the step, in the words of `recmill.spec.check`
+        self.kind = kind  # what reaches the step, in the words of `recmill.recipe.check`
         self.state: dict[str, Any] = {}  # what was learned, as plain JSON values
         self.keyed: ValueTable | None = None  # what was learned, value by value
 

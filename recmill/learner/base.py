@@ -235,7 +235,7 @@ class Learner:
 
     def added_up(self, sums: Sums) -> Sums:
         """What all workers measured together."""
-        return sums if self.peers is None else reduce(add, self.peers.steps.gather(sums))
+        return sums if self.peers is None else reduce(add, self.peers.steps.all_gather(sums))
 
     def shares(self, function: Callable[[slice], T], size: int, num_pieces: int = 1) -> list[T]:
         """`function` of each piece of the rows: threads side by side, the pieces of a thread one after the other."""

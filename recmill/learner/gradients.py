@@ -34,29 +34,29 @@ def reduce_gradients(
     """Add up everybody's. Dense weights have the sum as their gradient afterwards; those of rows are on their way."""
     parts = [
         np.array([loss, size]),
-        peers.words(),
+        peers.own_flags(),
         _scales(peers, updates).reshape(-1),
-        *(update.ride for update in updates),
+        *(update.replicated_grads for update in updates),
         *(_flat(weight) for weight in weights),
     ]
     with np.errstate(over="ignore"):  # too large is not finite: an error to all
         bucket = np.concatenate(parts, dtype=np.float32, casting="same_kind")
     edges = np.cumsum([len(part) for part in parts])[:-1]
-    adding = peers.steps.add(bucket)
+    adding = peers.steps.all_reduce(bucket)
     for update in updates:
         update.send()
     adding.wait()
-    (loss, size), words, scales, *rest = np.split(bucket, edges)
-    peers.hear(words)
-    rides, dense = rest[: len(updates)], rest[len(updates) :]
+    (loss, size), flags, scales, *rest = np.split(bucket, edges)
+    peers.receive_flags(flags)
+    replicated, dense = rest[: len(updates)], rest[len(updates) :]
     for weight, grad in zip(weights, dense, strict=True):
         weight.grad = torch.from_numpy(grad).view_as(weight)
     scales_UW = scales.reshape(len(updates), peers.size)
-    return ReducedStep(float(loss), float(size), list(map(_applied, updates, rides, scales_UW)))
+    return ReducedStep(float(loss), float(size), list(map(_applied, updates, replicated, scales_UW)))
 
 
-def _applied(update: RowUpdate, ride: Array, scales_W: Array) -> Callable[[float, int], None]:
-    return partial(update.apply, ride, scales_W)
+def _applied(update: RowUpdate, replicated_grads: Array, scales_W: Array) -> Callable[[float, int], None]:
+    return partial(update.apply, replicated_grads, scales_W)
 
 
 def _scales(peers: Peers, updates: Sequence[RowUpdate]) -> Array:

@@ -71,7 +71,7 @@ class Ranker(Learner):
             self.spec.train.micro_batches,
         )
         if self.peers is not None and batch.size:
-            self.peers.say("seconds_per_row", (time.perf_counter() - began) / batch.size)
+            self.peers.set_flag("seconds_per_row", (time.perf_counter() - began) / batch.size)
         losses, dense, sizes = zip(*shares, strict=True) if shares else ((), (), ())
         rows = [
             RowGradients(name, read, grads)

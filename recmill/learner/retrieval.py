@@ -129,7 +129,7 @@ class Retriever(Learner):
             return grads
         sent, num_own = grads.numpy()[items.by_holder], len(items.first_rows)
         every = np.full(self.peers.size, num_own)
-        parts = self.peers.steps.swap(sent, items.num_held, every).wait()
+        parts = self.peers.steps.all_to_all(sent, items.num_held, every).wait()
         return torch.from_numpy(parts.reshape(self.peers.size, num_own, sent.shape[1]).sum(axis=0))
 
     def user_vectors(self, batch: Batch) -> Array:

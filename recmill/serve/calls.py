@@ -1,4 +1,4 @@
-"""What can be asked of a server, whatever the door: one table of calls, and the desk that answers them."""
+"""What can be asked of a server, whatever the transport: one table of calls, and the dispatcher that answers them."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ CALLS = {
 
 @dataclass(frozen=True)
 class CallError:
-    """A call without an answer, in the words of both doors."""
+    """A call without an answer, in the words of both transports."""
 
     http_status: int
     grpc_code: str
@@ -195,7 +195,7 @@ class CallError:
 
 
 class CallDispatcher:
-    """Where every door brings its calls: may they ask, is it right, is there room; then the service answers."""
+    """Where every transport brings its calls: may they ask, is it right, is there room; then the service answers."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class CallDispatcher:
         remaining_seconds: float | None = None,
         pack: Callable[[Any], Any] = lambda answer: None,
     ) -> list[tuple[Any, Any]]:
-        """One answer for each request, and the same as `pack` makes it for the door; or an error for all.
+        """One answer for each request, and the same as `pack` makes it for the transport; or an error for all.
 
         The requests are within limits already. The earliest deadline of any of them holds for all. Packing is done by
         the thread that answers, so that the event loop is free.
@@ -276,7 +276,7 @@ class CallDispatcher:
 
     def observe(
         self,
-        door: str,
+        transport: str,
         method: str,
         status: int | str,
         seconds: float,
@@ -285,7 +285,7 @@ class CallDispatcher:
     ) -> None:
         """Count a request that was answered or refused."""
         stages = getattr(answer, "stages", None)
-        self.telemetry.observe(door, method, status, seconds, answer, stages, traceparent)
+        self.telemetry.observe(transport, method, status, seconds, answer, stages, traceparent)
         self.telemetry.queue_length(self.queue.length)
 
     def _work(

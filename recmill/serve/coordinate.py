@@ -75,7 +75,7 @@ class Coordinator:
     def _scores(
         self, query: m.Recommend | m.Rank, items: list[m.Id], clock: Clock, degraded: list[str]
     ) -> list[float]:
-        """Chances by the rank role, from rows that the features role gives; without them, from strangers' rows."""
+        """Chances by the rank role, from rows that the features role gives; without them, from unknown users' rows."""
         wanted = m.Rank(user=query.user, items=items, features=query.features, recent=query.recent)
         with clock.stage("features"):
             try:
@@ -83,7 +83,7 @@ class Coordinator:
                 degraded += problems
             except RecmillError as error:
                 user, rows = b"", [b""] * len(items)
-                degraded.append(f"features: {error} Everybody is a stranger")
+                degraded.append(f"features: {error} Everybody is an unknown user")
         with clock.stage("rank"):
             ranked = self.stages.rank_rows(user, rows, query.context, clock.deadline)
         degraded += ranked.degraded

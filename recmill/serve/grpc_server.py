@@ -1,4 +1,4 @@
-"""The gRPC door: our own calls, the Open Inference Protocol, health and reflection. One table says what is answered."""
+"""The gRPC transport: our own calls, the Open Inference Protocol, health and reflection, all in one table."""
 
 from __future__ import annotations
 
@@ -124,18 +124,18 @@ METHODS = {
 
 
 class GrpcServer:
-    """A gRPC server over a desk. Make it inside the event loop that it runs in."""
+    """A gRPC server over a dispatcher. Make it inside the event loop that it runs in."""
 
     def __init__(
         self,
-        desk: c.CallDispatcher,
+        dispatcher: c.CallDispatcher,
         scoring: inference.Scoring,
         several_processes: bool = False,
         max_connections: int | None = None,
     ) -> None:
-        self.desk = desk
+        self.dispatcher = dispatcher
         self.scoring = scoring
-        self.server = grpc.aio.server(options=_options(desk.limits, several_processes, max_connections))
+        self.server = grpc.aio.server(options=_options(dispatcher.limits, several_processes, max_connections))
         own = {name: self._handler(self._own(method), method.call) for name, method in METHODS.items()}
         self._register(SERVICE, own)
         self._register(INFERENCE, self._inference())
@@ -175,13 +175,13 @@ class GrpcServer:
                 key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)
             }
             try:
-                self.desk.permit(headers.get("authorization"), wanted)
+                self.dispatcher.permit(headers.get("authorization"), wanted)
                 reply, answered = await answer(data, context.time_remaining())
             except Exception as error:
                 refused = c.refused(error)
             status = refused.grpc_code if refused else "OK"
             seconds = time.perf_counter() - began
-            self.desk.observe("grpc", name, status, seconds, answered, headers.get("traceparent"))
+            self.dispatcher.observe("grpc", name, status, seconds, answered, headers.get("traceparent"))
             if refused:
                 await context.abort(getattr(grpc.StatusCode, refused.grpc_code), refused.message)
             return reply
@@ -193,19 +193,19 @@ class GrpcServer:
         call = c.CALLS[method.call]
 
         async def answer(data: bytes, remaining: float | None) -> tuple[Message, Any]:
-            self.desk.offers(call)
+            self.dispatcher.offers(call)
             began = time.monotonic()
-            requests = await self.desk.read(len(data), lambda: self._parsed(method, data))
+            requests = await self.dispatcher.read(len(data), lambda: self._parsed(method, data))
             if remaining is not None:
                 remaining -= time.monotonic() - began
-            found = await self.desk.answer(call, requests, remaining, method.pack)
+            found = await self.dispatcher.answer(call, requests, remaining, method.pack)
             reply = method.reply([packed for _, packed in found])
             return reply, c.together([answer for answer, _ in found])
 
         return answer
 
     def _parsed(self, method: Method, data: bytes) -> Sequence[Any]:
-        request, limits = convert.parse(method.takes, data), self.desk.limits
+        request, limits = convert.parse(method.takes, data), self.dispatcher.limits
         if method.batch:
             limits.check_number(len(getattr(request, method.batch)), method.batch)
         requests = method.requests_of(request)
@@ -229,7 +229,7 @@ class GrpcServer:
         return predict_v2_pb2.ServerLiveResponse(live=True), None
 
     async def _server_ready(self, data: bytes, remaining: float | None) -> tuple[Message, None]:
-        return predict_v2_pb2.ServerReadyResponse(ready=self.desk.is_ready), None
+        return predict_v2_pb2.ServerReadyResponse(ready=self.dispatcher.is_ready), None
 
     async def _model_ready(self, data: bytes, remaining: float | None) -> tuple[Message, None]:
         request = await self._read(predict_v2_pb2.ModelReadyRequest, data)
@@ -247,11 +247,11 @@ class GrpcServer:
         return inference.grpc_model(self.scoring.model(request.name, request.version)), None
 
     async def _read(self, kind: type[Message], data: bytes) -> Any:
-        return await self.desk.read(len(data), lambda: convert.parse(kind, data))
+        return await self.dispatcher.read(len(data), lambda: convert.parse(kind, data))
 
     async def _infer(self, data: bytes, remaining: float | None) -> tuple[Message, None]:
         began = time.monotonic()
-        name, version, rows = await self.desk.read(len(data), lambda: inference.rows_from_grpc(data))
+        name, version, rows = await self.dispatcher.read(len(data), lambda: inference.rows_from_grpc(data))
         if remaining is not None:
             remaining -= time.monotonic() - began
         version, scores = await self.scoring.score(name, version, rows, remaining)

@@ -1,4 +1,4 @@
-"""The HTTP door: JSON in, JSON out. One table of endpoints makes the routes and the OpenAPI document."""
+"""The HTTP transport: JSON in, JSON out. One table of endpoints makes the routes and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ _peek = msgspec.json.Decoder(_Peek)
 
 
 class HttpApp:
-    """Routes over a desk; `app` is the ASGI application."""
+    """Routes over a dispatcher; `app` is the ASGI application."""
 
     def __init__(
-        self, desk: c.CallDispatcher, scoring: inference.Scoring, more_routes: Sequence[BaseRoute] = ()
+        self, dispatcher: c.CallDispatcher, scoring: inference.Scoring, more_routes: Sequence[BaseRoute] = ()
     ) -> None:
-        self.desk = desk
+        self.dispatcher = dispatcher
         self.scoring = scoring
         self._decoders = {
             kind: msgspec.json.Decoder(kind)
@@ -180,9 +180,9 @@ class HttpApp:
         call = c.CALLS[endpoint.call]
 
         async def answer(request: Request) -> tuple[Response, Any]:
-            self.desk.offers(call)
+            self.dispatcher.offers(call)
             is_many, requests = await self._requests(request, endpoint)
-            answers = [answer for answer, _ in await self.desk.answer(call, requests)]
+            answers = [answer for answer, _ in await self.dispatcher.answer(call, requests)]
             shown = (
                 endpoint.answers_many(answers=answers) if is_many and endpoint.answers_many else answers[0]
             )
@@ -197,7 +197,7 @@ class HttpApp:
         return self._watched(name, _without_answer(answer), lambda request: None)
 
     def _permit(self, request: Request, scope: Any) -> None:
-        self.desk.permit(request.headers.get("authorization"), scope)
+        self.dispatcher.permit(request.headers.get("authorization"), scope)
 
     def _watched(
         self,
@@ -212,7 +212,7 @@ class HttpApp:
                 response, answered = await answer(request)
             except Exception as error:
                 response = _refusal(c.refused(error))
-            self.desk.observe(
+            self.dispatcher.observe(
                 "http",
                 name,
                 response.status_code,
@@ -231,11 +231,11 @@ class HttpApp:
         if endpoint.method == "GET":
             return False, self._checked([_from_query(request, endpoint.takes)])
         _check_content(request, (JSON,))
-        body = await read_body(request, self.desk.limits)
-        return await self.desk.read(len(body), lambda: self._parsed(body, endpoint))
+        body = await read_body(request, self.dispatcher.limits)
+        return await self.dispatcher.read(len(body), lambda: self._parsed(body, endpoint))
 
     def _parsed(self, body: bytes, endpoint: HttpRoute) -> tuple[bool, list[Any]]:
-        limits = self.desk.limits
+        limits = self.dispatcher.limits
         limits.check_json(body)
         if endpoint.takes_many is not None and _decoded(_peek, body).queries is not msgspec.UNSET:
             many = _decoded(self._decoders[endpoint.takes_many], body).queries
@@ -248,29 +248,31 @@ class HttpApp:
 
     def _checked(self, requests: list[Any]) -> list[Any]:
         for request in requests:
-            self.desk.limits.check(request)
+            self.dispatcher.limits.check(request)
         return requests
 
     # other answers
 
     async def _live(self, request: Request) -> Response:
-        return _json(self.desk.telemetry.live())
+        return _json(self.dispatcher.telemetry.live())
 
     async def _metrics(self, request: Request) -> Response:
         from recmill.serve.telemetry import CONTENT_TYPE
 
-        text = await asyncio.to_thread(self.desk.telemetry.metrics)
+        text = await asyncio.to_thread(self.dispatcher.telemetry.metrics)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def _ready(self, request: Request) -> Response:
-        return _json({"ready": self.desk.is_ready}, 200 if self.desk.is_ready else 503)
+        return _json({"ready": self.dispatcher.is_ready}, 200 if self.dispatcher.is_ready else 503)
 
     async def _openapi_document(self, request: Request) -> Response:
         from recmill.serve.openapi import document
 
-        bundle = self.desk.service.bundle
+        bundle = self.dispatcher.service.bundle
         if self._openapi is None or self._openapi[0] != bundle.version:
-            found = document(bundle, self.desk.limits, self.desk.role, self.desk.tokens is not None)
+            found = document(
+                bundle, self.dispatcher.limits, self.dispatcher.role, self.dispatcher.tokens is not None
+            )
             self._openapi = bundle.version, msgspec.json.encode(found)
         return Response(self._openapi[1], media_type=JSON)
 
@@ -287,13 +289,15 @@ class HttpApp:
     async def _infer(self, request: Request) -> Response:
         self.scoring.model(**request.path_params)  # there is such a model, before anything is read
         _check_content(request, (JSON, "application/octet-stream", ""))
-        body = await read_body(request, self.desk.limits)
+        body = await read_body(request, self.dispatcher.limits)
         header_length = request.headers.get("inference-header-content-length")
-        limits = self.desk.limits
-        rows = await self.desk.read(len(body), lambda: inference.rows_from_http(body, header_length, limits))
+        limits = self.dispatcher.limits
+        rows = await self.dispatcher.read(
+            len(body), lambda: inference.rows_from_http(body, header_length, limits)
+        )
         name, version = request.path_params["name"], request.path_params.get("version", "")
         found, scores = await self.scoring.score(name, version, rows)
-        content, headers = await self.desk.read(
+        content, headers = await self.dispatcher.read(
             scores.nbytes, lambda: inference.http_answer(found, rows, scores)
         )
         return Response(content, headers=headers)

@@ -141,11 +141,11 @@ class ScoringRows:
 
 
 class Scoring:
-    """Scores rows for both doors; requests that come together are scored together."""
+    """Scores rows for both transports; requests that come together are scored together."""
 
-    def __init__(self, desk: CallDispatcher) -> None:
-        self.desk = desk
-        self.batcher: Batcher[pl.DataFrame, tuple[str, Any]] = Batcher(desk.queue, self._score_all)
+    def __init__(self, dispatcher: CallDispatcher) -> None:
+        self.dispatcher = dispatcher
+        self.batcher: Batcher[pl.DataFrame, tuple[str, Any]] = Batcher(dispatcher.queue, self._score_all)
 
     def server(self) -> ServerFacts:
         return ServerFacts(name="recmill", version=__version__, extensions=list(EXTENSIONS))
@@ -163,7 +163,7 @@ class Scoring:
 
     def is_ready(self, name: str, version: str = "") -> bool:
         self._bundle(name, version)
-        return self.desk.is_ready
+        return self.dispatcher.is_ready
 
     async def score(
         self, name: str, version: str, rows: ScoringRows, remaining: float | None = None
@@ -174,15 +174,15 @@ class Scoring:
         if height == 0:
             return bundle.version, np.empty(0, np.float32)
         seconds = [given for given in (rows.seconds, remaining) if given is not None]
-        deadline = time.monotonic() + (min(seconds) if seconds else self.desk.limits.deadline_seconds)
+        deadline = time.monotonic() + (min(seconds) if seconds else self.dispatcher.limits.deadline_seconds)
         group = tuple(rows.frame.schema.items())
         answered_by, scores = await self.batcher.answer(rows.frame, group, height, deadline)
         self._check_version(version, answered_by)
         return answered_by, scores
 
     def _bundle(self, name: str, version: str) -> Bundle:
-        self.desk.offers(CALLS["infer"])
-        bundle = self.desk.service.bundle
+        self.dispatcher.offers(CALLS["infer"])
+        bundle = self.dispatcher.service.bundle
         if name != MODEL or MODEL not in bundle.models:
             raise NotFound(
                 f'There is no model "{name[:60]}". Models here: {", ".join(_models(bundle)) or "none"}.'
@@ -196,7 +196,7 @@ class Scoring:
 
     def _score_all(self, frames: Sequence[pl.DataFrame]) -> list[tuple[str, Any]]:
         together = pl.concat(frames) if len(frames) > 1 else frames[0]
-        version, scores = CALLS["infer"].run(self.desk.service, together)
+        version, scores = CALLS["infer"].run(self.dispatcher.service, together)
         ends = np.cumsum([frame.height for frame in frames])[:-1]
         return [(version, part) for part in np.split(scores, ends)]
 

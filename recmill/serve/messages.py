@@ -1,4 +1,4 @@
-"""What goes in and out of a recommender, whatever the door: in process, HTTP and gRPC all speak in these."""
+"""What goes in and out of a recommender, whatever the transport: in process, HTTP and gRPC all speak in these."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class RankAnswer(Message, frozen=True, kw_only=True):
 
 
 class EntityFeatures(Message, frozen=True, kw_only=True):
-    """What is stored: raw columns and features by name; found is false when the features are those of a stranger."""
+    """What is stored: raw columns and features by name; found is false for an unknown id, which has defaults."""
 
     id: Id
     found: bool

@@ -69,7 +69,7 @@ class Recommender:
         bundle.plan  # noqa: B018, read now: what is damaged or not trusted is refused before anything answers
         for side in (bundle.users, bundle.items):
             if side is not None:
-                side.stranger  # noqa: B018, made now: until then it keeps a dropped version's files open
+                side.unknown_row  # noqa: B018, made now: until then it keeps a dropped version's files open
         self.lookup = FeatureLookup(bundle, store)
         self.writer = StoreWriter(self.lookup) if store is not None else None
         self.gate = RWLock()
@@ -92,7 +92,7 @@ class Recommender:
     # questions
 
     def recommend(self, query: m.Recommend) -> m.Answer:
-        """The k best items. Never an error for what is not known: strangers and unknown items have answers too."""
+        """The k best items. Never an error for what is not known: unknown users and unknown items have answers too."""
         clock = Clock(query.deadline_ms)
         check_sizes(query.k, query.candidates)
         recaller = self._recaller()
@@ -425,7 +425,7 @@ class Recommender:
         sides = {"user": self.bundle.users, "item": self.bundle.items}
         digest = self.bundle.plan.digest()
         return {
-            name: RowCodec(side.layout, side.stranger, digest)
+            name: RowCodec(side.layout, side.unknown_row, digest)
             for name, side in sides.items()
             if side is not None
         }
@@ -436,10 +436,10 @@ class Recommender:
         """Features of items in their order; those of unknown ones by the Plan, from the id alone."""
         places = self._places(items)
         rows, degraded = self.lookup.items(places, person, deadline)
-        strangers = np.flatnonzero(places < 0)
-        if len(strangers):
-            raw = self.lookup.raw_items([items[number] for number in strangers.tolist()])
-            rows = rows.replaced(strangers, self.lookup.unknown_items(raw, person))
+        unknown_items = np.flatnonzero(places < 0)
+        if len(unknown_items):
+            raw = self.lookup.raw_items([items[number] for number in unknown_items.tolist()])
+            rows = rows.replaced(unknown_items, self.lookup.unknown_items(raw, person))
         return rows, degraded
 
     def _answer(

@@ -1,6 +1,6 @@
-"""serve: one event loop with both doors, or several such processes on the same ports.
+"""serve: one event loop with both transports, or several such processes on the same ports.
 
-settings -> service -> desk -> HTTP door, gRPC door -> warm-up -> ready ... SIGTERM -> drain -> exit 0
+settings -> service -> dispatcher -> HTTP transport, gRPC transport -> warm-up -> ready ... SIGTERM -> drain -> exit 0
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ async def serve(
         service = await asyncio.to_thread(open_service, settings, telemetry)
         telemetry.watch(service.status)
         tokens = Tokens.read(settings.token_file) if settings.token_file else None
-        desk = CallDispatcher(
+        dispatcher = CallDispatcher(
             service,
             telemetry,
             settings.limits,
@@ -192,10 +192,10 @@ async def serve(
             settings.threads,
             admin_is_open=settings.admin_is_open,
         )
-        scoring = Scoring(desk)
-        app = HttpApp(desk, scoring, console.routes()).app
+        scoring = Scoring(dispatcher)
+        app = HttpApp(dispatcher, scoring, console.routes()).app
         http = HttpServer(app, settings.limits, max_connections, settings.drain_seconds, settings.tls)
-        grpc = GrpcServer(desk, scoring, shared, max_connections)
+        grpc = GrpcServer(dispatcher, scoring, shared, max_connections)
         grpc_port = grpc.bind(_address(settings.host, settings.grpc_port), settings.tls)
         await grpc.set_ready(False)
         await grpc.server.start()
@@ -208,10 +208,10 @@ async def serve(
             say(_ready(settings, listener.getsockname()[1], grpc_port, service.bundle.version))
             await first_of(stop.wait(), answering)
         finally:
-            desk.is_draining = True
+            dispatcher.is_draining = True
             reaping.cancel()
             await drain(grpc, http, answering, settings.drain_seconds)
-            desk.close()
+            dispatcher.close()
             service.close()
             telemetry.close()
     return 0

@@ -71,11 +71,11 @@ class Telemetry:
         self._status: Callable[[], Status] | None = None
         self._reasons: set[str] = set()
         self._lock = threading.Lock()
-        self._requests = self._counter("requests", "Answered requests.", "door", "method", "status")
-        self._seconds = self._histogram("request_seconds", "Whole request.", BUCKETS, "door", "method")
+        self._requests = self._counter("requests", "Answered requests.", "transport", "method", "status")
+        self._seconds = self._histogram("request_seconds", "Whole request.", BUCKETS, "transport", "method")
         self._stages = self._histogram("stage_seconds", "One stage of answers.", STAGE_BUCKETS, "stage")
         self._refused = self._counter(
-            "refused", "Requests turned away to protect the rest.", "door", "reason"
+            "refused", "Requests turned away to protect the rest.", "transport", "reason"
         )
         self._degraded = self._counter("degraded", "Answers that are less than they should be.", "reason")
         self._store_errors = self._counter("store_errors", "Lookups the feature store failed to answer.")
@@ -107,7 +107,7 @@ class Telemetry:
 
     def observe(
         self,
-        door: str,
+        transport: str,
         method: str,
         status: int | str,
         seconds: float,
@@ -121,14 +121,14 @@ class Telemetry:
         code. `stages` are milliseconds, as in `Trace`; `traceparent` is the header of that name, if there was one.
         """
         code, stages = str(status), stages or {}
-        self._requests(door, method, code).inc()
-        self._seconds(door, method).observe(seconds)
+        self._requests(transport, method, code).inc()
+        self._seconds(transport, method).observe(seconds)
         for stage, milliseconds in stages.items():
             self._stages(stage).observe(milliseconds / 1000)
         counted = []
         failed = code != "OK" and not code.startswith(("2", "3"))
         if code in _REFUSED:
-            self._refused(door, _REFUSED[code]).inc()
+            self._refused(transport, _REFUSED[code]).inc()
             counted.append(_REFUSALS)
         elif failed:
             counted.append(_ERRORS)
@@ -138,7 +138,7 @@ class Telemetry:
         if method not in _WATCHING:
             self.ring.add(seconds, counted, stages)
             if self.spans is not None:
-                facts = {"door": door, "status": code, "version": getattr(answer, "version", "")}
+                facts = {"transport": transport, "status": code, "version": getattr(answer, "version", "")}
                 self.spans.add(method, seconds, stages, facts, failed, traceparent)
 
     def queue_length(self, length: int) -> None:

@@ -49,7 +49,7 @@ FIRST_WORDS = (
     "Midnight", "Distant", "Naïve", "Winter", "Electric", "Forgotten", "Perfect", "Wild", "Blue", "Secret",
 )
 SECOND_WORDS = (
-    "River", "Misérables", "City", "Promise", "Kingdom", "Fiancée", "Garden", "Stranger", "Highway", "Mañana",
+    "River", "Misérables", "City", "Promise", "Kingdom", "Fiancée", "Garden", "Unknown user", "Highway", "Mañana",
     "Station", "Empire", "Mirror", "Summer", "Detective", "Orchestra", "Harbor", "Letters", "Machine", "Road",
 )
 ENDINGS = ("", "", "", ", The", " II", " Returns", " of Love", ", A", " at Dawn")

@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from recmill.artifacts.lock import lock_folder
 from recmill.artifacts.manifest import write_whole
 from recmill.distributed.data_tasks import DataWorkers, a_trifle_of
-from recmill.distributed.status import SECONDS_BETWEEN_NEWS, DeskBars, StatusActor, StatusDisplay
+from recmill.distributed.status import SECONDS_BETWEEN_NEWS, StatusActor, StatusBars, StatusDisplay
 from recmill.distributed.workers import WorkerLost, from_environment
 from recmill.engines.ray_connection import connected
 from recmill.errors import (
@@ -104,9 +104,11 @@ def _launch(
 ) -> list[TrainResult]:
     with connected(scale.address, max(available_cores(), scale.num_cpus)):
         _check_room(scale, note)
-        desk = _on_this_node(StatusActor)
-        job = _WorkerJob(recipe, make_source, into, _portable(options), scale, desk)
-        return _RunThread(lambda: _fit(job)).follow(desk, bars or Bars(quiet=True), note, options.warn)
+        status_actor = _on_this_node(StatusActor)
+        job = _WorkerJob(recipe, make_source, into, _portable(options), scale, status_actor)
+        return _RunThread(lambda: _fit(job)).follow(
+            status_actor, bars or Bars(quiet=True), note, options.warn
+        )
 
 
 def _portable(options: TrainConfig) -> TrainConfig:
@@ -166,7 +168,7 @@ class _WorkerJob:
     into: Path
     options: TrainConfig
     scale: WorkerRange
-    desk: Any
+    status_actor: Any
 
 
 def _fit(job: _WorkerJob) -> list[TrainResult]:
@@ -259,14 +261,14 @@ class _RunThread:
             self._error = error
 
     def follow(
-        self, desk: Any, bars: Bars, note: Callable[[str], None], warn: Callable[[str], None]
+        self, status_actor: Any, bars: Bars, note: Callable[[str], None], warn: Callable[[str], None]
     ) -> list[TrainResult]:
         self._thread.start()
         with StatusDisplay(bars, note, warn) as shown:
             while self._thread.is_alive():
                 self._thread.join(2 * SECONDS_BETWEEN_NEWS)
-                shown.show(ray.get(desk.news.remote()))
-        failure = ray.get(desk.failure.remote())
+                shown.show(ray.get(status_actor.news.remote()))
+        failure = ray.get(status_actor.failure.remote())
         if failure is not None:
             raise failure
         if self._error is not None:
@@ -278,37 +280,37 @@ class _RunThread:
 
 
 def _work(config: Mapping[str, Any]) -> list[TrainResult]:
-    """What Ray Train runs in every worker. An error of ours goes to the desk, and Ray sees a worker that is done."""
+    """What Ray Train runs in every worker. Our errors go to the status actor; Ray sees a worker that ended."""
     job: _WorkerJob = config["job"]
     workers = from_environment()
     try:
-        if ray.get(job.desk.failure.remote()) is not None:
+        if ray.get(job.status_actor.failure.remote()) is not None:
             return []
         if workers.is_first:
-            job.desk.began.remote(workers.size)
-        source = job.make_source(_telling(job.desk.note) if workers.is_first else _silent)
+            job.status_actor.began.remote(workers.size)
+        source = job.make_source(_telling(job.status_actor.note) if workers.is_first else _silent)
         if job.scale.data is not None:
             source = FedData(source, workers, job.scale.data)
         options = replace(
             job.options,
             workers=workers,
             threads=job.options.threads or job.scale.cpus_per_worker,
-            warn=_telling(job.desk.warn),
+            warn=_telling(job.status_actor.warn),
             on_report=_report_to_ray,
             on_step=_both(Gauges(job.into.name).show, job.options.on_step),
         )
-        return train_locked(job.recipe, source, job.into, options, DeskBars(job.desk))
+        return train_locked(job.recipe, source, job.into, options, StatusBars(job.status_actor))
     except WorkerLost:
-        if _reason(job.desk) is None:
+        if _reason(job.status_actor) is None:
             raise
         return []
     except RecmillError as error:
-        ray.get(job.desk.fail.remote(_picklable(error)))
+        ray.get(job.status_actor.fail.remote(_picklable(error)))
         return []
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        ray.get(job.desk.fail.remote(_lack_of_memory(workers.rank, error)))
+        ray.get(job.status_actor.fail.remote(_lack_of_memory(workers.rank, error)))
         return []
     finally:
         workers.close()
@@ -337,10 +339,10 @@ def _telling(method: Any) -> Callable[[str], None]:
     return lambda line: method.remote(line) and None
 
 
-def _reason(desk: Any) -> RecmillError | None:
+def _reason(status_actor: Any) -> RecmillError | None:
     """Why another worker failed, when it was an error of ours; None when it was killed."""
     end = time.monotonic() + _SECONDS_FOR_THE_REASON
-    while (reason := ray.get(desk.failure.remote())) is None and time.monotonic() < end:
+    while (reason := ray.get(status_actor.failure.remote())) is None and time.monotonic() < end:
         time.sleep(SECONDS_BETWEEN_NEWS)
     return reason  # type: ignore[no-any-return]
 

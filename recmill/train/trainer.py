@@ -159,13 +159,13 @@ class Trainer:
     def _tell(self, clock: _Clock) -> None:
         """Worker 0's clock is everybody's; and all must know when a checkpoint is complete."""
         if self.workers.size > 1:
-            self.workers.say("out_of_time", self._is_out_of_time())
-            self.workers.say("save", clock.saving_is_due())
-            self.workers.say("saved", self.checkpoints is not None and not self.checkpoints.is_writing)
+            self.workers.set_flag("out_of_time", self._is_out_of_time())
+            self.workers.set_flag("save", clock.saving_is_due())
+            self.workers.set_flag("saved", self.checkpoints is not None and not self.checkpoints.is_writing)
 
     def _agreed(self, word: str, own: Callable[[], bool]) -> bool:
         """Of one process what it finds now; of several what the first one said with the last step."""
-        return own() if self.workers.size == 1 else bool(self.workers.heard(word)[0])
+        return own() if self.workers.size == 1 else bool(self.workers.flags_of_all(word)[0])
 
     def _rate_factor(self) -> float:
         schedule = self.spec.schedule
@@ -229,7 +229,9 @@ class Trainer:
             return
         checkpoints = self.checkpoints
         every = (
-            [not checkpoints.is_writing] if self.workers.size == 1 else self.workers.heard("saved").tolist()
+            [not checkpoints.is_writing]
+            if self.workers.size == 1
+            else self.workers.flags_of_all("saved").tolist()
         )
         if is_known or all(every):
             checkpoints.wait()

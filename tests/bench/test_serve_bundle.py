@@ -129,11 +129,11 @@ def test_a_bundle_is_made_once(bundle: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("door", ["grpc", "http"])
-def test_our_own_server_is_measured_through_both_doors(door: str, bundle: Path) -> None:
+@pytest.mark.parametrize("transport", ["grpc", "http"])
+def test_our_own_server_is_measured_through_both_transports(transport: str, bundle: Path) -> None:
     options = ServeBenchConfig(
         question=RequestShape(k=5, candidates=50),
-        door="grpc" if door == "grpc" else "http",
+        transport="grpc" if transport == "grpc" else "http",
         rates=(20.0,),
         seconds=1.5,
         warm_up=0.5,
@@ -155,15 +155,15 @@ def test_our_own_server_is_measured_through_both_doors(door: str, bundle: Path) 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("door", ["grpc", "http"])
+@pytest.mark.parametrize("transport", ["grpc", "http"])
 def test_the_csv_client_scores_a_whole_file(
-    door: str, server: BenchServer, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    transport: str, server: BenchServer, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = pl.read_parquet(bundle.parent / "log" / "log.parquet").head(50)
     rows.with_columns(uk4=None).write_csv(tmp_path / "eval.csv")
-    address = server.grpc if door == "grpc" else server.http
+    address = server.grpc if transport == "grpc" else server.http
     assert address is not None
-    flags = ["-s", address, "-d", str(tmp_path / "eval.csv"), "-b", "16", "--door", door, "--json"]
+    flags = ["-s", address, "-d", str(tmp_path / "eval.csv"), "-b", "16", "--transport", transport, "--json"]
     assert main(["client", *flags, "--out", str(tmp_path / "scores.csv")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["rows"], found["batches"]) == (50, 4)
@@ -172,22 +172,22 @@ def test_the_csv_client_scores_a_whole_file(
 
 
 @pytest.mark.processes
-def test_both_doors_of_the_client_score_alike(server: BenchServer, bundle: Path, tmp_path: Path) -> None:
+def test_both_transports_of_the_client_score_alike(server: BenchServer, bundle: Path, tmp_path: Path) -> None:
     rows = pl.read_parquet(bundle.parent / "log" / "log.parquet").head(30)
     rows.write_csv(tmp_path / "eval.csv")
     scores = []
-    for door, address in (("grpc", server.grpc), ("http", server.http)):
+    for transport, address in (("grpc", server.grpc), ("http", server.http)):
         assert address is not None
         options = ClientOptions(
             address,
             tmp_path / "eval.csv",
-            "grpc" if door == "grpc" else "http",
+            "grpc" if transport == "grpc" else "http",
             batch=7,
             num_batches=0,
-            out=tmp_path / f"{door}.csv",
+            out=tmp_path / f"{transport}.csv",
         )
         score_file(options)
-        scores.append(pl.read_csv(tmp_path / f"{door}.csv")["probability"])
+        scores.append(pl.read_csv(tmp_path / f"{transport}.csv")["probability"])
     assert (scores[0] - scores[1]).abs().max() < 1e-6  # type: ignore[operator]
 
 

@@ -33,17 +33,17 @@ from recmill.bench.serve.requests import (
 )
 from recmill.bench.serve.run import BenchTarget, ServeBenchConfig, bench_serve
 from recmill.bench.serve.slo import Slo
-from recmill.bench.serve.transports import DoorName, ask, precise_loop
+from recmill.bench.serve.transports import TransportName, ask, precise_loop
 from recmill.errors import RecmillError
 
 pytestmark = pytest.mark.stages
 
 PEER = Path(__file__).parent / "peer_server.py"
-DOORS: tuple[DoorName, ...] = ("grpc", "http")
+TRANSPORTS: tuple[TransportName, ...] = ("grpc", "http")
 
 
 @contextmanager
-def peer(**settings: float) -> Iterator[dict[DoorName, str]]:
+def peer(**settings: float) -> Iterator[dict[TransportName, str]]:
     command = [sys.executable, str(PEER), json.dumps(settings)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -54,37 +54,37 @@ def peer(**settings: float) -> Iterator[dict[DoorName, str]]:
             process.kill()
 
 
-def load(door_name: DoorName, address: str, act: Any, deadline: float = 5.0) -> Any:
+def load(transport_name: TransportName, address: str, act: Any, deadline: float = 5.0) -> Any:
     async def run() -> Any:
-        words = words_of(door_name, address)
-        door = words.door("Recommend", deadline)
-        await door.open()
+        words = words_of(transport_name, address)
+        transport = words.transport("Recommend", deadline)
+        await transport.open()
         try:
-            return await act(door, make_requests(words, [1, 2, 3], RequestShape(k=2), 10, 0, None))
+            return await act(transport, make_requests(words, [1, 2, 3], RequestShape(k=2), 10, 0, None))
         finally:
-            door.close()
+            transport.close()
             await asyncio.sleep(0)
 
     with asyncio.Runner(loop_factory=precise_loop) as runner:
         return runner.run(run())
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_every_request_of_a_closed_loop_is_answered(door: DoorName) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_every_request_of_a_closed_loop_is_answered(transport: TransportName) -> None:
     with peer() as addresses:
         records: RequestRecords = load(
-            door, addresses[door], lambda *args: closed_loop(*args, clients=3, seconds=0.5)
+            transport, addresses[transport], lambda *args: closed_loop(*args, clients=3, seconds=0.5)
         )
     assert len(records.due) >= 3
     assert set(records.problems) == {""}
     assert 0 < records.latencies().mean() < 1
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_stall_shows_in_every_request_that_was_due_meanwhile(door: DoorName) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_stall_shows_in_every_request_that_was_due_meanwhile(transport: TransportName) -> None:
     times = poisson_times(100, 2.0, seed=0)
     with peer(stall_at=50, stall_seconds=1.0) as addresses:
-        records: RequestRecords = load(door, addresses[door], lambda *args: open_loop(*args, times))
+        records: RequestRecords = load(transport, addresses[transport], lambda *args: open_loop(*args, times))
     latencies = np.sort(records.latencies())
     assert len(latencies) == len(times)
     assert latencies[-1] > 0.95
@@ -93,29 +93,34 @@ def test_a_stall_shows_in_every_request_that_was_due_meanwhile(door: DoorName) -
     assert np.median(records.send_delays()) < 0.2
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_refusals_are_counted_by_themselves(door: DoorName) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_refusals_are_counted_by_themselves(transport: TransportName) -> None:
     with peer(refuse_every=2) as addresses:
         records: RequestRecords = load(
-            door, addresses[door], lambda *args: open_loop(*args, np.arange(10) / 100)
+            transport, addresses[transport], lambda *args: open_loop(*args, np.arange(10) / 100)
         )
     assert Counter(records.problems) == {"": 5, "refused": 5}
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_deadline_ends_a_request_that_is_not_answered(door: DoorName) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_deadline_ends_a_request_that_is_not_answered(transport: TransportName) -> None:
     with peer(stall_at=1, stall_seconds=5.0) as addresses:
-        problem, _ = load(door, addresses[door], lambda door, requests: ask(door, requests[0]), deadline=0.2)
+        problem, _ = load(
+            transport,
+            addresses[transport],
+            lambda transport, requests: ask(transport, requests[0]),
+            deadline=0.2,
+        )
     assert problem == "late"
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_server_that_is_gone_is_an_error_of_each_request(door: DoorName) -> None:
-    async def act(door: Any, requests: list[bytes]) -> list[str]:
-        assert (await ask(door, requests[0]))[0] == ""
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_server_that_is_gone_is_an_error_of_each_request(transport: TransportName) -> None:
+    async def act(transport: Any, requests: list[bytes]) -> list[str]:
+        assert (await ask(transport, requests[0]))[0] == ""
         stop()
         await asyncio.sleep(0.3)
-        return [(await ask(door, requests[0]))[0] for _ in range(3)]
+        return [(await ask(transport, requests[0]))[0] for _ in range(3)]
 
     context = peer()
     addresses = context.__enter__()
@@ -123,7 +128,7 @@ def test_a_server_that_is_gone_is_an_error_of_each_request(door: DoorName) -> No
     def stop() -> None:
         context.__exit__(None, None, None)
 
-    assert load(door, addresses[door], act) == ["connection"] * 3
+    assert load(transport, addresses[transport], act) == ["connection"] * 3
 
 
 def test_no_server_at_all_is_said_at_once() -> None:
@@ -136,10 +141,10 @@ def test_a_message_larger_than_the_peers_window_arrives_whole() -> None:
 
     async def run(address: str) -> list[float]:
         words = words_of("grpc", address)
-        door = words.door("Rank", 20.0)
-        await door.open()
-        problem, body = await ask(door, words.rank(1, items, {}))
-        door.close()
+        transport = words.transport("Rank", 20.0)
+        await transport.open()
+        problem, body = await ask(transport, words.rank(1, items, {}))
+        transport.close()
         assert problem == ""
         return words.scores(body)
 
@@ -150,10 +155,10 @@ def test_a_message_larger_than_the_peers_window_arrives_whole() -> None:
 
 def test_a_call_of_an_unknown_method_has_the_name_of_its_code() -> None:
     async def run(address: str) -> str:
-        door = words_of("grpc", address).door("Nothing", 5.0)
-        await door.open()
-        problem, _ = await ask(door, b"")
-        door.close()
+        transport = words_of("grpc", address).transport("Nothing", 5.0)
+        await transport.open()
+        problem, _ = await ask(transport, b"")
+        transport.close()
         return problem
 
     with peer() as addresses, asyncio.Runner(loop_factory=precise_loop) as runner:
@@ -167,12 +172,12 @@ def test_a_status_is_found_between_other_headers() -> None:
     assert CODES[8] == "RESOURCE_EXHAUSTED"
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_whole_run_has_all_its_numbers(door: DoorName, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_whole_run_has_all_its_numbers(transport: TransportName, tmp_path: Path) -> None:
     pl.DataFrame({"user": [5, 6, 7]}).write_parquet(tmp_path / "users.parquet")
     options = ServeBenchConfig(
-        question=RequestShape(k=2, batch=1 if door == "http" else 2),
-        door=door,
+        question=RequestShape(k=2, batch=1 if transport == "http" else 2),
+        transport=transport,
         rates=(60.0,),
         clients=2,
         seconds=1.0,
@@ -183,7 +188,7 @@ def test_a_whole_run_has_all_its_numbers(door: DoorName, tmp_path: Path) -> None
         echo=False,
     )
     with peer(seconds=0.002) as addresses:
-        target = BenchTarget(address=addresses[door], users=tmp_path / "users.parquet")
+        target = BenchTarget(address=addresses[transport], users=tmp_path / "users.parquet")
         result = bench_serve(target, options)
     opened, closed = result["loads"]
     assert opened["loop"] == "open"
@@ -195,7 +200,7 @@ def test_a_whole_run_has_all_its_numbers(door: DoorName, tmp_path: Path) -> None
     )
     assert opened["latency"]["p50_ms"] >= 2
     assert opened["answers"]["versions"] == {"v1": opened["answers"]["answers"]}
-    if door == "grpc":
+    if transport == "grpc":
         assert opened["answers"]["degraded_share"] == 1.0
         assert opened["traced_stages_ms"] == {"rank": 1.5}
     assert result["slo"]["max_rate_at_slo"] < 500  # an answer takes 2 ms, one after the other

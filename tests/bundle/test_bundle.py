@@ -46,11 +46,11 @@ def test_items_and_users_have_features_of_all_models(bundle: Bundle) -> None:
     assert bundle.items.features(np.array([1, 0])).numbers.tolist() == [[2], [1]]
 
 
-def test_a_stranger_has_what_the_plan_makes_of_nothing(bundle: Bundle) -> None:
+def test_an_unknown_user_has_what_the_plan_makes_of_nothing(bundle: Bundle) -> None:
     assert bundle.items is not None
-    stranger = bundle.items.features(np.array([-1]))
-    assert stranger.numbers.tolist() == [[2.5]]
-    assert stranger.keys["words"].values.tolist() == []
+    unknown_user = bundle.items.features(np.array([-1]))
+    assert unknown_user.numbers.tolist() == [[2.5]]
+    assert unknown_user.keys["words"].values.tolist() == []
 
 
 def test_rows_of_items_are_found_through_their_features(bundle: Bundle) -> None:

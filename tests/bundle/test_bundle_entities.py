@@ -91,9 +91,9 @@ def test_features_come_in_the_order_of_the_layout(items: Entities) -> None:
     assert plain(items.features(places())) == []
 
 
-def test_a_place_below_zero_has_the_strangers_features(items: Entities) -> None:
+def test_a_place_below_zero_has_the_unknown_users_features(items: Entities) -> None:
     assert plain(items.features(places(-1, 0))) == [[[0, 0], 0, [], 0], [[0.5, 10.0], -(2**63), [1, 2], 7]]
-    items.stranger = Batch(
+    items.unknown_row = Batch(
         1,
         np.array([[8, 9]], np.float32),
         {

@@ -229,7 +229,7 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
 
 
 def assert_tweets_are_recommended(bundles: Path) -> None:
-    """As the page about serving says: k of the candidates, also for strangers, and items like others."""
+    """As the page about serving says: k of the candidates, also for unknown users, and items like others."""
     recommender = open_bundle(bundles)
     items = recommender.recommend(Recommend(user="29", k=10, candidates=5)).items
     assert len(items) == 10

@@ -180,13 +180,13 @@ class SmallRuns:
     def has_path(self, method: str, path: str) -> bool:
         """Does a server answer this?"""
         service = Service(self.bundle("criteo-widedeep"))
-        desk = CallDispatcher(service, Telemetry(), threads=1)
+        status_actor = CallDispatcher(service, Telemetry(), threads=1)
         try:
-            routes = HttpApp(desk, Scoring(desk), []).app.routes
+            routes = HttpApp(status_actor, Scoring(status_actor), []).app.routes
             scope = {"type": "http", "method": method, "path": path}
             return any(route.matches(scope)[0] == Match.FULL for route in routes)
         finally:
-            desk.close()
+            status_actor.close()
             service.close()
 
     def arguments(self, base: str, command: Sequence[str], into: Path) -> list[str]:

@@ -101,7 +101,7 @@ _REDIS = "store/test_redis_store.py"
 _LOAD = "store/test_load.py"
 _SPLIT = "serve/test_roles.py::test_split_roles_recommend_like_one_process"
 _METRICS = "serve/test_telemetry.py::test_the_metrics_page_lists_exactly_what_is_exposed"
-_MEASURED = "bench/test_serve_bundle.py::test_our_own_server_is_measured_through_both_doors"
+_MEASURED = "bench/test_serve_bundle.py::test_our_own_server_is_measured_through_both_transports"
 _DAMAGED = f"{_CHECKPOINT}::test_a_flipped_byte_in_any_file_is_noticed_and_the_checkpoint_before_is_used"
 
 _ON_RAY = "deploy/test_ray_target.py::test_the_jobs_prepare_and_train_on_nodes_started_as_they_say"
@@ -182,7 +182,7 @@ SHOWN_BY = {
     "serve --features-at": _SPLIT,
     "serve --rank-at": _SPLIT,
     "envoy": "serve/test_roles.py::test_calls_go_to_all_addresses_in_turn",
-    "serve --prefix": "serve/test_doors_agree.py::test_features_from_redis",
+    "serve --prefix": "serve/test_transports_agree.py::test_features_from_redis",
     "serve --features": f"{_LOAD}::test_a_loaded_store_answers_as_the_bundle_does",
     "serve --deadline-ms": "serve/test_recommender.py::test_little_time_gives_the_order_of_recall_and_says_so",
     "serve --otlp": "serve/test_telemetry.py::test_a_request_is_one_span_with_one_below_it_for_each_stage",

@@ -168,9 +168,9 @@ def test_roles_apart_are_found_by_headless_services(quickstart: Recipe) -> None:
         assert (service["clusterIP"], service["ports"][1]["port"]) == ("None", 8081)
 
 
-def test_doors_to_outside_always_ask_for_tokens(quickstart: Recipe) -> None:
-    for door in ("serve.node_port=30001", "serve.ingress.host=shop.example.com"):
-        deployment = named(objects(quickstart, door), "Deployment", "quickstart-serve")
+def test_transports_to_outside_always_ask_for_tokens(quickstart: Recipe) -> None:
+    for transport in ("serve.node_port=30001", "serve.ingress.host=shop.example.com"):
+        deployment = named(objects(quickstart, transport), "Deployment", "quickstart-serve")
         command = container_of(deployment)["command"]
         assert "--token-file" in command
         assert "--insecure" not in command
@@ -317,7 +317,7 @@ def test_the_deployment_starts_answers_and_drains(node: Node, rendered: Path) ->
             [],
         )
         metrics = httpx.get(f"http://{pod.address}:8080/metrics").text
-        assert f'{REQUESTS}{{door="http",method="recommend",status="200"}} 1.0' in metrics
+        assert f'{REQUESTS}{{method="recommend",status="200",transport="http"}} 1.0' in metrics
         codes = _while_it_ends(pod)
         assert codes[0] == 200
         assert set(codes) <= {200}, "a request was lost while the pod ended"

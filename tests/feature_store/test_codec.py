@@ -43,14 +43,14 @@ def shop_rows() -> Batch:
     )
 
 
-def stranger() -> Batch:
+def unknown_user() -> Batch:
     keys = {"city": Keys(np.array([1])), "cart": lists([[6]], np.int64), "device": Keys(np.array([5]))}
     return Batch(1, np.array([[-1, -2]], np.float32), keys, {"clicks": lists([[9.0]], np.float32)}, {})
 
 
 @pytest.fixture
 def codec() -> RowCodec:
-    return RowCodec(shop_layout(), stranger(), "plan")
+    return RowCodec(shop_layout(), unknown_user(), "plan")
 
 
 def assert_same(left: Batch, right: Batch) -> None:
@@ -87,7 +87,7 @@ def test_the_checksum_is_xxh64() -> None:
     ]
 
 
-def test_a_missing_row_is_a_stranger(codec: RowCodec) -> None:
+def test_a_missing_row_is_an_unknown_user(codec: RowCodec) -> None:
     first, second = codec.encode(shop_rows())
     batch, found, _ = codec.decode([second, None, first])
     assert found.tolist() == [True, False, True]
@@ -111,7 +111,7 @@ def test_rows_of_another_layout_are_not_found(codec: RowCodec, change: str) -> N
         layout = Layout(layout.numbers, layout.keys, layout.lists, layout.labels, {"city": 101, "cart": 7})
     if change == "names":
         layout = Layout(("age", "price"), layout.keys, layout.lists, layout.labels, layout.bounds)
-    other = RowCodec(layout, stranger(), "another plan" if change == "plan" else "plan")
+    other = RowCodec(layout, unknown_user(), "another plan" if change == "plan" else "plan")
     batch, found, _ = other.decode(codec.encode(shop_rows()))
     assert found.tolist() == [False, False]
     assert batch.numbers.tolist() == [[-1, -2], [-1, -2]]
@@ -120,7 +120,7 @@ def test_rows_of_another_layout_are_not_found(codec: RowCodec, change: str) -> N
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
 def test_damaged_rows_are_not_found_and_spoil_no_others(data: st.DataObject) -> None:
-    codec = RowCodec(shop_layout(), stranger(), "plan")
+    codec = RowCodec(shop_layout(), unknown_user(), "plan")
     first, second = codec.encode(shop_rows())
     damaged = codec.digest + data.draw(st.binary(max_size=60))
     batch, found, _ = codec.decode([first, damaged, second])
@@ -175,7 +175,7 @@ def test_damaged_raw_columns_and_those_of_other_columns_are_none() -> None:
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Layout, Batch, Batch]:
-    """A layout of any shape, some rows of it, and a stranger."""
+    """A layout of any shape, some rows of it, and an unknown user."""
     num_rows = draw(st.integers(0, 5))
     numbers = tuple(f"n{i}" for i in range(draw(st.integers(0, 3))))
     keys = tuple(f"k{i}" for i in range(draw(st.integers(0, 4))))

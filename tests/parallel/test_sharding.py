@@ -124,7 +124,7 @@ def check_bits(workers: Workers) -> str:
             for name in ("any", "ftrl"):
                 collection.tables[name].evict_by_age(step, 3)
     expected = records_of(alone.tables)
-    every = workers.steps.gather(records_of(sharded.tables))
+    every = workers.steps.all_gather(records_of(sharded.tables))
     for name, records in expected.items():
         if name.startswith(REPLICATED):
             assert all(theirs[name] == records for theirs in every), name

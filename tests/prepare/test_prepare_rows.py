@@ -75,11 +75,11 @@ def test_last_holds_out_each_users_last_two_rows(tmp_path):
 
 def test_fitting_reads_the_training_rows_only(tmp_path):
     data = write_events(tmp_path / "log", 20)
-    (data / "events1.tsv").write_text("stranger\t99\t100\t1000000.0\t1\n" * 3)
+    (data / "events1.tsv").write_text("unknown user\t99\t100\t1000000.0\t1\n" * 3)
     recipe = events_recipe(split={"by": "files", "held_out_files": ["events1.tsv"]})
     table = prepared(recipe, data, tmp_path / "table").table
     assert rows_of(table, "eval")["user"].to_list() == [0, 0, 0]
-    assert "stranger" not in table.plan.tables["user"].frame["value"].to_list()
+    assert "unknown user" not in table.plan.tables["user"].frame["value"].to_list()
     assert max(rows_of(table)["price"]) < 3
 
 

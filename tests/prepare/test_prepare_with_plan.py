@@ -27,7 +27,7 @@ def test_another_log_gets_the_ids_of_the_first(tmp_path: Path) -> None:
     fitted = prepared(recipe, write_events(tmp_path / "log", 50), tmp_path / "fitted").table
     new = tmp_path / "new"
     new.mkdir()
-    (new / "events0.tsv").write_text("stranger\t1\t0\t\t1\nu6\t9\t1\t2.5\t0\n")
+    (new / "events0.tsv").write_text("unknown user\t1\t0\t\t1\nu6\t9\t1\t2.5\t0\n")
     table = prepare(recipe, str(new), tmp_path / "table", plan=plan_at(fitted.path)).table
     expected = fitted.plan.values_of("user").to_list().index("u6") + 1
     assert rows_of(table)["user"].to_list() == [0, expected]

@@ -60,7 +60,7 @@ def test_they_are_known_for_what_they_are(crossed: Recommender) -> None:
     assert crossed.lookup.crossed_features == ["taste", "moment"]
 
 
-@pytest.mark.parametrize("user", ["u1", "u2", "a stranger", None])
+@pytest.mark.parametrize("user", ["u1", "u2", "an unknown user", None])
 def test_ranking_equals_scoring_the_same_raw_rows(crossed: Recommender, user: str | None) -> None:
     items = ["i1", "i2", "i3", "not known"]
     context = {"device": "phone", "position": 3}

@@ -56,7 +56,7 @@ def test_the_server_does_what_its_document_says(fuzzed: Running, tmp_path: Path)
 
 
 def is_well(server: Running) -> bool:
-    """Both doors still answer."""
+    """Both transports still answer."""
     answer = httpx.post(f"{server.http}/v1/recommend", json={"user": "u1", "k": 3}, timeout=20)
     with grpc.insecure_channel(server.grpc) as channel:
         channel.unary_unary(f"/{SERVICE}/Status")(b"", timeout=20)
@@ -171,10 +171,10 @@ def test_a_wrong_length_of_the_json_is_refused(fuzzed: Running, length: str) -> 
     assert httpx.post(path, content=b'{"inputs": []}', headers=headers).status_code == 400
 
 
-@pytest.mark.parametrize("door", ["http", "grpc"])
-def test_random_bytes_on_a_port_harm_nobody(fuzzed: Running, door: str) -> None:
+@pytest.mark.parametrize("transport", ["http", "grpc"])
+def test_random_bytes_on_a_port_harm_nobody(fuzzed: Running, transport: str) -> None:
     chance = random.Random(11)
-    host, _, port = getattr(fuzzed, door).removeprefix("http://").rpartition(":")
+    host, _, port = getattr(fuzzed, transport).removeprefix("http://").rpartition(":")
     beginnings = [b"", b"GET / HTTP/1.1\r\n", b"POST /v1/recommend HTTP/1.1\r\ncontent-length: 50\r\n\r\n"]
     beginnings += [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"]
     for number in range(60):

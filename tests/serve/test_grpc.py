@@ -1,4 +1,4 @@
-"""The gRPC door: every call over a real socket; deadlines, sizes, health, reflection; what is no message is refused."""
+"""The gRPC transport over a real socket: calls, deadlines, sizes, health, reflection; what is no message is refused."""
 
 from __future__ import annotations
 
@@ -232,18 +232,18 @@ def test_changes_from_other_machines_need_a_token_or_a_certificate(bundles: Path
     service = Service(bundles)
 
     async def main() -> list[str]:
-        desk = CallDispatcher(service, Telemetry(), threads=1, admin_is_open=False)
-        door = GrpcServer(desk, Scoring(desk))
-        port = door.bind("127.0.0.1:0", None)
-        await door.server.start()
+        dispatcher = CallDispatcher(service, Telemetry(), threads=1, admin_is_open=False)
+        transport = GrpcServer(dispatcher, Scoring(dispatcher))
+        port = transport.bind("127.0.0.1:0", None)
+        await transport.server.start()
         codes = []
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for method in ("AddItems", "RemoveItems", "Rollback"):
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await channel.unary_unary(f"/recmill.v1.Recommender/{method}")(b"", timeout=10)
                 codes.append(error.value.code().name)
-        await door.server.stop(0)
-        desk.close()
+        await transport.server.stop(0)
+        dispatcher.close()
         return codes
 
     assert asyncio.run(main()) == ["PERMISSION_DENIED"] * 3

@@ -1,4 +1,4 @@
-"""The HTTP door, without sockets: every path, every refusal; the OpenAPI document says the same."""
+"""The HTTP transport, without sockets: every path, every refusal; the OpenAPI document says the same."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def service(bundles: Path) -> Iterator[Service]:
 
 
 def client_of(service: Service, **options: Any) -> Client:
-    desk = CallDispatcher(service, Telemetry(), threads=1, **options)
-    app = HttpApp(desk, Scoring(desk), console.routes()).app
+    dispatcher = CallDispatcher(service, Telemetry(), threads=1, **options)
+    app = HttpApp(dispatcher, Scoring(dispatcher), console.routes()).app
     return Client(app)
 
 
@@ -170,16 +170,16 @@ def test_health_metrics_live_and_the_page_are_there(client: Client, service: Ser
     client.post("/v1/recommend", json={"user": "u1"})
     metrics = client.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain")
-    assert 'recmill_requests_total{door="http",method="recommend",status="200"}' in metrics.text
+    assert 'recmill_requests_total{method="recommend",status="200",transport="http"}' in metrics.text
     assert "seconds" in client.get("/v1/live").json()
     assert client.get("/").headers["content-type"].startswith("text/html")
     assert client.get("/v1/status").json()["version"] == service.bundle.version
 
 
 def test_a_server_that_is_not_warm_or_drains_is_not_ready(service: Service) -> None:
-    desk = CallDispatcher(service, Telemetry(), threads=1)
-    with Client(HttpApp(desk, Scoring(desk)).app) as client:
-        desk.is_draining = True
+    dispatcher = CallDispatcher(service, Telemetry(), threads=1)
+    with Client(HttpApp(dispatcher, Scoring(dispatcher)).app) as client:
+        dispatcher.is_draining = True
         for path in ("/health/ready", "/v2/health/ready", "/v2/models/ranking/ready"):
             assert client.get(path).status_code == 503
 

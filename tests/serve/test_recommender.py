@@ -71,13 +71,13 @@ def test_what_was_clicked_is_not_recommended_again_unless_asked_for(shared: Reco
 
 
 @pytest.mark.parametrize("user", [None, "nobody has this id", "", "\ud800", 7])
-def test_a_stranger_gets_an_answer_too(shared: Recommender, user: str | int | None) -> None:
+def test_an_unknown_user_gets_an_answer_too(shared: Recommender, user: str | int | None) -> None:
     answer = shared.recommend(Recommend(user=user, k=10))
     assert len(answer.items) == 10
     assert answer.degraded == []
 
 
-def test_features_alone_tell_one_stranger_from_another(shared: Recommender) -> None:
+def test_features_alone_tell_one_unknown_user_from_another(shared: Recommender) -> None:
     one = shared.recommend(Recommend(features={"country": "DE", "age_band": "18-24"}, k=50))
     other = shared.recommend(Recommend(features={"country": "US", "age_band": "65+"}, k=50))
     assert [item.score for item in one.items] != [item.score for item in other.items]
@@ -248,7 +248,7 @@ def test_packed_rows_rank_as_ids_do(shared: Recommender) -> None:
     np.testing.assert_allclose(ranked.scores, shared.rank(query).scores, atol=1e-6)
 
 
-def test_rows_of_another_bundle_are_strangers_and_the_answer_says_so(shared: Recommender) -> None:
+def test_rows_of_another_bundle_are_unknown_users_and_the_answer_says_so(shared: Recommender) -> None:
     ranked = shared.rank_rows(b"12345678 other", [b"12345678 other"], {})
     assert len(ranked.scores) == 1
     assert any("another bundle" in reason for reason in ranked.degraded)

@@ -65,7 +65,7 @@ def test_the_metrics_page_lists_every_column() -> None:
     assert [name for name in SCHEMA.names if f"`{name}`" not in listed] == []
 
 
-def test_a_stranger_and_an_empty_answer_have_rows_too(tmp_path: Path) -> None:
+def test_an_unknown_user_and_an_empty_answer_have_rows_too(tmp_path: Path) -> None:
     log = RequestLog(tmp_path, share=1.0)
     log.add(Recommend(), Answer(items=[]), seconds=0.001)
     log.close()

@@ -29,7 +29,7 @@ def soon(seconds: float = 5) -> float:
 
 def counted(server: Running, method: str) -> float:
     """Calls of a method that a server answered over gRPC."""
-    wanted = f'recmill_requests_total{{door="grpc",method="{method}",status="OK"}} '
+    wanted = f'recmill_requests_total{{method="{method}",status="OK",transport="grpc"}} '
     lines = httpx.get(f"{server.http}/metrics").text.splitlines()
     return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
 
@@ -113,7 +113,7 @@ def test_refusals_of_a_stage_are_refusals_here(start: Start, server: Running) ->
 def test_split_roles_recommend_like_one_process(start: Start, server: Running) -> None:
     at = {f"{role}_at": (start(role=role).grpc,) for role in ("recall", "features", "rank")}
     split = start(role="recommend", **at)
-    for user in ("u1", "u2", "a stranger"):
+    for user in ("u1", "u2", "an unknown user"):
         question = {"user": user, "k": 5, "candidates": 50, "context": {"device": "phone"}}
         answers = [httpx.post(f"{one.http}/v1/recommend", json=question).json() for one in (split, server)]
         ids = [[item["id"] for item in answer["items"]] for answer in answers]

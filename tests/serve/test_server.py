@@ -243,7 +243,7 @@ def ask_status(address: str, credentials: grpc.ChannelCredentials, **more: Any) 
         return channel.unary_unary("/recmill.v1.Recommender/Status")(b"", timeout=5, **more)
 
 
-def test_tls_protects_both_doors(start: Start, certificates: Path) -> None:
+def test_tls_protects_both_transports(start: Start, certificates: Path) -> None:
     server = start(tls=Tls(certificates / "server.pem", certificates / "server.key"))
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     assert server.http.startswith("https://")
@@ -289,7 +289,7 @@ def test_grpc_asks_for_tokens_too(start: Start, tmp_path: Path) -> None:
         assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)
 
 
-def test_overload_is_refused_at_both_doors(start: Start) -> None:
+def test_overload_is_refused_at_both_transports(start: Start) -> None:
     server = start(threads=1, limits=Limits(max_waiting=2))
     queries = {"queries": [{"user": "u1"}] * 3}
     refused = httpx.post(f"{server.http}/v1/recommend", json=queries)

@@ -70,19 +70,19 @@ def everything_happened() -> Telemetry:
     return telemetry
 
 
-def test_requests_are_counted_by_door_method_and_status() -> None:
+def test_requests_are_counted_by_transport_method_and_status() -> None:
     found = values_of(everything_happened())
-    assert found["recmill_requests_total{door=http,method=recommend,status=200}"] == 1
-    assert found["recmill_requests_total{door=grpc,method=rank,status=RESOURCE_EXHAUSTED}"] == 1
-    assert found["recmill_request_seconds_bucket{door=http,le=0.005,method=recommend}"] == 1
-    assert found["recmill_request_seconds_count{door=http,method=recommend}"] == 2
+    assert found["recmill_requests_total{method=recommend,status=200,transport=http}"] == 1
+    assert found["recmill_requests_total{method=rank,status=RESOURCE_EXHAUSTED,transport=grpc}"] == 1
+    assert found["recmill_request_seconds_bucket{le=0.005,method=recommend,transport=http}"] == 1
+    assert found["recmill_request_seconds_count{method=recommend,transport=http}"] == 2
     assert found["recmill_stage_seconds_sum{stage=rank}"] == pytest.approx(0.003)
 
 
-def test_a_refusal_says_why_whatever_the_door_calls_it() -> None:
+def test_a_refusal_says_why_whatever_the_transport_calls_it() -> None:
     found = values_of(everything_happened())
-    assert found["recmill_refused_total{door=grpc,reason=overloaded}"] == 1
-    assert found["recmill_refused_total{door=http,reason=too_late}"] == 1
+    assert found["recmill_refused_total{reason=overloaded,transport=grpc}"] == 1
+    assert found["recmill_refused_total{reason=too_late,transport=http}"] == 1
 
 
 def test_what_is_true_now_is_read_from_the_status() -> None:
@@ -207,7 +207,7 @@ def test_processes_of_one_port_count_together() -> None:
     command = [sys.executable, "-c", PARENT, CHILD]
     answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     before, after, live, there = json.loads(answer[0])
-    counted = 'recmill_requests_total{door="http",method="recommend",status="200"} 10.0'
+    counted = 'recmill_requests_total{method="recommend",status="200",transport="http"} 10.0'
     assert counted in before
     assert "recmill_queue_length 4.0" in before
     assert counted in after, "what a process counted stays when it ends"

@@ -123,10 +123,10 @@ class Bundle(PlanArtifact):
             return None
         layout = side_layout(self.columns, self.models, side)
         entities = Entities.open(folder, side, layout, id_column)
-        entities.make_stranger = partial(self._stranger, layout, entities.raw_schema)
+        entities.make_unknown_row = partial(self._unknown_row, layout, entities.raw_schema)
         return entities
 
-    def _stranger(self, layout: Layout, schema: pl.Schema) -> Batch:
+    def _unknown_row(self, layout: Layout, schema: pl.Schema) -> Batch:
         """What the Plan makes of a row in which everything is missing."""
         row = pl.DataFrame({name: [None] for name in schema}, schema=schema)
         return collate(self.plan.apply(row, labels=False, only=layout.features), layout, with_labels=False)

@@ -118,7 +118,9 @@ class Entities:
         self._new_places: dict[Id, int] = {}
         self._columns: dict[str, pl.Series] = {}
         self._check()
-        self.make_stranger: Callable[[], Batch] | None = None  # a bundle puts its Plan's answer to nulls here
+        self.make_unknown_row: Callable[[], Batch] | None = (
+            None  # a bundle puts its Plan's answer to nulls here
+        )
 
     @classmethod
     def open(cls, path: Path, side: Side, layout: Layout, id_column: str) -> Entities:
@@ -140,10 +142,12 @@ class Entities:
         return len(self._numbers)
 
     @cached_property
-    def stranger(self) -> Batch:
+    def unknown_row(self) -> Batch:
         """The features of one of which nothing is known."""
-        found = self._blank() if self.make_stranger is None else self.make_stranger()
-        self.make_stranger = None  # it holds the bundle, which holds us: files would wait for the collector
+        found = self._blank() if self.make_unknown_row is None else self.make_unknown_row()
+        self.make_unknown_row = (
+            None  # it holds the bundle, which holds us: files would wait for the collector
+        )
         return found
 
     @cached_property
@@ -299,13 +303,13 @@ class Entities:
     # features
 
     def features(self, places: Array) -> Batch:
-        """Finished features in the layout's order; place -1 has the stranger's."""
+        """Finished features in the layout's order; place -1 has an unknown entity's."""
         special = self._special(places)
         unknown = places < 0 if special is not None else None
         if unknown is not None and unknown.any():
             places = np.where(unknown, 0, places)
             if not len(self):
-                return self._strangers(len(places))
+                return self._unknown_rows(len(places))
         else:
             unknown = None
         numbers = self._numbers.take(places)
@@ -313,9 +317,9 @@ class Entities:
         single = np.ascontiguousarray(self._keys.take(places).T)
         keys = {name: Keys(single[place]) for place, name in enumerate(self._single)}
         if unknown is not None:
-            numbers[unknown] = self.stranger.numbers[0]
+            numbers[unknown] = self.unknown_row.numbers[0]
             for name, column in keys.items():
-                column.values[unknown] = self.stranger.keys[name].values[0]
+                column.values[unknown] = self.unknown_row.keys[name].values[0]
         for name in self._lists:
             keys[name] = self._list_keys(name, places, special, unknown)
         return Batch(len(places), numbers, {name: keys[name] for name in self.layout.keys}, {}, {})
@@ -336,10 +340,10 @@ class Entities:
             return _take_lists(values, offsets, places)
         mapped = _take_lists(values, offsets, places[~special])
         assert mapped.offsets is not None
-        strangers = np.zeros(len(places), bool) if unknown is None else unknown
+        unknown_rows = np.zeros(len(places), bool) if unknown is None else unknown
         own = [
-            self.stranger.keys[name].values
-            if strangers[number]
+            self.unknown_row.keys[name].values
+            if unknown_rows[number]
             else self._changed[places[number]].lists[name]
             for number in np.flatnonzero(special).tolist()
         ]
@@ -352,15 +356,15 @@ class Entities:
         found.values[is_own] = np.concatenate(own)
         return found
 
-    def _strangers(self, count: int) -> Batch:
+    def _unknown_rows(self, count: int) -> Batch:
         keys = {
             name: Keys(
                 np.tile(keys.values, count),
                 None if keys.offsets is None else np.arange(count + 1) * len(keys.values),
             )
-            for name, keys in self.stranger.keys.items()
+            for name, keys in self.unknown_row.keys.items()
         }
-        return Batch(count, np.repeat(self.stranger.numbers, count, axis=0), keys, {}, {})
+        return Batch(count, np.repeat(self.unknown_row.numbers, count, axis=0), keys, {}, {})
 
     # changing
 

@@ -342,7 +342,7 @@ class Checkpoints:
     def _base_for_all(self) -> str | None:
         base = self._base() if self.is_first else None
         name = base.path.name if base is not None else None
-        return name if self.peers is None else self.peers.steps.gather(name)[0]
+        return name if self.peers is None else self.peers.steps.all_gather(name)[0]
 
     def wait(self) -> None:
         """Until the checkpoint under way is published; what went wrong with it is raised here."""
@@ -409,15 +409,15 @@ class Checkpoints:
             make_room()
             parts: list[_Written | OSError] = [saving.write(dense=True)]
         else:
-            lane = self.peers.saving
-            _done(lane.gather(_tried(make_room) if self.is_first else None)[0])
-            parts = lane.gather(_tried(lambda: saving.write(dense=self.is_first)))
+            group = self.peers.saving
+            _done(group.all_gather(_tried(make_room) if self.is_first else None)[0])
+            parts = group.all_gather(_tried(lambda: saving.write(dense=self.is_first)))
         try:
             if self.is_first:
                 self._publish(saving.aside, [_done(part) for part in parts], manifest)
         finally:
             if self.peers is not None:
-                self.peers.saving.gather(None)  # it is published, or never will be
+                self.peers.saving.all_gather(None)  # it is published, or never will be
         for part in parts:
             _done(part)
 

@@ -37,11 +37,11 @@ class CodedRows(NamedTuple):
 class RowCodec:
     """Codes rows of one layout. Rows of any other layout, or of other features under the same names, are not found."""
 
-    def __init__(self, layout: Layout, stranger: Batch, plan_digest: str) -> None:
-        """`stranger` is one row: what is decoded where there is no row. It also tells which features are lists."""
+    def __init__(self, layout: Layout, unknown_row: Batch, plan_digest: str) -> None:
+        """`unknown_row` is one row: what is decoded where there is no row. It also tells which features are lists."""
         self.layout = layout
         self.number_lists = layout.lists
-        self.key_lists = tuple(name for name in layout.keys if stranger.keys[name].offsets is not None)
+        self.key_lists = tuple(name for name in layout.keys if unknown_row.keys[name].offsets is not None)
         single = [name for name in layout.keys if name not in self.key_lists]
         self.narrow = tuple(name for name in single if self._is_narrow(name))
         self.wide = tuple(name for name in single if not self._is_narrow(name))
@@ -56,7 +56,7 @@ class RowCodec:
         )
         self._narrow_bounds = np.array([layout.bounds[name] for name in self.narrow], "<u4")
         self.digest = self._digest(plan_digest)
-        self.stranger = self.encode(stranger)[0]
+        self.unknown_row = self.encode(unknown_row)[0]
 
     def _is_narrow(self, name: str) -> bool:
         return self.layout.bounds.get(name, _NARROW + 1) <= _NARROW
@@ -103,9 +103,9 @@ class RowCodec:
 
     def decode(self, rows: Sequence[bytes | None]) -> CodedRows:
         """Rows as a batch, and which of them there were. A row that is not whole or has ids out of range is not one."""
-        least, stranger = self.fixed.itemsize + checksums.NUM_BYTES, self.stranger
-        kept = [row if row is not None and len(row) >= least else stranger for row in rows]
-        found = np.fromiter((row is not stranger for row in kept), bool, len(kept))
+        least, unknown_row = self.fixed.itemsize + checksums.NUM_BYTES, self.unknown_row
+        kept = [row if row is not None and len(row) >= least else unknown_row for row in rows]
+        found = np.fromiter((row is not unknown_row for row in kept), bool, len(kept))
         batch, found = self._decode(kept, found)
         if found.all():
             return CodedRows(batch, found, np.zeros(len(kept), bool))
@@ -146,7 +146,7 @@ class RowCodec:
 
     def _decode_others(self, rows: list[bytes], found: Array, whole: Array) -> tuple[Batch, Array]:
         """Damaged rows count as not found."""
-        kept = [row if is_whole else self.stranger for row, is_whole in zip(rows, whole, strict=True)]
+        kept = [row if is_whole else self.unknown_row for row, is_whole in zip(rows, whole, strict=True)]
         return self._decode(kept, found & whole)
 
     def _has_ids_in_range(self, fixed: Array) -> Array:

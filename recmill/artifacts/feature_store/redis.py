@@ -154,7 +154,7 @@ class RedisStore:
     def codec(self, side: Side) -> RowCodec:
         if side not in self._codecs:
             entities = entities_of(self._bundle, side)
-            self._codecs[side] = RowCodec(entities.layout, entities.stranger, self._bundle.plan.digest())
+            self._codecs[side] = RowCodec(entities.layout, entities.unknown_row, self._bundle.plan.digest())
         return self._codecs[side]
 
     def _raw_codec(self, side: Side) -> RawCodec:

@@ -56,7 +56,10 @@ async def _measure(words: Words, labels: pl.DataFrame, question: RequestShape) -
         (key[0], group["item"].to_list(), group["label"].to_numpy())
         for key, group in labels.group_by("user", maintain_order=True)
     ]
-    rank, recommend = words.door("Rank", _DEADLINE_SECONDS), words.door("Recommend", _DEADLINE_SECONDS)
+    rank, recommend = (
+        words.transport("Rank", _DEADLINE_SECONDS),
+        words.transport("Recommend", _DEADLINE_SECONDS),
+    )
     await rank.open()
     await recommend.open()
     try:
@@ -81,25 +84,25 @@ async def _measure(words: Words, labels: pl.DataFrame, question: RequestShape) -
     }
 
 
-async def _scores(door: Transport, words: Words, user: Id, items: Sequence[Id]) -> list[float]:
+async def _scores(transport: Transport, words: Words, user: Id, items: Sequence[Id]) -> list[float]:
     found: list[float] = []
     for start in range(0, len(items), _MOST_ITEMS):
         request = words.rank(user, items[start : start + _MOST_ITEMS], {})
-        found += words.scores(await _answer(door, request, "Rank"))
+        found += words.scores(await _answer(transport, request, "Rank"))
     return found
 
 
 async def _found(
-    door: Transport, words: Words, user: Id, positives: set[Id], question: RequestShape
+    transport: Transport, words: Words, user: Id, positives: set[Id], question: RequestShape
 ) -> float:
-    answers = words.answers(await _answer(door, words.recommend([user], question), "Recommend"))
+    answers = words.answers(await _answer(transport, words.recommend([user], question), "Recommend"))
     shown = {item["id"] for item in answers[0]["items"]}
     return len(shown & positives) / len(positives)
 
 
-async def _answer(door: Transport, request: bytes, name: str) -> bytes:
+async def _answer(transport: Transport, request: bytes, name: str) -> bytes:
     for _ in range(_TRIES):
-        problem, body = await ask(door, request)
+        problem, body = await ask(transport, request)
         if not problem:
             return body
         await asyncio.sleep(_SECONDS_BETWEEN_TRIES)  # how fast it answers is not the question here

@@ -14,7 +14,7 @@ import polars as pl
 
 from recmill.bench.serve.histogram import Latencies
 from recmill.bench.serve.inference import Scorer, reason_of, scorer_of, typed
-from recmill.bench.serve.transports import DoorName, ask, precise_loop
+from recmill.bench.serve.transports import TransportName, ask, precise_loop
 from recmill.errors import RecmillError
 from recmill.metrics import exact_auc
 
@@ -29,7 +29,7 @@ class CsvClientConfig:
 
     server: str
     data: Path
-    door: DoorName = "grpc"
+    transport: TransportName = "grpc"
     batch: int = 1
     num_batches: int = 40
     warm_up: int = 10
@@ -77,7 +77,7 @@ def read_rows(options: CsvClientConfig) -> pl.DataFrame:
 
 
 async def _score(frame: pl.DataFrame, options: CsvClientConfig) -> Result:
-    protocol = scorer_of(options.door, options.server, options.deadline_seconds)
+    protocol = scorer_of(options.transport, options.server, options.deadline_seconds)
     datatypes = await protocol.inputs()
     known = [name for name in frame.columns if name in datatypes]
     if not known:
@@ -112,14 +112,14 @@ def pieces(num_rows: int, options: CsvClientConfig) -> Iterator[tuple[int, int]]
 
 
 async def _send(protocol: Scorer, batches: list[_Batch], clients: int) -> None:
-    door = protocol.door()
-    await door.open()
+    transport = protocol.transport()
+    await transport.open()
     turns = iter(batches)
 
     async def client() -> None:
         for batch in turns:
             began = time.perf_counter()
-            problem, body = await ask(door, batch.request)
+            problem, body = await ask(transport, batch.request)
             batch.seconds = time.perf_counter() - began
             if problem:
                 raise RecmillError(
@@ -130,7 +130,7 @@ async def _send(protocol: Scorer, batches: list[_Batch], clients: int) -> None:
     try:
         await asyncio.gather(*(client() for _ in range(clients)))
     finally:
-        door.close()
+        transport.close()
         await asyncio.sleep(0)
 
 

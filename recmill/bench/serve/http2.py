@@ -78,7 +78,7 @@ class Http2Connection(asyncio.Protocol):
 
     def send(self, headers: bytes, message: bytes, done: Done) -> int:
         """Call with encoded headers and a serialized message; the number can cancel it."""
-        assert self.is_open, "a door asks first"
+        assert self.is_open, "a transport asks first"
         body = b"\0" + len(message).to_bytes(4, "big") + message
         stream = self._next_stream
         self._next_stream += 2

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from recmill.bench.serve.http1 import get, post
-from recmill.bench.serve.transports import DoorName, GrpcTransport, HttpTransport, Transport, ask
+from recmill.bench.serve.transports import GrpcTransport, HttpTransport, Transport, TransportName, ask
 from recmill.errors import RecmillError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -22,12 +22,12 @@ _NUMPY = {"INT64": "<i8", "FP64": "<f8", "BOOL": "?"}
 
 
 class Scorer(Protocol):
-    """One door of a server that scores rows. `inputs` are the model's raw columns and their datatypes."""
+    """One transport of a server that scores rows. `inputs` are the model's raw columns and their datatypes."""
 
     async def inputs(self) -> dict[str, str]: ...
     def request(self, rows: pl.DataFrame, datatypes: dict[str, str]) -> bytes: ...
     def scores(self, body: bytes) -> Array: ...
-    def door(self) -> Transport: ...
+    def transport(self) -> Transport: ...
 
 
 class GrpcScorer:
@@ -36,14 +36,14 @@ class GrpcScorer:
     def __init__(self, server: str, deadline_seconds: float) -> None:
         self.server, self.deadline_seconds = server, deadline_seconds
 
-    def door(self, method: str = "ModelInfer") -> Transport:
+    def transport(self, method: str = "ModelInfer") -> Transport:
         return GrpcTransport(self.server, f"{_SERVICE}/{method}", self.deadline_seconds, 1)
 
     async def inputs(self) -> dict[str, str]:
         from recmill.serve.proto import predict_v2_pb2 as pb
 
         request = pb.ModelMetadataRequest(name=MODEL).SerializeToString()
-        body = await _asked_once(self.door("ModelMetadata"), request)
+        body = await _asked_once(self.transport("ModelMetadata"), request)
         return {one.name: one.datatype for one in pb.ModelMetadataResponse.FromString(body).inputs}
 
     def request(self, rows: pl.DataFrame, datatypes: dict[str, str]) -> bytes:
@@ -73,11 +73,11 @@ class HttpScorer:
     def __init__(self, server: str, deadline_seconds: float) -> None:
         self.server, self.deadline_seconds = server, deadline_seconds
 
-    def door(self) -> Transport:
+    def transport(self) -> Transport:
         return HttpTransport(self.server, self.deadline_seconds)
 
     async def inputs(self) -> dict[str, str]:
-        body = await _asked_once(self.door(), get(f"/v2/models/{MODEL}", self.server))
+        body = await _asked_once(self.transport(), get(f"/v2/models/{MODEL}", self.server))
         return {one["name"]: one["datatype"] for one in json.loads(body)["inputs"]}
 
     def request(self, rows: pl.DataFrame, datatypes: dict[str, str]) -> bytes:
@@ -97,8 +97,10 @@ class HttpScorer:
         return np.array(json.loads(body)["outputs"][0]["data"], np.float32)
 
 
-def scorer_of(door: DoorName, server: str, deadline_seconds: float) -> Scorer:
-    return GrpcScorer(server, deadline_seconds) if door == "grpc" else HttpScorer(server, deadline_seconds)
+def scorer_of(transport: TransportName, server: str, deadline_seconds: float) -> Scorer:
+    return (
+        GrpcScorer(server, deadline_seconds) if transport == "grpc" else HttpScorer(server, deadline_seconds)
+    )
 
 
 def typed(column: pl.Series, datatype: str) -> pl.Series:
@@ -136,12 +138,12 @@ def reason_of(problem: str, body: bytes) -> str:
         return f"{problem}."
 
 
-async def _asked_once(door: Transport, request: bytes) -> bytes:
-    await door.open()
+async def _asked_once(transport: Transport, request: bytes) -> bytes:
+    await transport.open()
     try:
-        problem, body = await ask(door, request)
+        problem, body = await ask(transport, request)
     finally:
-        door.close()
+        transport.close()
         await asyncio.sleep(0)
     if problem:
         raise RecmillError(f"The server does not describe its model: {reason_of(problem, body)}")

@@ -66,7 +66,7 @@ class RequestRecords:
         return np.subtract(self.sent, self.due)
 
 
-async def open_loop(door: Transport, requests: Sequence[bytes], due: Array) -> RequestRecords:
+async def open_loop(transport: Transport, requests: Sequence[bytes], due: Array) -> RequestRecords:
     """Send each request when it is due, whatever became of those before: a slow server gets no rest.
 
     Latencies count from when a request was due, so that time in which the server held everything up is not left out.
@@ -84,7 +84,7 @@ async def open_loop(door: Transport, requests: Sequence[bytes], due: Array) -> R
             if len(records.due) == len(times):
                 finished.set()
 
-        door.send(requests[number % len(requests)], done)
+        transport.send(requests[number % len(requests)], done)
 
     def tick() -> None:
         nonlocal next_one
@@ -102,7 +102,7 @@ async def open_loop(door: Transport, requests: Sequence[bytes], due: Array) -> R
 
 
 async def closed_loop(
-    door: Transport, requests: Sequence[bytes], clients: int, seconds: float
+    transport: Transport, requests: Sequence[bytes], clients: int, seconds: float
 ) -> RequestRecords:
     """`clients` that each send their next request when the last one is answered."""
     records = RequestRecords()
@@ -128,7 +128,7 @@ async def closed_loop(
                 if not busy:
                     finished.set()
 
-        door.send(request, done)
+        transport.send(request, done)
 
     with _without_pauses():
         for _ in range(clients):

@@ -48,7 +48,7 @@ class _Moment:
 
 
 class Generator:
-    """Requests that are ready, and the door they go through. One event loop serves all loads."""
+    """Requests that are ready, and the transport they go through. One event loop serves all loads."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class Generator:
         return self._runner.run(self._measure(load))
 
     async def _measure(self, load: Load) -> Result:
-        door = self.words.door("Recommend", self.deadline_seconds)
-        await door.open()
+        transport = self.words.transport("Recommend", self.deadline_seconds)
+        await transport.open()
         try:
             records, (first, last), traces = await asyncio.gather(
-                self._records(door, load), self._moments(load), self._traces(door, load)
+                self._records(transport, load), self._moments(load), self._traces(transport, load)
             )
         finally:
-            door.close()
+            transport.close()
             await asyncio.sleep(0)  # closed sockets are let go
         counted = records.due_between(load.warm_up, load.end)
         answered = records.answered_between(load.warm_up, load.end)
@@ -101,11 +101,11 @@ class Generator:
             },
         }
 
-    async def _records(self, door: Transport, load: Load) -> RequestRecords:
+    async def _records(self, transport: Transport, load: Load) -> RequestRecords:
         if load.rate is not None:
-            return await open_loop(door, self.requests, poisson_times(load.rate, load.end, self.seed))
+            return await open_loop(transport, self.requests, poisson_times(load.rate, load.end, self.seed))
         assert load.clients is not None
-        return await closed_loop(door, self.requests, load.clients, load.end)
+        return await closed_loop(transport, self.requests, load.clients, load.end)
 
     async def _moments(self, load: Load) -> tuple[_Moment, _Moment]:
         """The two edges; reading the server's metrics is outside of what is measured."""
@@ -120,12 +120,12 @@ class Generator:
         metrics = await loop.run_in_executor(None, read_metrics, self.running.http)
         return first, _Moment(metrics, used, cpu)
 
-    async def _traces(self, door: Transport, load: Load) -> AnswerStats:
+    async def _traces(self, transport: Transport, load: Load) -> AnswerStats:
         """One traced request a second, which counts nowhere else: a trace is longer than an answer."""
         bodies = []
         for number in range(int(load.seconds) if self.traced else 0):
             await asyncio.sleep(load.warm_up + 0.5 if number == 0 else 1.0)
-            problem, body = await ask(door, self.traced[number % len(self.traced)])
+            problem, body = await ask(transport, self.traced[number % len(self.traced)])
             if not problem:
                 bodies.append(body)
         return look_at(self.words, bodies)
@@ -180,13 +180,13 @@ def generator_cost(rate: float, request: bytes) -> Result:
 
 
 async def _cost(address: str, rate: float, request: bytes) -> Result:
-    door = GrpcTransport(address, echo.METHOD, deadline_seconds=5.0)
-    await door.open()
-    await open_loop(door, [request], poisson_times(rate, 0.5, 0))
+    transport = GrpcTransport(address, echo.METHOD, deadline_seconds=5.0)
+    await transport.open()
+    await open_loop(transport, [request], poisson_times(rate, 0.5, 0))
     before = cpu_seconds()
-    records = await open_loop(door, [request], poisson_times(rate, _ECHO_SECONDS, 1))
+    records = await open_loop(transport, [request], poisson_times(rate, _ECHO_SECONDS, 1))
     cpu = cpu_seconds() - before
-    door.close()
+    transport.close()
     return {
         "rate": rate,
         "cpu_us_per_request": round(cpu / max(1, len(records.due)) * 1e6, 1),

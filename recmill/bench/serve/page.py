@@ -31,7 +31,7 @@ _BIN_GROWTH = 1.1  # of the drawn histogram, which is coarser than the counted o
 def describe(result: Result) -> str:
     """The result for people."""
     lines = [
-        f"{result['door']}, k {result['question']['k']} of {result['question']['candidates']} candidates, "
+        f"{result['transport']}, k {result['question']['k']} of {result['question']['candidates']} candidates, "
         f"{result['question']['batch']} users a request, deadline {result['deadline_seconds']:g} s; "
         f"{result['machine']['cores']} cores of {result['machine']['processor']}"
     ]

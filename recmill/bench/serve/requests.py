@@ -12,7 +12,7 @@ from typing import Any
 
 from recmill.bench.serve.arrivals import drawn_places
 from recmill.bench.serve.http1 import post
-from recmill.bench.serve.transports import DoorName, GrpcTransport, HttpTransport, Transport
+from recmill.bench.serve.transports import GrpcTransport, HttpTransport, Transport, TransportName
 from recmill.errors import RecmillError
 
 Id = str | int
@@ -73,7 +73,7 @@ class Grpc:
     def __init__(self, address: str) -> None:
         self.address = address
 
-    def door(self, method: str, deadline_seconds: float) -> Transport:
+    def transport(self, method: str, deadline_seconds: float) -> Transport:
         return GrpcTransport(self.address, f"{_SERVICE}/{method}", deadline_seconds)
 
     def recommend(
@@ -118,7 +118,7 @@ class Http:
     def __init__(self, address: str) -> None:
         self.address = address
 
-    def door(self, method: str, deadline_seconds: float) -> Transport:
+    def transport(self, method: str, deadline_seconds: float) -> Transport:
         return HttpTransport(self.address, deadline_seconds)
 
     def recommend(
@@ -144,8 +144,8 @@ class Http:
 Words = Grpc | Http
 
 
-def words_of(door: DoorName, address: str) -> Words:
-    return Grpc(address) if door == "grpc" else Http(address)
+def words_of(transport: TransportName, address: str) -> Words:
+    return Grpc(address) if transport == "grpc" else Http(address)
 
 
 def _id(value: Id) -> Any:

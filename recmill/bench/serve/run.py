@@ -23,7 +23,7 @@ from recmill.bench.serve.requests import (
 )
 from recmill.bench.serve.server import BenchServer, started
 from recmill.bench.serve.slo import Slo, highest_rate
-from recmill.bench.serve.transports import DoorName
+from recmill.bench.serve.transports import TransportName
 from recmill.errors import RecmillError
 
 Result = dict[str, Any]
@@ -44,7 +44,7 @@ class ServeBenchConfig:
     """What is asked, how and for how long."""
 
     question: RequestShape = RequestShape()  # noqa: RUF009, frozen
-    door: DoorName = "grpc"
+    transport: TransportName = "grpc"
     rates: tuple[float, ...] = ()
     clients: int | None = None
     seconds: float = 10.0
@@ -70,14 +70,14 @@ class BenchTarget:
 
     bundle: Path | None = None
     address: str | None = None
-    metrics: str | None = None  # where an existing server's HTTP door is
+    metrics: str | None = None  # where an existing server's HTTP transport is
     users: Path | None = None
     serve_arguments: tuple[str, ...] = ()
 
     @contextmanager
-    def running(self, door: DoorName) -> Iterator[BenchServer]:
+    def running(self, transport: TransportName) -> Iterator[BenchServer]:
         if self.address is not None:
-            is_grpc = door == "grpc"
+            is_grpc = transport == "grpc"
             http = self.metrics or (None if is_grpc else self.address)
             yield BenchServer(self.address if is_grpc else None, http)
         else:
@@ -98,11 +98,11 @@ class BenchTarget:
 def bench_serve(target: BenchTarget, options: ServeBenchConfig, say: Say = lambda line: None) -> Result:
     """Load a server in every way that was asked for; all numbers are in the result."""
     users = target.known_users()
-    with target.running(options.door) as running:
-        address = running.grpc if options.door == "grpc" else running.http
+    with target.running(options.transport) as running:
+        address = running.grpc if options.transport == "grpc" else running.http
         if address is None:
-            raise RecmillError(f"The server has no {options.door} door.")
-        words = words_of(options.door, address)
+            raise RecmillError(f"The server has no {options.transport} transport.")
+        words = words_of(options.transport, address)
         result = _head(options, running, users)
         with _generator(words, running, users, options) as generator:
             if options.echo:
@@ -128,7 +128,7 @@ def _head(options: ServeBenchConfig, running: BenchServer, users: Sequence[Id]) 
         "date": datetime.date.today().isoformat(),
         "version": __version__,
         "machine": machine(),
-        "door": options.door,
+        "transport": options.transport,
         "users": {"known": len(users), "zipf": options.zipf, "seed": options.seed},
         "question": question,
         "deadline_seconds": options.deadline_seconds,

@@ -64,8 +64,8 @@ def _ready_line(process: subprocess.Popen[str]) -> dict[str, Any]:
     raise RecmillError(f"The server was not ready after {_SECONDS_TO_START} s.")
 
 
-def _address(ready: dict[str, Any], door: str) -> str | None:
-    found = ready.get(door)
+def _address(ready: dict[str, Any], transport: str) -> str | None:
+    found = ready.get(transport)
     if found is None or isinstance(found, int):
         return None if found is None else f"127.0.0.1:{found}"
     return str(found).rpartition("//")[2].rstrip("/")

@@ -12,7 +12,7 @@ from recmill.bench.serve.http2 import Done, Http2Connection, call_headers
 from recmill.errors import RecmillError
 
 P = TypeVar("P", bound=asyncio.Protocol)
-DoorName = Literal["grpc", "http"]
+TransportName = Literal["grpc", "http"]
 _SECONDS_BETWEEN_TRIES = 0.05
 _MOST_HTTP_CONNECTIONS = 200
 
@@ -184,7 +184,7 @@ class _PendingRequest:
             self.done(problem, body)
 
 
-async def ask(door: Transport, request: bytes) -> tuple[str, bytes]:
+async def ask(transport: Transport, request: bytes) -> tuple[str, bytes]:
     """One request on its own."""
     answer: asyncio.Future[tuple[str, bytes]] = asyncio.get_running_loop().create_future()
 
@@ -192,7 +192,7 @@ async def ask(door: Transport, request: bytes) -> tuple[str, bytes]:
         if not answer.done():
             answer.set_result((problem, body))
 
-    door.send(request, done)
+    transport.send(request, done)
     return await answer
 
 

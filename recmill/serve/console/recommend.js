@@ -15,7 +15,7 @@ let listen = {}; // what the page does when a row is selected, or "as if clicked
 
 export function startRecommend(listeners) {
   listen = listeners;
-  fill(byId("recommend-table"), empty("Whose recommendations?", "Type the id of a user and press Enter. Without an id you see what a stranger gets."));
+  fill(byId("recommend-table"), empty("Whose recommendations?", "Type the id of a user and press Enter. Without an id you see what an unknown user gets."));
 }
 
 export const channelName = (channel) => CHANNELS[channel]?.[0] ?? channel.replaceAll("_", " ");
@@ -50,7 +50,7 @@ export function recommend(selected = matchMedia("(min-width: 901px)").matches ? 
 
 function show(selected) {
   const { answer, asked, user } = shown;
-  fill(byId("recommend-notes"), strangerNotice(asked, user, answer), degradedNotice(answer));
+  fill(byId("recommend-notes"), unknownUserNotice(asked, user, answer), degradedNotice(answer));
   fill(byId("recommend-summary"), summary(answer), stageBar(answer.trace?.stages ?? {}, "Time of each stage"));
   const { length } = answer.items;
   fill(byId("recommend-table"), length ? table(answer) : empty("No items", "Nothing was left to recommend: all candidates were seen or filtered out."));
@@ -58,9 +58,9 @@ function show(selected) {
   else hideWhy();
 }
 
-function strangerNotice(asked, user, answer) {
+function unknownUserNotice(asked, user, answer) {
   const got = answer.items.every((item) => item.channel === "popular") ? "popular items are shown" : "items for a user without history are shown";
-  if (!asked.user) return notice("", `No user was given: ${got}, as to any stranger.`);
+  if (!asked.user) return notice("", `No user was given: ${got}, as to any unknown user.`);
   return user && !user.found && notice("", `The user “${asked.user}” is not known here: ${got}.`);
 }
 

@@ -1,4 +1,4 @@
-"""One thousand rows have the same scores through every door as the trainer gives them."""
+"""One thousand rows have the same scores through every transport as the trainer gives them."""
 
 from __future__ import annotations
 
@@ -162,11 +162,11 @@ def test_features_from_redis(
         server.stop()
 
 
-@pytest.mark.parametrize("door", ["http", "grpc"])
-def test_open_inference_protocol(rows: Rows, shop: Shop, start: Start, door: str) -> None:
+@pytest.mark.parametrize("transport", ["http", "grpc"])
+def test_open_inference_protocol(rows: Rows, shop: Shop, start: Start, transport: str) -> None:
     server = start(bundle=shop.bundles)
-    module: Any = {"http": tritonclient.http, "grpc": tritonclient.grpc}[door]
-    client = module.InferenceServerClient(getattr(server, door).removeprefix("http://"))
+    module: Any = {"http": tritonclient.http, "grpc": tritonclient.grpc}[transport]
+    client = module.InferenceServerClient(getattr(server, transport).removeprefix("http://"))
     tensors = [_tensor(module, column) for column in rows.flat]
     found = client.infer("ranking", tensors).as_numpy("probability")
     same(found, rows.trained(rows.flat))
