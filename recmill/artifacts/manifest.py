@@ -135,7 +135,7 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
         ) from None
     if not isinstance(manifest, dict) or manifest.get("kind") != kind:
         found = manifest.get("kind") if isinstance(manifest, dict) else None
-        raise ArtifactError(f"{path} is a {found or 'unknown user'}; expected a {kind}.")
+        raise ArtifactError(f"{path} is {f'a {found}' if found else 'of no known kind'}; expected a {kind}.")
     return manifest
 
 

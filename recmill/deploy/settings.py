@@ -219,7 +219,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Ingress:
-    """The transport from outside."""
+    """How clients outside of the cluster reach the servers."""
 
     host: Host | None = None
     class_name: Name | None = None

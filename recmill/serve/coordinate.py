@@ -83,7 +83,7 @@ class Coordinator:
                 degraded += problems
             except RecmillError as error:
                 user, rows = b"", [b""] * len(items)
-                degraded.append(f"features: {error} Everybody is an unknown user")
+                degraded.append(f"features: {error} Default features were used")
         with clock.stage("rank"):
             ranked = self.stages.rank_rows(user, rows, query.context, clock.deadline)
         degraded += ranked.degraded
