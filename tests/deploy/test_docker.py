@@ -151,6 +151,7 @@ def shell(line: str, places: dict[str, Path], variables: dict[str, str]) -> None
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env = {
         **clean,
+        "PATH": f"{os.environ['PATH']}:{Path(sys.executable).parent}",  # some machines have python3 but no python
         **variables,
         "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
