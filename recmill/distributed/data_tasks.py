@@ -36,13 +36,13 @@ class DataWorkers:
     def options(self, num_cpus: int = 1) -> dict[str, Any]:
         return {
             "num_cpus": num_cpus,
-            "resources": a_trifle_of(self.resource),
+            "resources": node_affinity_resource(self.resource),
             "scheduling_strategy": "SPREAD",
             "max_retries": _RETRIES,
         }
 
 
-def a_trifle_of(resource: str | None) -> dict[str, float]:
+def node_affinity_resource(resource: str | None) -> dict[str, float]:
     """A custom resource says where to run; how many run there at once is the CPUs' say."""
     return {resource: 0.001} if resource else {}
 

@@ -1,4 +1,4 @@
-"""The dealer: an actor that hands one unit (a row group of a Table, a piece of a log) to each data task.
+"""The dispatcher: an actor that hands one unit (a row group of a Table, a piece of a log) to each data task.
 
 The task returns one slice for each rank, so that a rank fetches the rows that it trains on and no others. No more than
 so many units are under way or wait to be fetched, so that a slow trainer holds back the tasks and the object store
@@ -72,7 +72,7 @@ class Dispatcher:
         self.waits_for_cpus = True
         self.changed = threading.Condition()
         self.failure: BaseException | None = None
-        threading.Thread(target=self._deal_on, daemon=True, name="dealer").start()
+        threading.Thread(target=self._deal_on, daemon=True, name="dispatcher").start()
 
     def slice_of(
         self, split: str, reading: int, cursor: Cursor, unit: int, rank: int, shares: Sequence[float] | None

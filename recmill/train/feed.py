@@ -1,4 +1,4 @@
-"""Batches whose reading, parsing and features are done by Ray tasks, as a dealer hands units to them.
+"""Batches whose reading, parsing and features are done by Ray tasks, as a dispatcher hands units to them.
 
 Order of batches and cursors are those of `Batches` and `LogBatches`, so that a run may be fed in one way today and in
 another tomorrow.
@@ -44,8 +44,10 @@ class Feed:
     rank 0 only, so that what is under way keeps its sizes.
     """
 
-    def __init__(self, dealer: Any, split: str, rank: int, num_units: int, batches_per_epoch: int) -> None:
-        self.dealer = dealer
+    def __init__(
+        self, dispatcher: Any, split: str, rank: int, num_units: int, batches_per_epoch: int
+    ) -> None:
+        self.dispatcher = dispatcher
         self.split = split
         self.rank = rank
         self.units = range(num_units)
@@ -56,7 +58,7 @@ class Feed:
     def read(self, cursor: Cursor = Cursor()) -> Iterator[tuple[Batch, Cursor]]:  # noqa: B008, frozen
         """One epoch from the cursor on: this rank's rows of each batch, with the cursor behind it."""
         reading = next(self._readings)
-        course: BatchSchedule = get(self.dealer.course.remote(self.split, reading, cursor))
+        course: BatchSchedule = get(self.dispatcher.course.remote(self.split, reading, cursor))
         held: list[Batch] = []
         slices = prefetch(self._slices(course, cursor, reading))
         try:
@@ -69,8 +71,8 @@ class Feed:
                         whole = course.size(part.batch)
                         yield replace(_own(held), whole=whole), course.cursor_after(part.batch)
                         held = []
-        finally:  # before `slices` ends, whose thread may wait for the dealer
-            self.dealer.leave.remote(self.split, reading, self.rank)
+        finally:  # before `slices` ends, whose thread may wait for the dispatcher
+            self.dispatcher.leave.remote(self.split, reading, self.rank)
 
     def _slices(self, course: BatchSchedule, cursor: Cursor, reading: int) -> Iterator[tuple[int, Slice]]:
         for unit in range(course.first_unit, course.num_units):
@@ -83,7 +85,7 @@ class Feed:
     def _slice(self, reading: int, cursor: Cursor, unit: int, shares: Sequence[float] | None) -> Slice | None:
         """This rank's rows of a unit; None when the rank has left."""
         while True:
-            place = get(self.dealer.slice_of.remote(self.split, reading, cursor, unit, self.rank, shares))
+            place = get(self.dispatcher.slice_of.remote(self.split, reading, cursor, unit, self.rank, shares))
             try:
                 return get(place[0]) if place else None
             except TaskCancelledError:  # it was dealt again
@@ -117,7 +119,7 @@ class FedData:
         self.data = inner.data
         self.columns = inner.columns
         self._opened: tuple[Learners, _Opened] | None = None
-        self._dealer: Any = None  # lives as long as the first rank holds it
+        self._dispatcher: Any = None  # lives as long as the first rank holds it
         if isinstance(inner, LogData):
             inner.each = OnTasks(data_workers)
 
@@ -144,24 +146,24 @@ class FedData:
 
     def _feed(self, learner: Learners, split: str) -> Feed:
         opened = self._open(learner)
-        return Feed(self._dealer, split, self.workers.rank, *opened.splits[split])
+        return Feed(self._dispatcher, split, self.workers.rank, *opened.splits[split])
 
     def _open(self, learner: Learners) -> _Opened:
-        """Each learner reads other columns, so it has a dealer of its own; the one before it ends."""
+        """Each learner reads other columns, so it has a dispatcher of its own; the one before it ends."""
         if self._opened is None or self._opened[0] is not learner:
-            opened = self.workers.by_first(lambda: self._start_dealer(learner))
+            opened = self.workers.by_first(lambda: self._start_dispatcher(learner))
             if not self.workers.is_first:
-                self._dealer = ray.get_actor(opened.dealer)
+                self._dispatcher = ray.get_actor(opened.dispatcher)
             self._opened = learner, opened
         return self._opened[1]
 
-    def _start_dealer(self, learner: Learners) -> _Opened:
-        if self._dealer is not None:
-            ray.kill(self._dealer)
+    def _start_dispatcher(self, learner: Learners) -> _Opened:
+        if self._dispatcher is not None:
+            ray.kill(self._dispatcher)
         splits = self._units(learner)
-        name = f"recmill-dealer-{uuid.uuid4().hex}"
+        name = f"recmill-dispatcher-{uuid.uuid4().hex}"
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._dealer = (
+        self._dispatcher = (
             ray.remote(Dispatcher)
             .options(
                 name=name, num_cpus=0, scheduling_strategy=here, max_concurrency=4 + 2 * self.workers.size
@@ -187,6 +189,6 @@ class FedData:
 class _Opened:
     """What ranks must know to be fed."""
 
-    dealer: str  # its name
+    dispatcher: str  # its name
     splits: Mapping[str, tuple[int, int]]  # units, batches of an epoch
     num_rows: Mapping[str, int]

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recmill.artifacts.lock import lock_folder
 from recmill.artifacts.manifest import write_whole
-from recmill.distributed.data_tasks import DataWorkers, a_trifle_of
+from recmill.distributed.data_tasks import DataWorkers, node_affinity_resource
 from recmill.distributed.status import SECONDS_BETWEEN_NEWS, StatusActor, StatusBars, StatusDisplay
 from recmill.distributed.workers import WorkerLost, from_environment
 from recmill.engines.ray_connection import connected
@@ -183,7 +183,7 @@ def _fit(job: _WorkerJob) -> list[TrainResult]:
         torch_config=_train.torch.TorchConfig(backend="gloo", timeout_s=_COLLECTIVE_SECONDS),
         scaling_config=_train.ScalingConfig(
             num_workers=size if size[0] < size[1] else size[0],
-            resources_per_worker={"CPU": scale.cpus_per_worker, **a_trifle_of(scale.resource)},
+            resources_per_worker={"CPU": scale.cpus_per_worker, **node_affinity_resource(scale.resource)},
             label_selector=_not_where_data_is_read(scale),
         ),
         run_config=_train.RunConfig(

@@ -45,15 +45,15 @@ def readers(log: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 def fed(
     reader: Any, world: int, data_workers: int = 2, resource: str | None = None, patience: float = 30.0
 ) -> list[Any]:
-    """A feed for each rank, and the dealer."""
+    """A feed for each rank, and the dispatcher."""
     import ray
 
     from recmill.distributed.data_tasks import DataWorkers
     from recmill.distributed.dispatcher import Dispatcher
     from recmill.train.feed import Feed
 
-    dealer = ray.remote(Dispatcher).options(num_cpus=0, max_concurrency=8)
-    handle = dealer.remote({"train": reader}, world, DataWorkers(data_workers, resource, patience))
+    dispatcher = ray.remote(Dispatcher).options(num_cpus=0, max_concurrency=8)
+    handle = dispatcher.remote({"train": reader}, world, DataWorkers(data_workers, resource, patience))
     sizes = len(reader.units), reader.batches_per_epoch
     return [Feed(handle, "train", rank, *sizes) for rank in range(world)]
 
@@ -103,7 +103,7 @@ def test_tasks_wait_for_the_slowest_rank(readers: dict[str, Any]) -> None:
     reading = feeds[0].read()
     next(reading)
     time.sleep(1.5)
-    assert ray.get(feeds[0].dealer.under_way.remote()) <= 1 + 2
+    assert ray.get(feeds[0].dispatcher.under_way.remote()) <= 1 + 2
     reading.close()
 
 
