@@ -33,12 +33,12 @@ import numpy as np
 
 from recmill.artifacts.bundle.bundle import Bundle, publish_bundle, set_current
 from recmill.artifacts.bundle.delta import Changes, TableChange, write_delta
-from recmill.bench.serve.arrivals import poisson_times
-from recmill.bench.serve.server import BenchServer, Usage, started
-from recmill.bench.serve.transports import GrpcTransport, precise_loop
-from recmill.serve.messages import Recommend
-from recmill.serve.proto import recmill_pb2 as pb
-from recmill.serve.recommender import Recommender
+from recmill.stages.bench.serve.arrivals import poisson_times
+from recmill.stages.bench.serve.server import BenchServer, Usage, started
+from recmill.stages.bench.serve.transports import GrpcTransport, precise_loop
+from recmill.stages.serve.messages import Recommend
+from recmill.stages.serve.proto import recmill_pb2 as pb
+from recmill.stages.serve.recommender import Recommender
 
 DEADLINE = 1.0
 NUM_USERS = 40

@@ -32,10 +32,10 @@ from chaos import Outcome, Trials, run_trials
 
 from recmill.artifacts.bundle.bundle import Bundle, current_of, publish_bundle, set_current
 from recmill.artifacts.bundle.delta import Changes, TableChange, write_delta
-from recmill.bench.serve.server import started
 from recmill.errors import ArtifactError
-from recmill.serve.messages import Recommend
-from recmill.serve.service import Service, ServiceConfig, share_of
+from recmill.stages.bench.serve.server import started
+from recmill.stages.serve.messages import Recommend
+from recmill.stages.serve.service import Service, ServiceConfig, share_of
 
 USERS = [f"u{number}" for number in range(1, 9)]
 Trial = Callable[[Path, random.Random, int], Counter[str]]

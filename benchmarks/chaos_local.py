@@ -24,13 +24,13 @@ from unittest.mock import patch
 from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.dataset.table import Table
 from recmill.errors import RecmillError
-from recmill.prepare.prepare import prepare
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
+from recmill.stages.prepare.prepare import prepare
+from recmill.stages.train.source import TableData
+from recmill.stages.train.train import TrainConfig, train
+from recmill.stages.train.trainer import TrainProgress
 from recmill.synthetic.generate import generate
-from recmill.train.source import TableData
-from recmill.train.train import TrainConfig, train
-from recmill.train.trainer import TrainProgress
 
 FAULTS = (
     "shard flips",
@@ -74,7 +74,7 @@ class Local:
         self.train(folder / "table", folder / "calm")
         self.calm = result_of(folder / "calm")
         self.unfinished = folder / "unfinished"
-        with suppress(_Stopped), patch("recmill.prepare.prepare._publish", side_effect=_Stopped):
+        with suppress(_Stopped), patch("recmill.stages.prepare.prepare._publish", side_effect=_Stopped):
             prepare(self.recipe, str(folder / "log"), self.unfinished)
 
     def train(self, table: Path, into: Path, stop_at: int | None = None) -> None:

@@ -33,8 +33,8 @@ import polars as pl
 from recmill.artifacts.lock import LOCK
 from recmill.cli import main as recmill
 from recmill.dataset.table import Table
-from recmill.prepare import prepare as preparation
 from recmill.recipe.load import recipe_from_dict
+from recmill.stages.prepare import prepare as preparation
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT

@@ -34,7 +34,7 @@ from recmill.artifacts.bundle.delta import Changes, write_delta
 from recmill.artifacts.feature_store.codec import RowCodec
 from recmill.artifacts.feature_store.mapped import entities_of
 from recmill.artifacts.feature_store.redis import RedisStore
-from recmill.bench.serve.server import BenchServer, started
+from recmill.stages.bench.serve.server import BenchServer, started
 
 PAUSE_SECONDS = 4.0
 ASKED = 24  # times, so that every process is

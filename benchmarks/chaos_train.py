@@ -38,10 +38,10 @@ from recmill.distributed.data_tasks import DataWorkers
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
 from recmill.reporting.tracking import JSONL_FILE
+from recmill.stages.train.launch import WorkerRange, launch
+from recmill.stages.train.source import LogData
+from recmill.stages.train.train import TrainConfig, TrainResult
 from recmill.synthetic.generate import generate
-from recmill.train.launch import WorkerRange, launch
-from recmill.train.source import LogData
-from recmill.train.train import TrainConfig, TrainResult
 
 KINDS = ("training worker", "data task", "raylet")
 NUM_FILES = 12

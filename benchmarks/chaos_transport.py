@@ -31,9 +31,9 @@ from pathlib import Path
 import grpc
 from chaos import NUM_USERS, Expected, K, Outcome, Trials, run_trials
 
-from recmill.bench.serve.server import BenchServer, Usage, started
-from recmill.bench.serve.transports import split_address
-from recmill.serve.proto import recmill_pb2 as pb
+from recmill.stages.bench.serve.server import BenchServer, Usage, started
+from recmill.stages.bench.serve.transports import split_address
+from recmill.stages.serve.proto import recmill_pb2 as pb
 
 DEADLINE = 5.0
 RECOMMEND = "/recmill.v1.Recommender/Recommend"

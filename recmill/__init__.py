@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from recmill.serve.recommender import Recommender
+    from recmill.stages.serve.recommender import Recommender
 
 __version__ = "0.1.0"
 
@@ -20,6 +20,6 @@ def open_bundle(
 
     Functions that its features call are imported only from modules and packages in `trust_code`.
     """
-    from recmill.serve.recommender import open_bundle
+    from recmill.stages.serve.recommender import open_bundle
 
     return open_bundle(path, features, trust_code)

@@ -13,8 +13,8 @@ from recmill.dataset.table import Table
 from recmill.engines import shards
 from recmill.errors import ArtifactError
 from recmill.features.chain import ColumnInfo
-from recmill.prepare.prepare import PrepareConfig, prepare
 from recmill.recipe.load import load_recipe
+from recmill.stages.prepare.prepare import PrepareConfig, prepare
 from recmill.synthetic.generate import generate
 
 

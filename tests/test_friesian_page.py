@@ -15,8 +15,8 @@ import pytest
 
 from recmill.cli import main
 from recmill.dataset.table import Table
-from recmill.prepare.prepare import prepare
 from recmill.recipe.load import recipe_from_dict
+from recmill.stages.prepare.prepare import prepare
 
 PAGE = Path(__file__).parent.parent / "docs" / "coming-from-friesian.md"
 

@@ -18,8 +18,16 @@ PACKAGE = Path(recmill.__file__).parent
 # From the top down. A module belongs to the longest name here that it begins with.
 LAYERS = (
     ("cli", "__main__"),
-    ("run", "tune", "bench"),
-    ("prepare", "train", "evaluate", "score", "export", "serve", "deploy"),
+    ("stages.run", "stages.tune", "stages.bench"),
+    (
+        "stages.prepare",
+        "stages.train",
+        "stages.evaluate",
+        "stages.score",
+        "stages.export",
+        "stages.serve",
+        "stages.deploy",
+    ),
     ("distributed",),
     ("learner",),
     ("dataset.log_loader",),
@@ -108,11 +116,11 @@ def test_the_server_never_imports_what_trains() -> None:
         f"{module} imports {imported}"
         for module, file in modules().items()
         if module.startswith(
-            ("serve.", "artifacts.bundle.", "artifacts.vector_index", "artifacts.feature_store.")
+            ("stages.serve.", "artifacts.bundle.", "artifacts.vector_index", "artifacts.feature_store.")
         )
         for imported in imports_of(module, file)
         if layer_name(imported.removeprefix("recmill."))
-        in ("models", "learner", "train", "distributed", "engines", "logs", "dataset.log_loader")
+        in ("models", "learner", "stages.train", "distributed", "engines", "logs", "dataset.log_loader")
         or imported.startswith("recmill.artifacts.checkpoint")
     ]
     assert wrong == []

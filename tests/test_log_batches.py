@@ -19,9 +19,9 @@ from recmill.errors import ArtifactError, FeatureError, LogError, TooManyBadRows
 from recmill.features.plan import Plan
 from recmill.logs import counted
 from recmill.logs.base import open_source
-from recmill.prepare.prepare import PrepareConfig, prepare
 from recmill.recipe.load import load_recipe, recipe_from_dict
 from recmill.recipe.recipe import SPLITS, Recipe
+from recmill.stages.prepare.prepare import PrepareConfig, prepare
 from recmill.synthetic.generate import generate
 
 

@@ -12,8 +12,8 @@ import torch
 
 from recmill.cli.memory import lack_of_memory
 from recmill.errors import ResourceError
-from recmill.prepare.prepare import PrepareConfig, prepare
 from recmill.recipe.load import load_recipe
+from recmill.stages.prepare.prepare import PrepareConfig, prepare
 from recmill.synthetic.generate import generate
 
 HUGE = 1 << 60

@@ -11,7 +11,6 @@ import pytest
 from recmill.errors import RecmillError
 from recmill.learner.eval_queries import counts_of
 from recmill.learner.retrieval import Retriever
-from recmill.prepare.prepare import prepare
 from recmill.recipe.load import load_recipe
 from recmill.recipe.protocols import (
     HELD_OUT_CLICKS,
@@ -22,6 +21,7 @@ from recmill.recipe.protocols import (
     protocol_for,
     protocol_named,
 )
+from recmill.stages.prepare.prepare import prepare
 from recmill.synthetic.generate import generate
 
 NAMED = ["ml1m-random-811", "ml1m-leave-last-out"]

@@ -17,9 +17,9 @@ from recmill.dataset.shard import checksums_of
 from recmill.dataset.table import Table
 from recmill.engines import shards
 from recmill.errors import ArtifactError
-from recmill.prepare.prepare import PrepareConfig, prepare
 from recmill.recipe.load import load_recipe
-from recmill.score.sources import TableRows
+from recmill.stages.prepare.prepare import PrepareConfig, prepare
+from recmill.stages.score.sources import TableRows
 from recmill.synthetic.generate import generate
 
 NUM_FLIPS = 25

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from recmill.errors import RecmillError
 
 if TYPE_CHECKING:
-    from recmill.prepare.prepare import PrepareConfig
     from recmill.recipe.recipe import Recipe
+    from recmill.stages.prepare.prepare import PrepareConfig
 
 
 class UsageError(RecmillError):
@@ -136,7 +136,7 @@ def load(parsed: argparse.Namespace) -> Recipe:
 
 
 def prepare_options(parsed: argparse.Namespace) -> PrepareConfig:
-    from recmill.prepare.prepare import PrepareConfig
+    from recmill.stages.prepare.prepare import PrepareConfig
 
     return PrepareConfig(
         workers=parsed.workers,

@@ -186,7 +186,7 @@ def _add_data_and_json(parser: Any) -> None:
 
 
 def _prepare(parsed: argparse.Namespace) -> None:
-    from recmill.bench.prepare import bench_prepare, describe
+    from recmill.stages.bench.prepare import bench_prepare, describe
 
     result = bench_prepare(
         parsed.recipe,
@@ -203,9 +203,9 @@ def _prepare(parsed: argparse.Namespace) -> None:
 def _train(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from recmill.bench.train import PEERS, bench_train, describe
     from recmill.reporting.machine import available_cores
     from recmill.reporting.progress import Progress
+    from recmill.stages.bench.train import PEERS, bench_train, describe
 
     for given in parsed.peer_python:
         if "=" not in given:
@@ -228,9 +228,9 @@ def _train(parsed: argparse.Namespace) -> None:
 def _scale(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from recmill.bench.forecast import Network
-    from recmill.bench.scale import bench_scale, describe
     from recmill.reporting.progress import Progress
+    from recmill.stages.bench.forecast import Network
+    from recmill.stages.bench.scale import bench_scale, describe
 
     result = bench_scale(
         parsed.rows,
@@ -246,7 +246,7 @@ def _scale(parsed: argparse.Namespace) -> None:
 def _embeddings(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from recmill.bench.embeddings import bench_embeddings, describe
+    from recmill.stages.bench.embeddings import bench_embeddings, describe
 
     result = bench_embeddings(
         parsed.keys or (100_000, 10_000_000),

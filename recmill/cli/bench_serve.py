@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from recmill.cli.arguments import UsageError, add_command, positive, seed, silent
 
 if TYPE_CHECKING:
-    from recmill.bench.serve.run import ServeBenchConfig
+    from recmill.stages.bench.serve.run import ServeBenchConfig
 
 DEFAULT_RATE = 50.0
 
@@ -179,8 +179,8 @@ def _serve(parsed: argparse.Namespace) -> None:
     if parsed.scoring:
         _scoring(parsed, bundle)
         return
-    from recmill.bench.serve.page import describe, write_page
-    from recmill.bench.serve.run import BenchTarget, bench_serve
+    from recmill.stages.bench.serve.page import describe, write_page
+    from recmill.stages.bench.serve.run import BenchTarget, bench_serve
 
     target = BenchTarget(
         bundle,
@@ -205,7 +205,7 @@ def _bundle(parsed: argparse.Namespace) -> Path | None:
     if parsed.bundle and parsed.items:
         raise UsageError("--items makes a bundle of its own; leave out --bundle, or --items.")
     if parsed.items:
-        from recmill.bench.serve.bundle import make_bundle
+        from recmill.stages.bench.serve.bundle import make_bundle
 
         return make_bundle(
             parsed.items, Path(parsed.into), parsed.rows_dtype, silent if parsed.json else _say
@@ -218,9 +218,9 @@ def _bundle(parsed: argparse.Namespace) -> Path | None:
 
 
 def _options(parsed: argparse.Namespace) -> ServeBenchConfig:
-    from recmill.bench.serve.requests import RequestShape, contexts_of_file
-    from recmill.bench.serve.run import ServeBenchConfig
-    from recmill.bench.serve.slo import Slo
+    from recmill.stages.bench.serve.requests import RequestShape, contexts_of_file
+    from recmill.stages.bench.serve.run import ServeBenchConfig
+    from recmill.stages.bench.serve.slo import Slo
 
     contexts = contexts_of_file(Path(parsed.context)) if parsed.context else ()
     other = parsed.clients or parsed.slo or parsed.labels
@@ -243,7 +243,7 @@ def _options(parsed: argparse.Namespace) -> ServeBenchConfig:
 
 
 def _scoring(parsed: argparse.Namespace, bundle: Path | None) -> None:
-    from recmill.bench.serve.scoring import bench_scoring, describe
+    from recmill.stages.bench.serve.scoring import bench_scoring, describe
 
     assert bundle is not None
     result = bench_scoring(bundle, parsed.candidates, parsed.seconds, parsed.seed)

@@ -158,7 +158,7 @@ def _verify(parsed: argparse.Namespace, bundle: Bundle) -> None:
 def _publish(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from recmill.export.publish import publish
+    from recmill.stages.export.publish import publish
 
     checkpoint = Path(parsed.checkpoint) if parsed.checkpoint else None
     found = publish(Path(parsed.path), Path(parsed.into), checkpoint, parsed.keep, parsed.despite_gate)
@@ -174,7 +174,7 @@ def _publish(parsed: argparse.Namespace) -> None:
 def _rollout(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from recmill.export.rollout import Server, roll_out
+    from recmill.stages.export.rollout import Server, roll_out
 
     token = _first_word(parsed.token_file) if parsed.token_file else None
     server = Server(parsed.server, token, Path(parsed.ca) if parsed.ca else None, parsed.tls_name)

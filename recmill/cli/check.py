@@ -122,7 +122,7 @@ def _label_problem(recipe: Recipe, data: str) -> str | None:
     from pathlib import Path
 
     from recmill.errors import FeatureError
-    from recmill.prepare.prepare import check_first_labels
+    from recmill.stages.prepare.prepare import check_first_labels
 
     with tempfile.TemporaryDirectory(prefix="recmill-check-") as work:
         try:

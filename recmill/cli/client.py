@@ -81,7 +81,7 @@ def add(commands: Any) -> None:
 
 
 def _client(parsed: argparse.Namespace) -> None:
-    from recmill.bench.serve.csv_client import CsvClientConfig, describe, score_file
+    from recmill.stages.bench.serve.csv_client import CsvClientConfig, describe, score_file
 
     if parsed.out and parsed.num_iteration:
         raise UsageError("--out scores the whole file; leave out -n, or --out.")

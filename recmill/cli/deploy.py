@@ -11,7 +11,7 @@ from recmill.cli.arguments import add_command
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from recmill.deploy.settings import DeployConfig
+    from recmill.stages.deploy.settings import DeployConfig
 
 
 def add(commands: Any) -> None:
@@ -52,9 +52,9 @@ recmill deploy quickstart --target docker --into deploy
 def _deploy(parsed: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from recmill.deploy.deploy import deploy
-    from recmill.deploy.settings import DeployConfig
     from recmill.recipe.load import load_recipe
+    from recmill.stages.deploy.deploy import deploy
+    from recmill.stages.deploy.settings import DeployConfig
 
     recipe = load_recipe(parsed.recipe)
     settings = DeployConfig.of(parsed.settings)

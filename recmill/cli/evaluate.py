@@ -20,7 +20,7 @@ from recmill.cli.arguments import (
 
 if TYPE_CHECKING:
     from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
-    from recmill.evaluate.evaluate import EvaluateResult
+    from recmill.stages.evaluate.evaluate import EvaluateResult
 
 
 def add(commands: Any) -> None:
@@ -108,11 +108,11 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
     from recmill.artifacts.manifest import write_whole
     from recmill.dataset.table import Table
-    from recmill.evaluate.evaluate import EvaluateConfig, evaluate
-    from recmill.evaluate.gate import parse_gate
-    from recmill.evaluate.write import write_evaluation
     from recmill.reporting.machine import available_cores
     from recmill.reporting.progress import Progress
+    from recmill.stages.evaluate.evaluate import EvaluateConfig, evaluate
+    from recmill.stages.evaluate.gate import parse_gate
+    from recmill.stages.evaluate.write import write_evaluation
 
     _check_requests_flags(parsed)
     folder = CheckpointFolder.open(parsed.checkpoint)
@@ -169,7 +169,7 @@ def _evaluate_requests(parsed: argparse.Namespace, folder: CheckpointFolder) -> 
     from dataclasses import asdict
     from pathlib import Path
 
-    from recmill.evaluate.requests import evaluate_requests
+    from recmill.stages.evaluate.requests import evaluate_requests
 
     window = 86_400.0 if parsed.window is None else parsed.window
     found = evaluate_requests(folder, Path(parsed.requests), parsed.data, window)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recmill.cli.arguments import add_command, add_output_options, positive, show_bytes, silent
 
 if TYPE_CHECKING:
-    from recmill.export.export import ExportResult
+    from recmill.stages.export.export import ExportResult
 
 _CHECKED = {"rank": "scores", "user": "user vectors", "item": "item vectors"}
 
@@ -63,10 +63,10 @@ def _export(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
     from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
-    from recmill.export.export import ExportConfig, export
-    from recmill.export.find_log import find_log
     from recmill.reporting.machine import available_cores
     from recmill.reporting.progress import Progress
+    from recmill.stages.export.export import ExportConfig, export
+    from recmill.stages.export.find_log import find_log
 
     folder = CheckpointFolder.open(parsed.checkpoint)
     data = find_log(folder, parsed.data, Path(parsed.table) if parsed.table else None)

@@ -60,8 +60,8 @@ def follow(parsed: argparse.Namespace) -> None:
     set_wait_policy(parsed)
     from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
     from recmill.errors import ArtifactError
-    from recmill.train import follow as following
-    from recmill.train.threads import choose_threads
+    from recmill.stages.train import follow as following
+    from recmill.stages.train.threads import choose_threads
 
     folder = CheckpointFolder.open(parsed.into)
     if folder.recipe != recipe:

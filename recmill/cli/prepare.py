@@ -19,7 +19,7 @@ from recmill.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from recmill.prepare.prepare import PrepareResult
+    from recmill.stages.prepare.prepare import PrepareResult
 
 _NUM_SIDE_BY_SIDE = 8
 
@@ -67,8 +67,8 @@ def _prepare(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
     from recmill.features.plan_artifact import plan_at
-    from recmill.prepare.prepare import prepare
     from recmill.reporting.progress import Progress
+    from recmill.stages.prepare.prepare import prepare
 
     if parsed.sample:
         return _sample(parsed)
@@ -98,7 +98,7 @@ def _sample(parsed: argparse.Namespace) -> None:
     import tempfile
     from pathlib import Path
 
-    from recmill.prepare.prepare import preview
+    from recmill.stages.prepare.prepare import preview
 
     for flag in ("into", "plan", "binary", "partitions"):
         if getattr(parsed, flag):
@@ -171,7 +171,7 @@ def _say_explained(plan: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from recmill.prepare.explain import explain
+    from recmill.stages.prepare.explain import explain
 
     shown = Table(
         "feature", "kind", "of", "size", "known", "unknown", "missing", "most frequent", "learned", box=None
@@ -191,7 +191,7 @@ def _say_explained(plan: Any) -> None:
 def _explained_json(plan: Any) -> list[dict[str, Any]]:
     from dataclasses import asdict
 
-    from recmill.prepare.explain import explain
+    from recmill.stages.prepare.explain import explain
 
     return [asdict(entry) for entry in explain(plan)]
 

@@ -34,7 +34,7 @@ from recmill.cli.train_options import (
 from recmill.cli.workers import worker_range
 
 if TYPE_CHECKING:
-    from recmill.train.launch import WorkerRange
+    from recmill.stages.train.launch import WorkerRange
 
 
 def add(commands: Any) -> None:
@@ -129,9 +129,9 @@ def _run(parsed: argparse.Namespace) -> int:
     _check_train_flags(parsed)
     recipe = load(parsed)
     set_wait_policy(parsed)
-    from recmill.evaluate.gate import parse_gate
     from recmill.reporting.progress import Progress
-    from recmill.run.run import DEFAULT_ROWS, RunConfig, run
+    from recmill.stages.evaluate.gate import parse_gate
+    from recmill.stages.run.run import DEFAULT_ROWS, RunConfig, run
 
     into = Path(parsed.into or f"runs/{recipe.name}")
     say = silent if parsed.json else print
@@ -179,7 +179,7 @@ def _scale(parsed: argparse.Namespace) -> WorkerRange:
     from recmill.errors import MissingPackage
 
     try:
-        from recmill.train.launch import WorkerRange
+        from recmill.stages.train.launch import WorkerRange
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "ray":
             raise
@@ -189,7 +189,7 @@ def _scale(parsed: argparse.Namespace) -> WorkerRange:
 
 
 def _say_recommendation(into: Any) -> None:
-    from recmill.run.run import recommend
+    from recmill.stages.run.run import recommend
 
     shown = recommend(into)
     if shown is not None:

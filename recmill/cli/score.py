@@ -20,9 +20,9 @@ from recmill.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from recmill.score.inputs import Input
-    from recmill.score.models import ModelRef
-    from recmill.score.score import ScoreResult
+    from recmill.stages.score.inputs import Input
+    from recmill.stages.score.models import ModelRef
+    from recmill.stages.score.score import ScoreResult
 
 _WORDS = {"scores": "scores", "users": "users", "items": "items", "recall": "users"}
 
@@ -113,7 +113,7 @@ def _score(parsed: argparse.Namespace) -> None:
     _check_flags(parsed)
     from recmill.dataset.table import Table
     from recmill.reporting.progress import Progress
-    from recmill.score.score import ScoreConfig, score
+    from recmill.stages.score.score import ScoreConfig, score
 
     model = _model(parsed)
     of_table = parsed.checkpoint and (parsed.embeddings or parsed.recall)
@@ -173,7 +173,7 @@ def _check_flags(parsed: argparse.Namespace) -> None:
 
 
 def _model(parsed: argparse.Namespace) -> ModelRef:
-    from recmill.score.models import bundle_ref, checkpoint_ref
+    from recmill.stages.score.models import bundle_ref, checkpoint_ref
 
     models = [*(["retrieval"] if parsed.embeddings or parsed.recall else [])]
     models += ["ranking"] if _wants_scores(parsed) else []
@@ -184,8 +184,8 @@ def _model(parsed: argparse.Namespace) -> ModelRef:
 
 def _rows(parsed: argparse.Namespace, model: ModelRef) -> Input:
     from recmill.dataset.table import Table
-    from recmill.score.inputs import LogInput, TableInput
-    from recmill.score.models import open_models
+    from recmill.stages.score.inputs import LogInput, TableInput
+    from recmill.stages.score.models import open_models
 
     models = open_models(model)
     if parsed.table:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from recmill.cli.arguments import UsageError, add_command, add_trust_code, positive, share, size
 
 if TYPE_CHECKING:
-    from recmill.serve.server import Ready, ServeConfig
+    from recmill.stages.serve.server import Ready, ServeConfig
 
 ROLES = ("all", "recommend", "recall", "features", "rank")
 
@@ -169,7 +169,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     for pool in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "POLARS_MAX_THREADS"):
         os.environ.setdefault(pool, "1")
     settings = settings_of(parsed)
-    from recmill.serve.server import run
+    from recmill.stages.serve.server import run
 
     return run(settings, lambda ready: _say(ready, parsed.json))
 
@@ -177,9 +177,9 @@ def _serve(parsed: argparse.Namespace) -> int:
 def settings_of(parsed: argparse.Namespace) -> ServeConfig:
     """What the flags say; raises UsageError when they do not go together."""
     _check(parsed)
-    from recmill.serve.limits import Limits
-    from recmill.serve.security import Tls
-    from recmill.serve.server import ServeConfig
+    from recmill.stages.serve.limits import Limits
+    from recmill.stages.serve.security import Tls
+    from recmill.stages.serve.server import ServeConfig
 
     return ServeConfig(
         bundle=Path(parsed.bundle),

@@ -32,7 +32,7 @@ recmill size mine.toml --rows 200000000 --items 1000000 --users 5000000 --rate 3
 def _size(parsed: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from recmill.deploy.sizing import size
+    from recmill.stages.deploy.sizing import size
 
     sizing = size(load(parsed), parsed.rows, parsed.items, parsed.users, parsed.rate)
     if parsed.json:

@@ -38,9 +38,9 @@ from recmill.cli.workers import (
 if TYPE_CHECKING:
     from recmill.distributed.workers import Workers
     from recmill.recipe.recipe import Recipe
-    from recmill.train.launch import MakeSource
-    from recmill.train.source import TrainingData
-    from recmill.train.train import TrainResult
+    from recmill.stages.train.launch import MakeSource
+    from recmill.stages.train.source import TrainingData
+    from recmill.stages.train.train import TrainResult
 
 
 def add(commands: Any) -> None:
@@ -124,7 +124,7 @@ def _make_source(parsed: argparse.Namespace, recipe: Recipe) -> MakeSource:
     from recmill.logs.tally import DEFAULT_MAX_BAD
 
     if parsed.table and parsed.while_prepared:
-        from recmill.train.partial_table import open_growing
+        from recmill.stages.train.partial_table import open_growing
 
         return partial(open_growing, os.path.abspath(parsed.table), None)
     if parsed.table:
@@ -138,7 +138,7 @@ def _make_source(parsed: argparse.Namespace, recipe: Recipe) -> MakeSource:
 
 def _table_source(path: str, note: Callable[[str], None]) -> TrainingData:
     from recmill.dataset.table import Table
-    from recmill.train.source import TableData
+    from recmill.stages.train.source import TableData
 
     return TableData(Table.open(path))
 
@@ -148,7 +148,7 @@ def _log_source(
 ) -> TrainingData:
     from pathlib import Path
 
-    from recmill.train.source import LogData
+    from recmill.stages.train.source import LogData
 
     return LogData(recipe, data, Path(plan) if plan else None, max_bad, note)
 
@@ -161,7 +161,7 @@ def _train_here(
 
     from recmill.distributed.workers import SINGLE_WORKER
     from recmill.reporting.progress import Progress
-    from recmill.train.train import train
+    from recmill.stages.train.train import train
 
     workers = workers or SINGLE_WORKER
     source = make_source(note if workers.is_first else silent)

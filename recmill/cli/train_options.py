@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from recmill.cli.arguments import positive, size
 
 if TYPE_CHECKING:
-    from recmill.train.train import TrainResult
+    from recmill.stages.train.train import TrainResult
 
 TRACKERS = ("tensorboard", "mllog", "mlflow")
 
@@ -56,7 +56,7 @@ def set_wait_policy(parsed: argparse.Namespace) -> None:
 
 
 def train_options(parsed: argparse.Namespace, resume: bool) -> Any:
-    from recmill.train.train import TrainConfig
+    from recmill.stages.train.train import TrainConfig
 
     return TrainConfig(
         threads=parsed.threads,

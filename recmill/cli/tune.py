@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from recmill.dataset.table import Table
     from recmill.recipe.recipe import Recipe
     from recmill.reporting.progress import Progress
-    from recmill.tune.front import TrialResult
-    from recmill.tune.tune import TuneConfig, TuneResult
+    from recmill.stages.tune.front import TrialResult
+    from recmill.stages.tune.tune import TuneConfig, TuneResult
 
 GENERATED_ROWS = 100_000
 
@@ -113,7 +113,7 @@ def _tune(parsed: argparse.Namespace) -> int:
     from recmill.recipe.search import searched
     from recmill.recipe.tuning import objectives_of
     from recmill.reporting.progress import Progress
-    from recmill.tune.tune import tune
+    from recmill.stages.tune.tune import tune
 
     objectives = objectives_of(searched(recipe))  # what is wrong should be said before anything is prepared
     bars = Progress(parsed.quiet or parsed.json)
@@ -131,7 +131,7 @@ def _tune(parsed: argparse.Namespace) -> int:
 
 
 def _options(parsed: argparse.Namespace) -> TuneConfig:
-    from recmill.tune.tune import TuneConfig
+    from recmill.stages.tune.tune import TuneConfig
 
     names = ("trials", "minutes", "jobs", "threads", "seed", "within", "engine", "address")
     return TuneConfig(**{name: getattr(parsed, name) for name in names})
@@ -143,7 +143,7 @@ def _open_table(parsed: argparse.Namespace, recipe: Recipe, bars: Progress) -> T
 
     if parsed.table:
         return Table.open(parsed.table)
-    from recmill.prepare.prepare import prepare
+    from recmill.stages.prepare.prepare import prepare
 
     into = Path(parsed.into)
     return prepare(
@@ -162,21 +162,21 @@ def _generated(recipe: Recipe, into: Path) -> str:
 
 
 def _trial_line(one: TrialResult, objectives: tuple[str, ...]) -> str:
-    from recmill.tune.write import show_values
+    from recmill.stages.tune.write import show_values
 
     end = _numbers_line(one, objectives) if one.state == "complete" else f"{one.state}: {one.reason}"
     return f"trial  {one.number}   {end}   {show_values(one, '   ')}"
 
 
 def _numbers_line(one: TrialResult, objectives: tuple[str, ...]) -> str:
-    from recmill.tune.write import show_number
+    from recmill.stages.tune.write import show_number
 
     names = dict.fromkeys((*objectives, "parameters"))
     return "   ".join(f"{name} {show_number(one.found[name])}" for name in names)
 
 
 def _say_tuned(parsed: argparse.Namespace, tuned: TuneResult, table: Table) -> None:
-    from recmill.tune.write import BEST, REPORT, TRIALS
+    from recmill.stages.tune.write import BEST, REPORT, TRIALS
 
     for one in tuned.front:
         print(_trial_line(one, tuned.objectives).replace("trial", "front", 1))
@@ -197,7 +197,7 @@ def _as_json(tuned: TuneResult) -> dict[str, Any]:
     from dataclasses import asdict
 
     from recmill.reporting.tracking import plain
-    from recmill.tune.write import BEST, REPORT
+    from recmill.stages.tune.write import BEST, REPORT
 
     best: Any = plain(asdict(tuned.best)) if tuned.best else None
     return {

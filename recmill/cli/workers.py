@@ -14,9 +14,9 @@ from recmill.cli.train_options import note, say_trained, train_options
 
 if TYPE_CHECKING:
     from recmill.recipe.recipe import Recipe
-    from recmill.train.launch import MakeSource
-    from recmill.train.source import TrainingData
-    from recmill.train.train import TrainResult
+    from recmill.stages.train.launch import MakeSource
+    from recmill.stages.train.source import TrainingData
+    from recmill.stages.train.train import TrainResult
 
 
 def add_worker_options(parser: Any) -> None:
@@ -141,7 +141,7 @@ def train_on_ray(parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSo
 
     try:
         from recmill.distributed.data_tasks import DataWorkers
-        from recmill.train.launch import WorkerRange, launch
+        from recmill.stages.train.launch import WorkerRange, launch
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "ray":
             raise

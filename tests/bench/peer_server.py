@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from recmill.serve.proto import recmill_pb2 as pb
+from recmill.stages.serve.proto import recmill_pb2 as pb
 
 ITEMS = [3, 1, 4]
 

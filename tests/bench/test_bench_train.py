@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recmill.bench.peers.race import MemoryBatch, Task, memory_batches, write_batches
-from recmill.bench.train import PEERS, bench_train, describe, make_task, run_contestant, summarise
 from recmill.dataset.batch import Batches
 from recmill.dataset.table import Table
 from recmill.errors import RecmillError
+from recmill.stages.bench.peers.race import MemoryBatch, Task, memory_batches, write_batches
+from recmill.stages.bench.train import PEERS, bench_train, describe, make_task, run_contestant, summarise
 
 DLRM = Task(
     shape="dlrm",

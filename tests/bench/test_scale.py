@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recmill.bench.forecast import MachineRates, Network, forecast
-from recmill.bench.scale import bench_scale, describe
+from recmill.stages.bench.forecast import MachineRates, Network, forecast
+from recmill.stages.bench.scale import bench_scale, describe
 
 # 10,000 samples/s alone; 1,000 bytes a sample if no key were at home; a million dense weights.
 ALONE = MachineRates(

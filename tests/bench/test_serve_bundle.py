@@ -9,11 +9,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from recmill.bench.serve.bundle import bench_recipe
-from recmill.bench.serve.csv_client import CsvClientConfig as ClientOptions
-from recmill.bench.serve.csv_client import pieces, score_file
-from recmill.bench.serve.inference import typed
-from recmill.bench.serve.log import (
+from recmill.cli import main
+from recmill.errors import RecmillError
+from recmill.stages.bench.serve.bundle import bench_recipe
+from recmill.stages.bench.serve.csv_client import CsvClientConfig as ClientOptions
+from recmill.stages.bench.serve.csv_client import pieces, score_file
+from recmill.stages.bench.serve.inference import typed
+from recmill.stages.bench.serve.log import (
     CONTEXT_KINDS,
     CONTEXT_NUMBERS,
     ITEM_KINDS,
@@ -22,11 +24,9 @@ from recmill.bench.serve.log import (
     Size,
     write_log,
 )
-from recmill.bench.serve.requests import RequestShape
-from recmill.bench.serve.run import BenchTarget, ServeBenchConfig, bench_serve
-from recmill.bench.serve.server import BenchServer, started
-from recmill.cli import main
-from recmill.errors import RecmillError
+from recmill.stages.bench.serve.requests import RequestShape
+from recmill.stages.bench.serve.run import BenchTarget, ServeBenchConfig, bench_serve
+from recmill.stages.bench.serve.server import BenchServer, started
 
 ITEMS = 400
 
@@ -107,7 +107,7 @@ def test_a_short_file_is_read_again_and_a_whole_one_once() -> None:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch")
     pytest.importorskip("onnxruntime")
-    from recmill.bench.serve.bundle import make_bundle
+    from recmill.stages.bench.serve.bundle import make_bundle
 
     return make_bundle(ITEMS, tmp_path_factory.mktemp("bundles"), "int8")
 
@@ -121,7 +121,7 @@ def server(bundle: Path) -> Iterator[BenchServer]:
 
 @pytest.mark.processes
 def test_a_bundle_is_made_once(bundle: Path) -> None:
-    from recmill.bench.serve.bundle import make_bundle
+    from recmill.stages.bench.serve.bundle import make_bundle
 
     before = (bundle / "current").stat().st_mtime_ns
     assert make_bundle(ITEMS, bundle.parent.parent, "int8") == bundle
@@ -193,7 +193,7 @@ def test_both_transports_of_the_client_score_alike(server: BenchServer, bundle: 
 
 @pytest.mark.processes
 def test_scoring_is_measured_beside_its_floor(bundle: Path) -> None:
-    from recmill.bench.serve.scoring import bench_scoring, describe
+    from recmill.stages.bench.serve.scoring import bench_scoring, describe
 
     result = bench_scoring(bundle, candidates=50, seconds=0.5)
     assert list(result["rows_per_cpu_second"]) == ["ours", "onnx_split", "onnx", "torch"]

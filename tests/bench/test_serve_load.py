@@ -18,23 +18,23 @@ import pytest
 
 pytest.importorskip("grpc")
 
-from recmill.bench.serve.accuracy import measure_accuracy, read_labels
-from recmill.bench.serve.arrivals import poisson_times
-from recmill.bench.serve.http2 import CODES, call_headers, grpc_status
-from recmill.bench.serve.load import RequestRecords, closed_loop, open_loop
-from recmill.bench.serve.measure import generator_cost
-from recmill.bench.serve.page import describe, write_page
-from recmill.bench.serve.requests import (
+from recmill.errors import RecmillError
+from recmill.stages.bench.serve.accuracy import measure_accuracy, read_labels
+from recmill.stages.bench.serve.arrivals import poisson_times
+from recmill.stages.bench.serve.http2 import CODES, call_headers, grpc_status
+from recmill.stages.bench.serve.load import RequestRecords, closed_loop, open_loop
+from recmill.stages.bench.serve.measure import generator_cost
+from recmill.stages.bench.serve.page import describe, write_page
+from recmill.stages.bench.serve.requests import (
     RequestShape,
     contexts_of_file,
     make_requests,
     users_of_file,
     words_of,
 )
-from recmill.bench.serve.run import BenchTarget, ServeBenchConfig, bench_serve
-from recmill.bench.serve.slo import Slo
-from recmill.bench.serve.transports import TransportName, ask, precise_loop
-from recmill.errors import RecmillError
+from recmill.stages.bench.serve.run import BenchTarget, ServeBenchConfig, bench_serve
+from recmill.stages.bench.serve.slo import Slo
+from recmill.stages.bench.serve.transports import TransportName, ask, precise_loop
 
 pytestmark = pytest.mark.stages
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recmill.bench.serve.arrivals import drawn_places, poisson_times
-from recmill.bench.serve.histogram import Latencies
-from recmill.bench.serve.load import RequestRecords
-from recmill.bench.serve.server import between
-from recmill.bench.serve.slo import Slo, highest_rate
 from recmill.errors import RecmillError
+from recmill.stages.bench.serve.arrivals import drawn_places, poisson_times
+from recmill.stages.bench.serve.histogram import Latencies
+from recmill.stages.bench.serve.load import RequestRecords
+from recmill.stages.bench.serve.server import between
+from recmill.stages.bench.serve.slo import Slo, highest_rate
 
 
 def test_arrivals_are_poisson_at_the_asked_rate() -> None:

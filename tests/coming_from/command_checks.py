@@ -25,7 +25,7 @@ from recmill.learner.saved import open_learner
 from recmill.metrics import exact_auc
 from recmill.recipe.load import load_recipe
 from recmill.reporting.tracking import MLLOG_FILE, TENSORBOARD_DIRECTORY, read_history
-from recmill.serve.messages import Recall, Recommend
+from recmill.stages.serve.messages import Recall, Recommend
 
 __all__ = ["CHECKS"]
 

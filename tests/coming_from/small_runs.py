@@ -15,23 +15,23 @@ from starlette.routing import Match
 
 from recmill import open_bundle
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint, CheckpointFolder
-from recmill.bench.serve.server import started
 from recmill.cli import main
 from recmill.dataset.batch import Array, Batch, Batches
 from recmill.dataset.table import Table
 from recmill.embeddings.table import EmbeddingTable, KeyRecords
 from recmill.learner.ranking import Ranker
-from recmill.prepare.prepare import prepare
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
-from recmill.serve.calls import CallDispatcher
-from recmill.serve.http_routes import HttpApp
-from recmill.serve.inference import Scoring
-from recmill.serve.service import Service
-from recmill.serve.telemetry import Telemetry
+from recmill.stages.bench.serve.server import started
+from recmill.stages.prepare.prepare import prepare
+from recmill.stages.serve.calls import CallDispatcher
+from recmill.stages.serve.http_routes import HttpApp
+from recmill.stages.serve.inference import Scoring
+from recmill.stages.serve.service import Service
+from recmill.stages.serve.telemetry import Telemetry
+from recmill.stages.train.source import TableData
+from recmill.stages.train.train import TrainConfig, TrainResult, train
 from recmill.synthetic.generate import generate
-from recmill.train.source import TableData
-from recmill.train.train import TrainConfig, TrainResult, train
 
 NUM_ROWS = 2400
 BATCH = 100

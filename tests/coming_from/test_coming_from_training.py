@@ -33,8 +33,8 @@ from their_settings import SHOWN_BY, THEIRS
 from recmill.cli import build_parser
 from recmill.recipe.load import load_recipe, recipe_to_dict
 from recmill.recipe.recipe import Recipe
-from recmill.run.run import check_order
-from recmill.serve.proto import recmill_pb2
+from recmill.stages.run.run import check_order
+from recmill.stages.serve.proto import recmill_pb2
 
 pytestmark = pytest.mark.stages
 

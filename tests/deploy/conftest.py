@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from recmill.deploy.parts import Site
-from recmill.deploy.settings import DeployConfig
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
+from recmill.stages.deploy.parts import Site
+from recmill.stages.deploy.settings import DeployConfig
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from typing import Any
 
 from cluster import Cluster, Paths, folder_for_all, python_path
 
-from recmill.deploy.settings import number_of
+from recmill.stages.deploy.settings import number_of
 
 Object = dict[str, Any]
 WORKLOADS = ("Deployment", "StatefulSet", "Job")

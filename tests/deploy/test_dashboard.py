@@ -12,12 +12,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
 from shop import Shop
 
-from recmill.deploy.dashboard import PANELS, REQUESTS, dashboard, queries
-from recmill.deploy.parts import Site
-from recmill.deploy.serve_pods import autoscaler
-from recmill.deploy.serve_transports import monitoring
-from recmill.deploy.serving import Serving
-from recmill.deploy.settings import DeployConfig
+from recmill.stages.deploy.dashboard import PANELS, REQUESTS, dashboard, queries
+from recmill.stages.deploy.parts import Site
+from recmill.stages.deploy.serve_pods import autoscaler
+from recmill.stages.deploy.serve_transports import monitoring
+from recmill.stages.deploy.serving import Serving
+from recmill.stages.deploy.settings import DeployConfig
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "serve"))
 from servers import Running, in_thread
@@ -40,7 +40,7 @@ ENDINGS = ("_bucket", "_count", "_sum", "")
 
 @pytest.fixture(scope="module")
 def server(shop: Shop) -> Iterator[Running]:
-    from recmill.serve.server import ServeConfig as ServerSettings
+    from recmill.stages.serve.server import ServeConfig as ServerSettings
 
     running = in_thread(ServerSettings(bundle=shop.bundles, http_port=0, grpc_port=0, threads=1))
     yield running
@@ -56,8 +56,8 @@ def scraped(server: Running) -> str:
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
     """Labels of every metric, as the server's own telemetry writes them once something has happened."""
-    from recmill.serve.messages import Answer, Status
-    from recmill.serve.telemetry import Telemetry
+    from recmill.stages.serve.messages import Answer, Status
+    from recmill.stages.serve.telemetry import Telemetry
 
     telemetry = Telemetry()
     telemetry.watch(

@@ -17,11 +17,11 @@ import pytest
 
 from recmill import __version__
 from recmill.cli import build_parser
-from recmill.deploy.deploy import render
-from recmill.deploy.parts import Site
-from recmill.deploy.settings import DeployConfig
-from recmill.deploy.yaml import loads
 from recmill.recipe.recipe import Recipe
+from recmill.stages.deploy.deploy import render
+from recmill.stages.deploy.parts import Site
+from recmill.stages.deploy.settings import DeployConfig
+from recmill.stages.deploy.yaml import loads
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -204,7 +204,7 @@ def test_the_serve_image_installs_without_torch_and_serves(
     )
     assert seen == "[None, None, None, None]\n"
     imported = (
-        "recmill.serve.server, recmill.serve.grpc_server, recmill.artifacts.feature_store.redis, "
+        "recmill.stages.serve.server, recmill.stages.serve.grpc_server, recmill.artifacts.feature_store.redis, "
         "opentelemetry.sdk.trace, recmill"
     )
     assert (
@@ -297,7 +297,7 @@ def test_prometheus_asks_the_server_and_grafana_asks_prometheus(compose: Any, fi
 
 
 def test_the_health_check_asks_the_port_and_path_that_the_server_has(stages: dict[str, Stage]) -> None:
-    from recmill.serve import http_routes
+    from recmill.stages.serve import http_routes
 
     (check,) = stages["serve"].all("HEALTHCHECK")
     asked = re.search(r"http://127\.0\.0\.1:(\d+)(/[a-z/]+)", check)

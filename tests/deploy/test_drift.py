@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from recmill.deploy.checked_in import CHECKED_IN
-from recmill.deploy.deploy import RENDERED, render
-from recmill.deploy.settings import DeployConfig
 from recmill.recipe.load import load_recipe
+from recmill.stages.deploy.checked_in import CHECKED_IN
+from recmill.stages.deploy.deploy import RENDERED, render
+from recmill.stages.deploy.settings import DeployConfig
 
 ROOT = Path(__file__).parent.parent.parent / "deploy"
-AGAIN = "Run: python -m recmill.deploy.checked_in deploy"
+AGAIN = "Run: python -m recmill.stages.deploy.checked_in deploy"
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ from tools import helm
 from validate import Invalid, templated, validate
 
 from recmill import __version__
-from recmill.deploy.deploy import deploy
-from recmill.deploy.parts import Site
-from recmill.deploy.serve import objects_of, runs_claim
-from recmill.deploy.serving import Serving, chosen
-from recmill.deploy.settings import DeployConfig, DeployError
-from recmill.deploy.yaml import loads
 from recmill.recipe.load import load_recipe
-from recmill.serve.server import ServeConfig as ServerSettings
+from recmill.stages.deploy.deploy import deploy
+from recmill.stages.deploy.parts import Site
+from recmill.stages.deploy.serve import objects_of, runs_claim
+from recmill.stages.deploy.serving import Serving, chosen
+from recmill.stages.deploy.settings import DeployConfig, DeployError
+from recmill.stages.deploy.yaml import loads
+from recmill.stages.serve.server import ServeConfig as ServerSettings
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "serve"))
 from servers import in_thread
@@ -206,7 +206,7 @@ def test_a_release_whose_name_is_none_for_a_service_is_refused(chart: Path) -> N
 
 
 def test_the_chart_takes_every_default_by_the_name_that_deploy_knows(chart: Path) -> None:
-    from recmill.deploy.settings import defaults
+    from recmill.stages.deploy.settings import defaults
 
     def paths(values: Object, prefix: str = "") -> set[str]:
         found = set()

@@ -9,13 +9,13 @@ import pytest
 from cluster import NotKnown, computed, filled, holds
 
 from recmill.cli import build_parser
-from recmill.deploy.parts import Site
-from recmill.deploy.pipeline import render, server_url, workflow_template
-from recmill.deploy.serve import render as render_serve
-from recmill.deploy.settings import DeployConfig, DeployError
-from recmill.deploy.yaml import loads
 from recmill.recipe.load import load_recipe, shipped_recipes
 from recmill.recipe.recipe import Recipe
+from recmill.stages.deploy.parts import Site
+from recmill.stages.deploy.pipeline import render, server_url, workflow_template
+from recmill.stages.deploy.serve import render as render_serve
+from recmill.stages.deploy.settings import DeployConfig, DeployError
+from recmill.stages.deploy.yaml import loads
 
 
 def spec_of(recipe: Recipe, *pairs: str) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from shop import Shop
 
 from recmill.artifacts.bundle.bundle import Bundle, current_of, versions_of
 from recmill.cli import main
-from recmill.deploy.deploy import render
-from recmill.deploy.settings import DeployConfig
-from recmill.deploy.yaml import loads
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
+from recmill.stages.deploy.deploy import render
+from recmill.stages.deploy.settings import DeployConfig
+from recmill.stages.deploy.yaml import loads
 
 pytestmark = [pytest.mark.stages, pytest.mark.processes]
 

@@ -14,14 +14,14 @@ from small_log import small_recipe, write_log
 from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.cli import build_parser
 from recmill.dataset.table import Table
-from recmill.deploy.deploy import render
-from recmill.deploy.parts import Site
-from recmill.deploy.ray import cluster, data_nodes, prepare_job, task_memory, train_job, train_nodes
-from recmill.deploy.settings import DeployConfig, DeployError, number_of
-from recmill.deploy.yaml import loads
-from recmill.prepare.prepare import prepare
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
+from recmill.stages.deploy.deploy import render
+from recmill.stages.deploy.parts import Site
+from recmill.stages.deploy.ray import cluster, data_nodes, prepare_job, task_memory, train_job, train_nodes
+from recmill.stages.deploy.settings import DeployConfig, DeployError, number_of
+from recmill.stages.deploy.yaml import loads
+from recmill.stages.prepare.prepare import prepare
 
 
 def site_of(recipe: Recipe, *pairs: str) -> Site:

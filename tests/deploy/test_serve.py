@@ -20,17 +20,17 @@ from tools import old_kustomize
 from validate import kustomized, validate
 
 from recmill.cli.serve import ROLES as CLI_ROLES
-from recmill.deploy.dashboard import REQUESTS
-from recmill.deploy.deploy import deploy, render
-from recmill.deploy.parts import Site
-from recmill.deploy.serve import OVERLAYS, differences, objects_of
-from recmill.deploy.serve_pods import DRAIN_SECONDS, PRE_STOP_SECONDS
-from recmill.deploy.serving import ROLES, Serving, chosen, startup_seconds
-from recmill.deploy.settings import DeployConfig, DeployError, number_of
-from recmill.deploy.yaml import loads
 from recmill.recipe.load import load_recipe, recipe_from_dict, recipe_to_dict
 from recmill.recipe.recipe import Recipe
 from recmill.recipe.steps import Function
+from recmill.stages.deploy.dashboard import REQUESTS
+from recmill.stages.deploy.deploy import deploy, render
+from recmill.stages.deploy.parts import Site
+from recmill.stages.deploy.serve import OVERLAYS, differences, objects_of
+from recmill.stages.deploy.serve_pods import DRAIN_SECONDS, PRE_STOP_SECONDS
+from recmill.stages.deploy.serving import ROLES, Serving, chosen, startup_seconds
+from recmill.stages.deploy.settings import DeployConfig, DeployError, number_of
+from recmill.stages.deploy.yaml import loads
 
 Object = dict[str, Any]
 ALL = (

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from recmill.deploy.parts import Site, quantity
-from recmill.deploy.settings import DeployConfig, DeployError, defaults, number_of
 from recmill.recipe.recipe import Recipe
+from recmill.stages.deploy.parts import Site, quantity
+from recmill.stages.deploy.settings import DeployConfig, DeployError, defaults, number_of
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

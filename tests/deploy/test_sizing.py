@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from recmill.deploy.shapes import EmbeddedTable, ModelShape, Traffic, seen_at_least
-from recmill.deploy.sizing import GB, MB, Sizing, size
 from recmill.recipe.load import load_recipe, shipped_recipes
+from recmill.stages.deploy.shapes import EmbeddedTable, ModelShape, Traffic, seen_at_least
+from recmill.stages.deploy.sizing import GB, MB, Sizing, size
 
 ROWS = 60_000
 

@@ -20,16 +20,16 @@ from validate import validate
 
 from recmill.cli import build_parser
 from recmill.dataset.table import Table
-from recmill.deploy.deploy import deploy, render
-from recmill.deploy.parts import Site
-from recmill.deploy.settings import DeployConfig, DeployError
-from recmill.deploy.spark import application, arguments, submit_conf, submit_script, task_memory
-from recmill.deploy.spark_pod import command_of, spark_home
-from recmill.deploy.yaml import loads
 from recmill.errors import RecmillError
-from recmill.prepare.prepare import prepare
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
+from recmill.stages.deploy.deploy import deploy, render
+from recmill.stages.deploy.parts import Site
+from recmill.stages.deploy.settings import DeployConfig, DeployError
+from recmill.stages.deploy.spark import application, arguments, submit_conf, submit_script, task_memory
+from recmill.stages.deploy.spark_pod import command_of, spark_home
+from recmill.stages.deploy.yaml import loads
+from recmill.stages.prepare.prepare import prepare
 
 Object = dict[str, Any]
 MB = 1 << 20
@@ -250,6 +250,6 @@ def run_driver(
 @pytest.mark.services
 @pytest.mark.xdist_group("spark")
 def test_an_executors_command_looks_for_its_driver(tmp_path: Path) -> None:
-    tried = run([sys.executable, "-m", "recmill.deploy.spark_pod", "executor"], EXECUTOR, tmp_path)
+    tried = run([sys.executable, "-m", "recmill.stages.deploy.spark_pod", "executor"], EXECUTOR, tmp_path)
     assert tried.returncode != 0
     assert "Failed to connect to /127.0.0.1:1" in tried.stdout + tried.stderr

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from recmill.cli import build_parser
-from recmill.deploy.deploy import deploy, render
-from recmill.deploy.parts import Site
-from recmill.deploy.settings import DeployConfig, DeployError
-from recmill.deploy.train_job import job
-from recmill.deploy.yaml import loads
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
+from recmill.stages.deploy.deploy import deploy, render
+from recmill.stages.deploy.parts import Site
+from recmill.stages.deploy.settings import DeployConfig, DeployError
+from recmill.stages.deploy.train_job import job
+from recmill.stages.deploy.yaml import loads
 
 Run = Callable[..., tuple[int, str, str]]
 OVERLAYS = ("pvc", "nfs")

@@ -16,10 +16,10 @@ from schemas import SCHEMAS
 from tools import old_kustomize
 from validate import Invalid, kustomized, templated, validate
 
-from recmill.deploy.deploy import TARGETS, deploy, render
-from recmill.deploy.settings import DeployConfig
-from recmill.deploy.yaml import loads
 from recmill.recipe.load import load_recipe
+from recmill.stages.deploy.deploy import TARGETS, deploy, render
+from recmill.stages.deploy.settings import DeployConfig
+from recmill.stages.deploy.yaml import loads
 
 pytestmark = [pytest.mark.services, pytest.mark.xdist_group("manifests")]  # what is rendered is shared
 

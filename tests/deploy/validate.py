@@ -17,7 +17,7 @@ from kubernetes_validate.utils import schema_contents
 from schemas import SCHEMAS
 from tools import helm, kustomize
 
-from recmill.deploy.yaml import loads
+from recmill.stages.deploy.yaml import loads
 
 Object = dict[str, Any]
 

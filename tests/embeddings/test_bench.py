@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from tables import FOLDER
 
-from recmill.bench.embeddings import bench_embeddings, describe, zipf_ranks
+from recmill.stages.bench.embeddings import bench_embeddings, describe, zipf_ranks
 
 
 def test_sizes_beyond_the_bound_go_to_disk() -> None:

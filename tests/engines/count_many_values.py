@@ -18,9 +18,9 @@ from small_cluster import ProcessCluster, SizedEngine
 
 from recmill.engines.join import join
 from recmill.features.stored import StoredValueTable
-from recmill.prepare.prepare import fit
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import POSITION, SPLIT
+from recmill.stages.prepare.prepare import fit
 
 RECIPE = {
     "name": "many",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from recmill.engines.cluster import Cluster
-from recmill.prepare.prepare import PrepareConfig
+from recmill.stages.prepare.prepare import PrepareConfig
 
 PACKAGES = {"ray": "ray", "spark": "pyspark"}
 

@@ -21,9 +21,9 @@ from recmill.engines import counting, open_engine
 from recmill.engines.cluster import ClusterEngine
 from recmill.errors import FeatureError, ResourceError, TooManyBadRows
 from recmill.features.plan_artifact import plan_at
-from recmill.prepare.prepare import PrepareResult, prepare
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import SPLITS, Filter, Recipe
+from recmill.stages.prepare.prepare import PrepareResult, prepare
 
 
 def prepared(engine: EngineConf, recipe: Recipe, data: Path, into: Path, **options: Any) -> PrepareResult:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recmill.evaluate.gate import GateError, judge, parse_gate
 from recmill.metrics import ScoreSums
+from recmill.stages.evaluate.gate import GateError, judge, parse_gate
 
 GOOD = {
     "auc": 0.81,

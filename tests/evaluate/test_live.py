@@ -11,7 +11,7 @@ import pytest
 from shop import Shop
 
 from recmill.dataset.table import Table
-from recmill.evaluate.live import as_planned, misses_counted, raw_columns
+from recmill.stages.evaluate.live import as_planned, misses_counted, raw_columns
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -12,9 +12,9 @@ from shop import Shop
 
 from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.errors import ArtifactError
-from recmill.evaluate.requests import evaluate_requests
-from recmill.serve.messages import Answer, Item, Recommend
-from recmill.serve.request_log import RequestLog
+from recmill.stages.evaluate.requests import evaluate_requests
+from recmill.stages.serve.messages import Answer, Item, Recommend
+from recmill.stages.serve.request_log import RequestLog
 
 
 def item(id: str, score: float, channel: str) -> Item:

@@ -17,8 +17,8 @@ from small_logs import trained_clicks  # noqa: E402
 
 from recmill.artifacts.bundle.bundle import Bundle  # noqa: E402
 from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder  # noqa: E402
-from recmill.export.export import export  # noqa: E402
-from recmill.export.find_log import find_log  # noqa: E402
+from recmill.stages.export.export import export  # noqa: E402
+from recmill.stages.export.find_log import find_log  # noqa: E402
 
 
 @pytest.fixture(scope="session")

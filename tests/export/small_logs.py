@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
-from recmill.export.snapshot import AsOfEnd, read_as_of_end
 from recmill.features.plan import Plan
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import Recipe
-from recmill.train.source import LogData
-from recmill.train.train import TrainConfig, train
+from recmill.stages.export.snapshot import AsOfEnd, read_as_of_end
+from recmill.stages.train.source import LogData
+from recmill.stages.train.train import TrainConfig, train
 
 
 def clicks_recipe(**changes: Any) -> Recipe:

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-import recmill.export.clicks as module
-from recmill.export.clicks import NUM_SIMILAR, RECENT_CLICKS, Clicks, ClickWriter
+import recmill.stages.export.clicks as module
 from recmill.logs.base import LogFile
+from recmill.stages.export.clicks import NUM_SIMILAR, RECENT_CLICKS, Clicks, ClickWriter
 
 
 def clicks_of(folder: Path, pairs: list[tuple[str, int]], pieces: int = 1) -> Clicks:

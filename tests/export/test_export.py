@@ -14,17 +14,17 @@ import numpy as np
 import polars as pl
 import pytest
 
-import recmill.export.check as check_module
+import recmill.stages.export.check as check_module
 from recmill.artifacts.bundle.bundle import Bundle, current_of, previous_of, versions_of
 from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.dataset.batch import collate
 from recmill.errors import ArtifactError, LogError
-from recmill.export.check import check_bundle
-from recmill.export.export import ExportConfig, choose, export
-from recmill.export.find_log import find_log
-from recmill.export.versions import exporting
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
+from recmill.stages.export.check import check_bundle
+from recmill.stages.export.export import ExportConfig, choose, export
+from recmill.stages.export.find_log import find_log
+from recmill.stages.export.versions import exporting
 
 pytestmark = pytest.mark.stages
 

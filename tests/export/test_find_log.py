@@ -11,7 +11,7 @@ import pytest
 from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.artifacts.manifest import write_manifest
 from recmill.errors import ArtifactError, LogError
-from recmill.export.find_log import find_log
+from recmill.stages.export.find_log import find_log
 
 
 def checkpoint(path: Path, source: str, data: str | None = None) -> CheckpointFolder:

@@ -14,9 +14,9 @@ from recmill.artifacts.bundle.bundle import Bundle, current_of, kept_checkpoint,
 from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.artifacts.manifest import is_published
 from recmill.errors import ArtifactError
-from recmill.evaluate.live import find_live
-from recmill.export.publish import publish
-from recmill.export.rollout import RolloutError, Server, roll_out
+from recmill.stages.evaluate.live import find_live
+from recmill.stages.export.publish import publish
+from recmill.stages.export.rollout import RolloutError, Server, roll_out
 
 
 def test_a_bundle_without_a_verdict_is_refused(shop: Shop, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recmill.artifacts.bundle.bundle import current_of, previous_of, publish_bundle, set_current, versions_of
-from recmill.export.versions import exporting, keep_newest, written_aside
+from recmill.stages.export.versions import exporting, keep_newest, written_aside
 
 
 def published(into: Path, *versions: str) -> None:

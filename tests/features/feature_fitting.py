@@ -12,10 +12,10 @@ import polars as pl
 from recmill.engines.local import LocalEngine
 from recmill.features.numeric import dtype_of
 from recmill.features.plan import Plan
-from recmill.prepare.prepare import fit
 from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import POSITION, SPLIT, Recipe
+from recmill.stages.prepare.prepare import fit
 
 Rows = Mapping[str, Sequence[Any]]
 

@@ -25,8 +25,8 @@ from recmill.features.base import ValueTable
 from recmill.features.kernels import CountOptions, StoredCounts, run_file, runs_of_values, write_run
 from recmill.features.plan import Plan
 from recmill.features.stored import StoredValueTable, learn_stored, merge_runs
-from recmill.prepare.prepare import fit
 from recmill.recipe.recipe import POSITION, Recipe
+from recmill.stages.prepare.prepare import fit
 
 NONE_ARE_SMALL, ALL_ARE_SMALL = 0, 1 << 40
 each_case = pytest.mark.parametrize("case", CASES, ids=str)

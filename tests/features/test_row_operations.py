@@ -11,10 +11,10 @@ import pytest
 from recmill.errors import RecipeError
 from recmill.features.expressions import keep_where
 from recmill.logs.rows import join_side, keep_share
-from recmill.prepare import rows
 from recmill.recipe import recipe as r
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import COPY, POSITION
+from recmill.stages.prepare import rows
 
 
 def frame_of(**columns: list[Any]) -> pl.DataFrame:

@@ -19,7 +19,7 @@ from recmill.dataset.batch import Batch, Batches, Cursor, Keys
 from recmill.dataset.log_loader import LogBatches, between, joined
 from recmill.errors import LogError
 from recmill.features.plan import Plan
-from recmill.prepare.prepare import PrepareConfig, prepare
+from recmill.stages.prepare.prepare import PrepareConfig, prepare
 
 pytestmark = [pytest.mark.services, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 
@@ -50,7 +50,7 @@ def fed(
 
     from recmill.distributed.data_tasks import DataWorkers
     from recmill.distributed.dispatcher import Dispatcher
-    from recmill.train.feed import Feed
+    from recmill.stages.train.feed import Feed
 
     dispatcher = ray.remote(Dispatcher).options(num_cpus=0, max_concurrency=8)
     handle = dispatcher.remote({"train": reader}, world, DataWorkers(data_workers, resource, patience))

@@ -19,11 +19,11 @@ from small_trainings import last_state, recipe_of, sightings, write_log
 from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.dataset.table import Table
 from recmill.errors import LogError, TrainingError
-from recmill.prepare.prepare import PrepareConfig as PrepareOptions
-from recmill.prepare.prepare import prepare
-from recmill.train.source import LogData, TableData
-from recmill.train.train import TrainConfig, TrainResult, train
-from recmill.train.trainer import TrainProgress
+from recmill.stages.prepare.prepare import PrepareConfig as PrepareOptions
+from recmill.stages.prepare.prepare import prepare
+from recmill.stages.train.source import LogData, TableData
+from recmill.stages.train.train import TrainConfig, TrainResult, train
+from recmill.stages.train.trainer import TrainProgress
 
 pytestmark = [
     pytest.mark.services,
@@ -69,7 +69,7 @@ def alone(table: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 def launched(
     make_source: Any, into: Path, workers: int = 2, recipe: Any = None, **scale: Any
 ) -> list[TrainResult]:
-    from recmill.train.launch import WorkerRange, launch
+    from recmill.stages.train.launch import WorkerRange, launch
 
     notes: list[str] = scale.pop("notes", [])
     options = TrainConfig(resume=scale.pop("resume", False), on_step=scale.pop("on_step", None))
@@ -95,7 +95,7 @@ def assert_same(trained: TrainResult, into: Path, alone: tuple[Path, TrainResult
 def test_the_run_s_numbers_reach_the_metrics_that_ray_s_nodes_offer() -> None:
     import ray
 
-    from recmill.train.launch import Gauges
+    from recmill.stages.train.launch import Gauges
 
     pytest.importorskip("opencensus", reason="ray[default] is not installed")
     Gauges("a-run").show(

@@ -17,12 +17,12 @@ from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, RecipeError, TrainingError
 from recmill.learner.eval_queries import ItemFeatures, Questions, counts_of
 from recmill.learner.retrieval import ItemCounts, Retriever, some_rows
-from recmill.prepare.prepare import prepare
 from recmill.recipe.load import load_recipe, recipe_from_dict
 from recmill.recipe.protocols import HELD_OUT_CLICKS
 from recmill.recipe.recipe import Recipe
+from recmill.stages.prepare.prepare import prepare
+from recmill.stages.train.trainer import Trainer
 from recmill.synthetic.generate import generate
-from recmill.train.trainer import Trainer
 
 NUM_USERS, NUM_ITEMS = 60, 120
 

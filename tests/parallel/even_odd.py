@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from recmill.dataset.table import Table
-from recmill.prepare.prepare import prepare
 from recmill.recipe import recipe as r
 from recmill.recipe.load import recipe_from_dict
+from recmill.stages.prepare.prepare import prepare
 
 NUM_USERS, NUM_ITEMS, NUM_ROWS, BATCH = 60, 400, 1500, 109
 # 1200 rows train: the last batch has one row, so that most workers have none of it.

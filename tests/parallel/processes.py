@@ -20,7 +20,7 @@ def together(folder: Path, size: int, function: Callable[..., Any], *arguments: 
     address = f"127.0.0.1:{free_port()}"
     # A server imports torch once, and workers are its forks: seconds less for each.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "recmill.train", "recmill.prepare"])
+    context.set_forkserver_preload(["torch", "recmill.stages.train", "recmill.stages.prepare"])
     answers = [folder / f"answer-{rank}" for rank in range(size)]
     workers = [
         context.Process(target=_work, args=(rank, size, address, answers[rank], function, arguments))

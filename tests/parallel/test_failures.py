@@ -23,9 +23,9 @@ from recmill.distributed.workers import SINGLE_WORKER, Workers, distribute
 from recmill.errors import RecmillError
 from recmill.learner.saved import new_learner
 from recmill.recipe.recipe import Dynamic, Recipe, Saving
-from recmill.train.source import TableData
-from recmill.train.train import TrainConfig, train
-from recmill.train.trainer import TrainProgress
+from recmill.stages.train.source import TableData
+from recmill.stages.train.train import TrainConfig, train
+from recmill.stages.train.trainer import TrainProgress
 
 pytestmark = pytest.mark.processes
 

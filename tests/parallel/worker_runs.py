@@ -13,9 +13,9 @@ from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.dataset.table import Table
 from recmill.distributed.workers import Workers
 from recmill.recipe import recipe as r
-from recmill.train.source import TableData
-from recmill.train.train import TrainConfig, train
-from recmill.train.trainer import TrainProgress
+from recmill.stages.train.source import TableData
+from recmill.stages.train.train import TrainConfig, train
+from recmill.stages.train.trainer import TrainProgress
 
 
 @dataclass(frozen=True)

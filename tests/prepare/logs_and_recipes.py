@@ -8,9 +8,9 @@ from typing import Any
 import polars as pl
 
 from recmill.dataset.table import Table
-from recmill.prepare.prepare import PrepareConfig, PrepareResult, prepare
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import Recipe
+from recmill.stages.prepare.prepare import PrepareConfig, PrepareResult, prepare
 
 
 def events_recipe(**changes: Any) -> Recipe:

@@ -9,8 +9,8 @@ import pytest
 from logs_and_recipes import events_recipe, prepared, rows_of, write_events
 
 from recmill.engines import local
-from recmill.prepare.prepare import PrepareConfig, prepare
 from recmill.recipe.load import load_recipe
+from recmill.stages.prepare.prepare import PrepareConfig, prepare
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 GOLDEN = Path(__file__).parent.parent / "golden_digests.txt"

@@ -13,8 +13,8 @@ import pytest
 from logs_and_recipes import events_recipe, prepared, rows_of, write_events
 
 from recmill.errors import ArtifactError, LogError
-from recmill.prepare import prepare as preparation
 from recmill.recipe.recipe import Recipe
+from recmill.stages.prepare import prepare as preparation
 
 SIDE = {
     "tables": {

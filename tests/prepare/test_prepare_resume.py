@@ -17,8 +17,8 @@ from logs_and_recipes import events_recipe, prepared, write_events
 from recmill.artifacts.work import read_record
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, ResourceError
-from recmill.prepare.prepare import PrepareConfig, prepare
 from recmill.recipe.load import load_recipe
+from recmill.stages.prepare.prepare import PrepareConfig, prepare
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +211,8 @@ def test_unfinished_work_that_is_damaged_is_not_used(tmp_path, monkeypatch, dama
     half = tmp_path / "half"
     with monkeypatch.context() as patch:
         patch.setattr(
-            "recmill.prepare.prepare._publish", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+            "recmill.stages.prepare.prepare._publish",
+            lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt),
         )
         with pytest.raises(KeyboardInterrupt):
             prepare(recipe, str(data), half, options)

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 from logs_and_recipes import events_recipe, prepared, rows_of, write_events
 
-from recmill.prepare.prepare import PrepareConfig, prepare
 from recmill.recipe.load import load_recipe
+from recmill.stages.prepare.prepare import PrepareConfig, prepare
 from recmill.synthetic.generate import generate
 
 
@@ -194,7 +194,7 @@ def test_binary_of_another_shape_is_refused(tmp_path):
 
 
 def test_bench_measures_us_beside_the_bare_read(tmp_path):
-    from recmill.bench.prepare import bench_prepare, describe
+    from recmill.stages.bench.prepare import bench_prepare, describe
 
     result = bench_prepare("criteo-dlrm", 2000, 1 << 30, 1, 2, with_pandas=False, data=str(tmp_path))
     assert set(result["contestants"]) == {"polars_read", "recmill"}

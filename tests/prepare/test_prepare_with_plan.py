@@ -11,7 +11,7 @@ from test_prepare_digest import RICH
 
 from recmill.errors import ArtifactError, LogError
 from recmill.features.plan_artifact import plan_at
-from recmill.prepare.prepare import prepare
+from recmill.stages.prepare.prepare import prepare
 
 
 def test_the_same_log_gives_the_same_table(tmp_path: Path) -> None:

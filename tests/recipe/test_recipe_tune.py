@@ -145,7 +145,7 @@ def test_a_recipe_is_changed_by_key_path_and_checked_again() -> None:
 
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if load_recipe(name).tune])
 def test_the_search_of_a_shipped_recipe_begins_with_the_recipe_itself(name: str) -> None:
-    from recmill.tune.space import own_values
+    from recmill.stages.tune.space import own_values
 
     recipe = load_recipe(name)
     assert own_values(recipe, searched(recipe).space) is not None

@@ -14,7 +14,7 @@ from recmill.dataset.batch import Batches, Cursor
 from recmill.dataset.partial_table import Heartbeat, PartialTable, PartialTableBatches, announced
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, RecmillError
-from recmill.prepare.prepare import PrepareConfig, prepare
+from recmill.stages.prepare.prepare import PrepareConfig, prepare
 
 BATCH = 50
 

@@ -14,14 +14,14 @@ from growing_tables import Replay, small_recipe, weights, write_log
 from recmill.dataset.partial_table import Heartbeat
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, LogError, RecmillError
-from recmill.prepare.prepare import PrepareConfig as PrepareOptions
-from recmill.prepare.prepare import prepare
-from recmill.run.overlap import Preparing, preparing
-from recmill.run.run import RunConfig, run
-from recmill.train.partial_table import PartialTableData
-from recmill.train.source import TableData
-from recmill.train.train import TrainConfig as TrainOptions
-from recmill.train.train import train
+from recmill.stages.prepare.prepare import PrepareConfig as PrepareOptions
+from recmill.stages.prepare.prepare import prepare
+from recmill.stages.run.overlap import Preparing, preparing
+from recmill.stages.run.run import RunConfig, run
+from recmill.stages.train.partial_table import PartialTableData
+from recmill.stages.train.source import TableData
+from recmill.stages.train.train import TrainConfig as TrainOptions
+from recmill.stages.train.train import train
 
 pytestmark = [pytest.mark.processes, pytest.mark.stages]
 PREPARE = PrepareOptions(partitions=8)
@@ -129,7 +129,7 @@ def test_another_order_is_refused_before_anything_starts(log: Path, tmp_path: Pa
 def test_spark_prepares_while_ray_trains(
     log: Path, tmp_path: Path, finished: Table, one_after_the_other: dict[str, bytes]
 ) -> None:
-    from recmill.train.launch import WorkerRange
+    from recmill.stages.train.launch import WorkerRange
 
     spark = replace(PREPARE, engine="spark", address="local[1]", conf={"spark.driver.memory": "600m"})
     options = RunConfig(prepare=spark, train=TRAIN, scale=WorkerRange(1, 1), at_once=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 from shop import Stages, run_quietly
 
-from recmill.score.score import ScoreResult
+from recmill.stages.score.score import ScoreResult
 
 SMALL = [
     *["--set", "ranking.bottom=[8, 16]", "--set", "ranking.top=[8]"],

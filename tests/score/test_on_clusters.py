@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_criteo import Criteo, read, write_log
 
-from recmill.score.score import ScoreResult
+from recmill.stages.score.score import ScoreResult
 
 ON_RAY = pytest.param("ray", marks=pytest.mark.xdist_group("ray"))
 ON_SPARK = pytest.param("spark", marks=pytest.mark.xdist_group("spark"))

@@ -22,14 +22,14 @@ from recmill.artifacts.manifest import read_manifest, write_manifest
 from recmill.artifacts.work import read_record
 from recmill.dataset.batch import collate
 from recmill.dataset.table import Table
-from recmill.evaluate.evaluate import EvaluateConfig as EvaluateOptions
-from recmill.evaluate.evaluate import evaluate
 from recmill.learner.ranking import Ranker
 from recmill.learner.saved import open_learner
 from recmill.logs.base import open_source
 from recmill.recipe.recipe import POSITION
-from recmill.score.models import checkpoint_ref, open_models
-from recmill.score.score import ScoreResult
+from recmill.stages.evaluate.evaluate import EvaluateConfig as EvaluateOptions
+from recmill.stages.evaluate.evaluate import evaluate
+from recmill.stages.score.models import checkpoint_ref, open_models
+from recmill.stages.score.score import ScoreResult
 
 pytestmark = pytest.mark.stages
 

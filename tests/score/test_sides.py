@@ -16,8 +16,8 @@ from recmill.dataset.batch import collate
 from recmill.dataset.table import Table
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
-from recmill.score.recall import best_places
-from recmill.score.score import ScoreResult
+from recmill.stages.score.recall import best_places
+from recmill.stages.score.score import ScoreResult
 
 pytestmark = pytest.mark.stages
 K = 5

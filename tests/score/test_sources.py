@@ -9,8 +9,8 @@ import pytest
 
 from recmill.dataset.shard import ShardFile, checksums_of
 from recmill.recipe.recipe import POSITION
-from recmill.score import sources
-from recmill.score.sources import EntityRows, TableRows, file_and_offset
+from recmill.stages.score import sources
+from recmill.stages.score.sources import EntityRows, TableRows, file_and_offset
 
 
 @pytest.mark.parametrize("rows_per_unit", [1, 5, 1000])

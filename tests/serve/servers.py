@@ -23,7 +23,7 @@ Start = Callable[..., Running]
 
 
 def in_thread(settings: Any) -> Running:
-    from recmill.serve.server import Ready, serve
+    from recmill.stages.serve.server import Ready, serve
 
     loop, stop, code = asyncio.new_event_loop(), asyncio.Event(), list[int]()
     ready: list[Ready] = []

@@ -17,9 +17,9 @@ import pytest
 from certificates import write_certificates
 from servers import Running, Start
 
-from recmill.serve.connections import TooFewFiles, connections_for
-from recmill.serve.limits import Limits
-from recmill.serve.security import Tls
+from recmill.stages.serve.connections import TooFewFiles, connections_for
+from recmill.stages.serve.limits import Limits
+from recmill.stages.serve.security import Tls
 
 LIMITS = Limits(
     max_connections=20, send_seconds=0.5, idle_seconds=1.0, max_wait_seconds=5, deadline_seconds=10

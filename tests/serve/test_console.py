@@ -14,7 +14,7 @@ import pytest
 
 from recmill.artifacts.bundle.bundle import Bundle
 from recmill.cli import main
-from recmill.serve import console
+from recmill.stages.serve import console
 
 FOLDER = Path(console.__file__).parent
 FILES = sorted(file for file in FOLDER.iterdir() if file.suffix in (".html", ".css", ".js", ".svg"))

@@ -12,8 +12,8 @@ import recmill
 from recmill.cli import main
 from recmill.errors import NotFound
 from recmill.recipe.load import shipped_recipes
-from recmill.serve.messages import Features, Rank, Recommend
-from recmill.serve.recommender import Recommender
+from recmill.stages.serve.messages import Features, Rank, Recommend
+from recmill.stages.serve.recommender import Recommender
 
 pytestmark = pytest.mark.stages
 

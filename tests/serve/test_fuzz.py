@@ -13,9 +13,9 @@ import httpx
 import pytest
 from servers import Running, Start
 
-from recmill.serve.grpc_server import INFERENCE, METHODS, SERVICE
-from recmill.serve.limits import Limits
-from recmill.serve.proto import predict_v2_pb2, recmill_pb2
+from recmill.stages.serve.grpc_server import INFERENCE, METHODS, SERVICE
+from recmill.stages.serve.limits import Limits
+from recmill.stages.serve.proto import predict_v2_pb2, recmill_pb2
 
 OUR_MISTAKES = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DATA_LOSS"}
 INFERENCE_METHODS = {

@@ -17,16 +17,16 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from servers import Running, Start
 
 from recmill.errors import BadRequest
-from recmill.serve import messages as m
-from recmill.serve.calls import CallDispatcher
-from recmill.serve.grpc_server import INFERENCE, METHODS, SERVICE, GrpcServer
-from recmill.serve.inference import Scoring
-from recmill.serve.limits import Limits
-from recmill.serve.proto import convert
-from recmill.serve.proto import recmill_pb2 as pb
-from recmill.serve.proto.generate import HERE, PROTOS, generated
-from recmill.serve.service import Service
-from recmill.serve.telemetry import Telemetry
+from recmill.stages.serve import messages as m
+from recmill.stages.serve.calls import CallDispatcher
+from recmill.stages.serve.grpc_server import INFERENCE, METHODS, SERVICE, GrpcServer
+from recmill.stages.serve.inference import Scoring
+from recmill.stages.serve.limits import Limits
+from recmill.stages.serve.proto import convert
+from recmill.stages.serve.proto import recmill_pb2 as pb
+from recmill.stages.serve.proto.generate import HERE, PROTOS, generated
+from recmill.stages.serve.service import Service
+from recmill.stages.serve.telemetry import Telemetry
 
 REPLIES = {
     "Recommend": pb.RecommendReply,
@@ -65,7 +65,7 @@ def user(text: str) -> pb.Query:
 @pytest.mark.parametrize("proto", PROTOS)
 def test_generated_files_are_as_generated(proto: str) -> None:
     for name, text in generated(proto).items():
-        assert (HERE / name).read_text() == text, "run python -m recmill.serve.proto.generate"
+        assert (HERE / name).read_text() == text, "run python -m recmill.stages.serve.proto.generate"
 
 
 def test_several_users_are_answered_in_their_order(server: Running) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from asgi import Client
 
-from recmill.serve import console
-from recmill.serve.calls import CallDispatcher
-from recmill.serve.http_routes import HttpApp
-from recmill.serve.inference import Scoring
-from recmill.serve.limits import Limits
-from recmill.serve.security import Tokens
-from recmill.serve.service import Service
-from recmill.serve.telemetry import Telemetry
+from recmill.stages.serve import console
+from recmill.stages.serve.calls import CallDispatcher
+from recmill.stages.serve.http_routes import HttpApp
+from recmill.stages.serve.inference import Scoring
+from recmill.stages.serve.limits import Limits
+from recmill.stages.serve.security import Tokens
+from recmill.stages.serve.service import Service
+from recmill.stages.serve.telemetry import Telemetry
 
 READ, ADMIN = "read-token-0123456789", "admin-token-0123456789"
 SAMPLES = {

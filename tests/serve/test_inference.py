@@ -19,10 +19,10 @@ from servers import Running, Start
 from tritonclient.utils import InferenceServerException
 
 from recmill.errors import BadRequest
-from recmill.serve import inference
-from recmill.serve.limits import Limits
-from recmill.serve.proto import predict_v2_pb2 as pb
-from recmill.serve.recommender import open_bundle
+from recmill.stages.serve import inference
+from recmill.stages.serve.limits import Limits
+from recmill.stages.serve.proto import predict_v2_pb2 as pb
+from recmill.stages.serve.recommender import open_bundle
 
 USERS = ["u1", "u2", "u3", "nobody", ""]
 ITEMS = ["i1", "i2", "i3", "i4", "i5"]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from recmill.errors import BadRequest, Overloaded, TooLate
-from recmill.serve.batcher import Batcher
-from recmill.serve.calls import ItemIds, NewItems
-from recmill.serve.limits import Admission, Limits, QueueFull
-from recmill.serve.messages import NewItem, Rank, Recall, Recommend
+from recmill.stages.serve.batcher import Batcher
+from recmill.stages.serve.calls import ItemIds, NewItems
+from recmill.stages.serve.limits import Admission, Limits, QueueFull
+from recmill.stages.serve.messages import NewItem, Rank, Recall, Recommend
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:

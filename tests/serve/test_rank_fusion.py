@@ -8,10 +8,10 @@ from shop import Shop
 
 from recmill.artifacts.bundle.bundle import Bundle
 from recmill.errors import StoreError
-from recmill.serve import messages as m
-from recmill.serve.coordinate import Coordinator
-from recmill.serve.recall import NAMES, merged
-from recmill.serve.recommender import Recommender
+from recmill.stages.serve import messages as m
+from recmill.stages.serve.coordinate import Coordinator
+from recmill.stages.serve.recall import NAMES, merged
+from recmill.stages.serve.recommender import Recommender
 
 
 def found(*places: int, scores: list[float]) -> tuple[np.ndarray, np.ndarray]:

@@ -16,8 +16,8 @@ from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.errors import BadRequest, TooLate
 from recmill.learner.ranking import Ranker
 from recmill.learner.saved import open_learner
-from recmill.serve.messages import Event, Features, NewItem, Rank, Recall, Recommend
-from recmill.serve.recommender import Recommender
+from recmill.stages.serve.messages import Event, Features, NewItem, Rank, Recall, Recommend
+from recmill.stages.serve.recommender import Recommender
 
 
 @pytest.fixture(scope="module")
@@ -350,7 +350,7 @@ def test_the_bundle_on_disk_is_not_changed_by_serving(shop: Shop, own: Recommend
 
 def test_numbers_in_base_16_may_be_sent_as_the_log_writes_them() -> None:
     from recmill.recipe.load import load_recipe
-    from recmill.serve.raw import RawColumns
+    from recmill.stages.serve.raw import RawColumns
 
     columns = RawColumns(load_recipe("criteo-dlrm"))
     rows = pl.DataFrame({"c1": ["80218964", "68fd1e64", "", None], "c2": [1, 2, 3, 4]})

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from recmill.errors import RecmillError
-from recmill.serve.messages import Answer, Item, Recommend, Trace
-from recmill.serve.request_log import SCHEMA, RequestLog, RequestLogLimits
+from recmill.stages.serve.messages import Answer, Item, Recommend, Trace
+from recmill.stages.serve.request_log import SCHEMA, RequestLog, RequestLogLimits
 
 QUERY = Recommend(user=7, k=2, context={"device": "phone", "hour": 9}, recent=["i1"])
 ANSWER = Answer(

@@ -10,9 +10,9 @@ from ports import free_port
 from servers import Running, Start
 
 from recmill.errors import BadRequest, NotFound, TooLate
-from recmill.serve import messages as m
-from recmill.serve.proto import recmill_pb2 as pb
-from recmill.serve.roles import RemoteStages, StageGone, StageServers
+from recmill.stages.serve import messages as m
+from recmill.stages.serve.proto import recmill_pb2 as pb
+from recmill.stages.serve.roles import RemoteStages, StageGone, StageServers
 
 
 def address_of_nobody() -> str:

@@ -9,8 +9,8 @@ import pytest
 from certificates import write_certificates
 
 from recmill.errors import Forbidden, Unauthenticated
-from recmill.serve.security import SecurityError, Tls, Tokens, check_address
-from recmill.serve.server import ServeConfig
+from recmill.stages.serve.security import SecurityError, Tls, Tokens, check_address
+from recmill.stages.serve.server import ServeConfig
 
 READ, ADMIN = "read-token-0123456789", "admin-token-0123456789"
 

@@ -21,11 +21,11 @@ import pytest
 from certificates import write_certificates
 from servers import Start
 
-from recmill.serve.limits import Limits
-from recmill.serve.proto import recmill_pb2 as pb
-from recmill.serve.security import Tls
-from recmill.serve.server import ServeConfig
-from recmill.serve.supervisor import settings_from_json, settings_to_json
+from recmill.stages.serve.limits import Limits
+from recmill.stages.serve.proto import recmill_pb2 as pb
+from recmill.stages.serve.security import Tls
+from recmill.stages.serve.server import ServeConfig
+from recmill.stages.serve.supervisor import settings_from_json, settings_to_json
 
 READ, ADMIN = "read-token-0123456789", "admin-token-0123456789"
 
@@ -139,7 +139,7 @@ def test_connections_that_come_while_a_process_stands_still_are_answered_by_the_
 
 @pytest.mark.processes
 def test_a_process_that_is_stopped_before_it_is_ready_is_replaced(bundles: Path) -> None:
-    lowered = "import sys; from recmill.serve import supervisor; supervisor._SILENT_START_SECONDS = 10"
+    lowered = "import sys; from recmill.stages.serve import supervisor; supervisor._SILENT_START_SECONDS = 10"
     command = [sys.executable, "-c", f"{lowered}; from recmill.cli import main; sys.exit(main(sys.argv[1:]))"]
     flags = ["--http-port", 0, "--grpc-port", 0, "--json", "--processes", 2, "--threads", 1]
     with subprocess.Popen(

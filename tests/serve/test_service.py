@@ -20,9 +20,9 @@ from shop import Shop
 from recmill.artifacts.bundle.bundle import Bundle, current_of, publish_bundle, set_current, versions_of
 from recmill.artifacts.bundle.delta import Changes, Delta, TableChange, deltas_folder, write_delta
 from recmill.errors import ArtifactError, BadRequest, NotFound
-from recmill.serve.changes import Change, Journal
-from recmill.serve.messages import Event, Features, NewItem, Rank, Recommend
-from recmill.serve.service import Service, ServiceConfig, share_of
+from recmill.stages.serve.changes import Change, Journal
+from recmill.stages.serve.messages import Event, Features, NewItem, Rank, Recommend
+from recmill.stages.serve.service import Service, ServiceConfig, share_of
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_rollback_that_cannot_be_written_changes_nothing(
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("recmill.serve.service.set_current", refuse)
+    monkeypatch.setattr("recmill.stages.serve.service.set_current", refuse)
     with pytest.raises(ArtifactError, match="Read-only file system"):
         service.rollback()
     assert service.current.version == service.agreement.version == new
@@ -226,9 +226,9 @@ def test_of_events_that_come_together_all_count_or_none(service: Service) -> Non
 def test_scores_name_the_version_that_gave_them_though_another_took_over_while_they_waited(
     service: Service, own_bundles: Path
 ) -> None:
-    from recmill.serve.calls import CallDispatcher
-    from recmill.serve.inference import Scoring, ScoringRows
-    from recmill.serve.telemetry import Telemetry
+    from recmill.stages.serve.calls import CallDispatcher
+    from recmill.stages.serve.inference import Scoring, ScoringRows
+    from recmill.stages.serve.telemetry import Telemetry
 
     new = another_version(own_bundles)
     rows = ScoringRows(pl.DataFrame({"item_id": ["i1"]}), "", seconds=60)
@@ -406,7 +406,7 @@ def test_without_a_watch_processes_serve_the_same_version_and_follow_each_others
 
 def sharing_service(own_bundles: Path, folder: Path, watch_seconds: float | None = 60) -> Service:
     """One of several processes of a server, which share a folder."""
-    from recmill.serve.telemetry import Telemetry
+    from recmill.stages.serve.telemetry import Telemetry
 
     telemetry = Telemetry()
     telemetry.folder = folder
@@ -508,7 +508,7 @@ def test_a_canary_that_is_not_there_is_an_error(own_bundles: Path) -> None:
 
 
 def test_a_shadow_is_asked_too_and_differences_are_counted(own_bundles: Path) -> None:
-    from recmill.serve.telemetry import Telemetry
+    from recmill.stages.serve.telemetry import Telemetry
 
     telemetry = Telemetry()
     service = Service(own_bundles, ServiceConfig(shadow=another_version(own_bundles)), telemetry)

@@ -21,10 +21,10 @@ from recmill.artifacts.bundle.delta import Changes, write_delta
 from recmill.artifacts.feature_store import RedisStore
 from recmill.artifacts.feature_store.load import load
 from recmill.errors import StoreError
-from recmill.serve.changes import Change
-from recmill.serve.messages import Event, NewItem, Rank, Recommend
-from recmill.serve.recommender import Recommender
-from recmill.serve.service import Service, ServiceConfig
+from recmill.stages.serve.changes import Change
+from recmill.stages.serve.messages import Event, NewItem, Rank, Recommend
+from recmill.stages.serve.recommender import Recommender
+from recmill.stages.serve.service import Service, ServiceConfig
 
 pytestmark = pytest.mark.services
 

@@ -17,11 +17,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.parser import text_string_to_metric_families
 
 from recmill.errors import MissingPackage, RecmillError
-from recmill.serve import telemetry as module
-from recmill.serve.live import MAX_STAGES, SECONDS, Ring
-from recmill.serve.messages import Answer, Status
-from recmill.serve.spans import Spans
-from recmill.serve.telemetry import MAX_REASONS, Telemetry
+from recmill.stages.serve import telemetry as module
+from recmill.stages.serve.live import MAX_STAGES, SECONDS, Ring
+from recmill.stages.serve.messages import Answer, Status
+from recmill.stages.serve.spans import Spans
+from recmill.stages.serve.telemetry import MAX_REASONS, Telemetry
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 STAGES = {"user": 0.5, "recall": 1.5, "rank": 3.0}
@@ -176,7 +176,7 @@ def test_errors_and_refusals_are_told_apart() -> None:
 
 CHILD = """
 import sys
-from recmill.serve.telemetry import Telemetry
+from recmill.stages.serve.telemetry import Telemetry
 telemetry = Telemetry()
 telemetry.queue_length(2)
 for _ in range(5):
@@ -186,7 +186,7 @@ sys.stdin.read()
 """
 PARENT = """
 import json, os, subprocess, sys, time
-from recmill.serve.telemetry import Telemetry, forget_process, shared_by_processes
+from recmill.stages.serve.telemetry import Telemetry, forget_process, shared_by_processes
 with shared_by_processes() as folder:
     children = [subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=-1, stdout=-1) for _ in range(2)]
     for child in children:

@@ -24,9 +24,9 @@ from recmill.cli import main
 from recmill.dataset.batch import collate
 from recmill.learner.ranking import Ranker
 from recmill.learner.saved import open_learner
-from recmill.serve.messages import Rank
-from recmill.serve.proto import recmill_pb2 as pb
-from recmill.serve.recommender import Recommender
+from recmill.stages.serve.messages import Rank
+from recmill.stages.serve.proto import recmill_pb2 as pb
+from recmill.stages.serve.recommender import Recommender
 
 NUM_ROWS = 1_000
 CONTEXT = ["device", "position", "price_shown", "time"]

@@ -15,8 +15,8 @@ from recmill.artifacts.bundle.bundle import Bundle, publish_bundle
 from recmill.artifacts.manifest import with_checksum, without_checksum
 from recmill.cli import main
 from recmill.errors import ArtifactError
-from recmill.serve.messages import Recommend
-from recmill.serve.service import Service, ServiceConfig
+from recmill.stages.serve.messages import Recommend
+from recmill.stages.serve.service import Service, ServiceConfig
 
 MODULE = "named_by_a_bundle"
 

@@ -11,7 +11,7 @@ import pytest
 from recmill.artifacts.bundle.entities import Entities, write_entities
 from recmill.dataset.batch import Layout
 from recmill.errors import BadRequest, TooLate
-from recmill.serve.masks import Masks
+from recmill.stages.serve.masks import Masks
 
 NUM_ITEMS = 100_000
 LONG = " or ".join(f"word like '%a{number}_b%'" for number in range(60))  # takes seconds for all items

@@ -235,7 +235,7 @@ def test_the_truth_is_plain_json(made):
 def test_a_log_whose_files_did_not_all_get_their_names_is_generated_again(tmp_path):
     """`run` finds the truth, which gets its name first, of a generator that was killed then."""
     from recmill.recipe.load import load_recipe
-    from recmill.run.run import _generate
+    from recmill.stages.run.run import _generate
 
     recipe = load_recipe("quickstart")
     made = _generate(recipe, tmp_path, 100)

@@ -13,10 +13,10 @@ from recmill.artifacts.bundle.delta import deltas_of
 from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
 from recmill.dataset.batch import collate
 from recmill.errors import ArtifactError, LogError
-from recmill.serve.messages import Features, Recommend
-from recmill.serve.service import Service
-from recmill.serve.service import ServiceConfig as ServiceOptions
-from recmill.train.follow import FollowConfig, Follower, follow
+from recmill.stages.serve.messages import Features, Recommend
+from recmill.stages.serve.service import Service
+from recmill.stages.serve.service import ServiceConfig as ServiceOptions
+from recmill.stages.train.follow import FollowConfig, Follower, follow
 
 pytestmark = pytest.mark.stages
 

@@ -14,12 +14,12 @@ from recmill.dataset.batch import Batch, Batches, Keys
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, RecmillError, TrainingError
 from recmill.learner.ranking import Ranker
-from recmill.prepare.prepare import prepare
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Optimizer
+from recmill.stages.prepare.prepare import prepare
+from recmill.stages.train.source import TableData
+from recmill.stages.train.train import TrainConfig, train
 from recmill.synthetic.generate import generate
-from recmill.train.source import TableData
-from recmill.train.train import TrainConfig, train
 
 SMALL = [
     "ranking.embedding_dim=8",

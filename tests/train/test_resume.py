@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
-from recmill.prepare.prepare import prepare
 from recmill.recipe.load import load_recipe
 from recmill.reporting.tracking import read_history
+from recmill.stages.prepare.prepare import prepare
 from recmill.synthetic.generate import generate
 
 NUM_KILLS = 10

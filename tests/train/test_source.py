@@ -9,11 +9,11 @@ import pytest
 from recmill.errors import RecmillError
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
-from recmill.prepare.prepare import prepare
 from recmill.recipe.load import load_recipe
+from recmill.stages.prepare.prepare import prepare
+from recmill.stages.train.source import LogData, TableData
+from recmill.stages.train.train import TrainConfig, train
 from recmill.synthetic.generate import generate
-from recmill.train.source import LogData, TableData
-from recmill.train.train import TrainConfig, train
 
 SMALL = ["ranking.bottom=[32, 16]", "ranking.top=[32]", "ranking.train.batch_size=100"]
 

@@ -14,11 +14,11 @@ from recmill.dataset.table import Table
 from recmill.errors import FeatureError, RecmillError
 from recmill.learner.ranking import Ranker
 from recmill.metrics import ScoreSums, meets
-from recmill.prepare.prepare import prepare
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Dynamic, Schedule
+from recmill.stages.prepare.prepare import prepare
+from recmill.stages.train.trainer import Trainer
 from recmill.synthetic.generate import generate, read_truth
-from recmill.train.trainer import Trainer
 
 TRAIN = [
     "ranking.train.batch_size=256",

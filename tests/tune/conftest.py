@@ -10,10 +10,10 @@ import pytest
 from small_study import small_recipe
 
 from recmill.dataset.table import Table
-from recmill.prepare.prepare import prepare
 from recmill.recipe.recipe import Recipe
+from recmill.stages.prepare.prepare import prepare
+from recmill.stages.tune.study import Budget, open_study
 from recmill.synthetic.generate import generate
-from recmill.tune.study import Budget, open_study
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from recmill.tune.front import TrialResult, choose, front, why_behind
+from recmill.stages.tune.front import TrialResult, choose, front, why_behind
 
 BOTH = ("auc", "seconds")
 

@@ -11,8 +11,8 @@ from small_study import small_recipe
 
 from recmill.errors import ArtifactError, MissingPackage, RecipeError
 from recmill.recipe.load import load_recipe
-from recmill.tune.space import all_drawn, own_values, values_of
-from recmill.tune.study import JOURNAL, Study, Trial
+from recmill.stages.tune.space import all_drawn, own_values, values_of
+from recmill.stages.tune.study import JOURNAL, Study, Trial
 
 TWO = 'tune.space={ "ranking.embedding_dim" = [4, 2], "ranking.top" = [[8], [16, 8]] }'
 

@@ -17,7 +17,7 @@ from small_study import FEW_STEPS, SPACE, small_recipe
 
 from recmill.dataset.table import Table
 from recmill.recipe.load import load_recipe
-from recmill.tune.trial import Stopped, run_trial
+from recmill.stages.tune.trial import Stopped, run_trial
 
 pytestmark = pytest.mark.processes
 

@@ -1,0 +1,1 @@
+"""The stages: one package for each verb, its body in `<stage>/<stage>.py`. Stages never import each other."""

@@ -1,0 +1,197 @@
+"""evaluate: Checkpoint + Table -> numbers, plots, and the gate's verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint, CheckpointFolder
+from recmill.dataset.batch import collate
+from recmill.dataset.table import Table
+from recmill.errors import ArtifactError
+from recmill.learner.eval_queries import counts_of
+from recmill.learner.ranking import Ranker
+from recmill.learner.retrieval import Retriever
+from recmill.learner.saved import open_learner
+from recmill.metrics import RankingSums, ScoreSums, exact_auc
+from recmill.recipe.protocols import Protocol, protocol_for
+from recmill.recipe.recipe import SPLITS
+from recmill.reporting.progress import Progress, ProgressBar
+from recmill.stages.evaluate.gate import Condition, GateError, Verdict, judge
+from recmill.stages.evaluate.live import Live, as_planned, find_live, misses_counted
+from recmill.stages.evaluate.segments import Segments
+
+ROWS_AT_ONCE = 1 << 14
+MAX_EXACT_ROWS = 50_000_000  # 12 bytes each
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """What to measure, and on what."""
+
+    split: str | None = None  # test when the Table has such rows, else eval
+    which: str = "best"
+    models: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+    gate: tuple[Condition, ...] = ()
+    live: Path | None = None  # a checkpoint, or what bundles are published in
+    allow_no_live: bool = False  # conditions on the live model are left out while nothing is published
+    num_threads: int = 1
+
+
+@dataclass(frozen=True)
+class EvaluateResult:
+    """One model on one split."""
+
+    model: str
+    checkpoint: Checkpoint
+    split: str
+    metrics: dict[str, float]
+    sums: ScoreSums | RankingSums
+    segments: list[Segments] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    tables: dict[str, Any] = field(default_factory=dict)
+    protocol: Protocol | None = None
+    notes: list[str] = field(default_factory=list)  # why published numbers must not be compared with these
+
+    @property
+    def passed(self) -> bool:
+        return all(verdict.passed for verdict in self.verdicts)
+
+
+def evaluate(
+    folder: CheckpointFolder,
+    table: Table,
+    options: EvaluateConfig = EvaluateConfig(),  # noqa: B008, frozen
+    progress: Progress | None = None,
+) -> list[EvaluateResult]:
+    """Every model of the checkpoint on held-out rows of the Table."""
+    split = _split(table, options)
+    _check_columns(folder, table)
+    live = find_live(options.live, options.which, options.allow_no_live) if options.live is not None else None
+    bars = progress or Progress(quiet=True)
+    found = [
+        _measure(folder, model, options.which, table, split, options, bars)
+        for model in _models(folder, options)
+    ]
+    _check_gate(options.gate, found)
+    for measured in found if options.gate else []:
+        conditions = [one for one in options.gate if one.metric in measured.metrics]
+        asks = live is not None and any(one.bound == "live" for one in conditions)
+        other = _measure_live(live, measured, table, folder.path, options, bars) if live and asks else None
+        measured.verdicts.extend(judge(conditions, measured.metrics, other, options.allow_no_live))
+    return found
+
+
+def _measure_live(
+    live: Live, measured: EvaluateResult, table: Table, beside: Path, options: EvaluateConfig, bars: Progress
+) -> dict[str, float] | None:
+    """The live model on the same rows; None when it has no such model."""
+    model, split = measured.model, measured.split
+    if model not in live.folder.models:
+        return None
+    needed = (split,) if model == "ranking" else tuple(one for one in SPLITS if table.num_rows(one))
+    with as_planned(live.folder, table, needed, beside) as own_table:
+        found = _measure(live.folder, model, live.which(model), own_table, split, options, bars).metrics
+    return misses_counted(found, measured.metrics)
+
+
+def _split(table: Table, options: EvaluateConfig) -> str:
+    if options.split is not None:
+        table.check_split(options.split)
+        return options.split
+    for split in ("test", "eval"):
+        if table.num_rows(split):
+            return split
+    raise ArtifactError(
+        f"Table {table.path} holds no rows out: add [split] to the recipe and prepare again, "
+        "or measure the rows it was trained on with --split train."
+    )
+
+
+def _models(folder: CheckpointFolder, options: EvaluateConfig) -> list[str]:
+    known = folder.models
+    if not known:
+        raise ArtifactError(f"Checkpoint {folder.path} has no models yet. Run `recmill train` first.")
+    for model in options.models:
+        if model not in known:
+            raise ArtifactError(f"Checkpoint {folder.path} has no {model} model; it has: {', '.join(known)}.")
+    return [model for model in known if model in (options.models or known)]
+
+
+def _check_columns(folder: CheckpointFolder, table: Table) -> None:
+    """The features must mean the same: the checkpoint's Plan made the Table's rows."""
+    if folder.columns != table.columns or folder.plan.digest() != table.plan.digest():
+        raise ArtifactError(
+            f"Checkpoint {folder.path} was trained on other features than Table {table.path} has. "
+            "Evaluate it on a Table prepared with its Plan."
+        )
+
+
+def _check_gate(gate: Sequence[Condition], found: Sequence[EvaluateResult]) -> None:
+    known = {name for measured in found for name in measured.metrics}
+    for condition in gate:
+        if condition.metric not in known:
+            raise GateError(
+                f'Gate: there is no metric "{condition.metric}"; there are: {", ".join(sorted(known))}.'
+            )
+
+
+def _measure(
+    folder: CheckpointFolder,
+    model: str,
+    which: str,
+    table: Table,
+    split: str,
+    options: EvaluateConfig,
+    bars: Progress,
+) -> EvaluateResult:
+    saved = open_learner(folder, model, which, options.num_threads)
+    learner = saved.learner
+    statistics = {name: tables.statistics() for name, tables in learner.tables.items()}
+    if isinstance(learner, Retriever):
+        ranked = learner.evaluate(table, split)
+        metrics = {"users": float(ranked.users), **ranked.means()}
+        metrics |= {f"{name}_margin": margin for name, margin in ranked.margins().items()}
+        protocol = protocol_for(folder.recipe)
+        notes = protocol.notes(folder.recipe, counts_of(table, folder.recipe))
+        return EvaluateResult(
+            model, saved.checkpoint, split, metrics, ranked, tables=statistics, protocol=protocol, notes=notes
+        )
+    segments = [Segments.of(table, column, split) for column in options.by]
+    with bars.stage("evaluate", table.num_rows(split)) as stage:
+        sums, exact = _score(learner, table, split, segments, stage)
+    metrics = sums.metrics().as_dict()
+    metrics |= {"auc": exact} if exact is not None else {}
+    return EvaluateResult(model, saved.checkpoint, split, metrics, sums, segments, tables=statistics)
+
+
+def _score(
+    ranker: Ranker, table: Table, split: str, segments: list[Segments], stage: ProgressBar
+) -> tuple[ScoreSums, float | None]:
+    """Sums over all rows, and the exact AUC when the scores fit in memory."""
+    sums, label = ScoreSums(), ranker.spec.label
+    kept: list[tuple[Any, Any]] = []
+    for rows in _frames(table, split, [*ranker.layout.columns, *(part.column for part in segments)]):
+        batch = collate(rows, ranker.layout)
+        labels, scores = batch.labels[label], ranker.predict(batch)
+        sums.add(labels, scores)
+        for part in segments:
+            part.add(rows[part.column], labels, scores)
+        if sums.num_rows <= MAX_EXACT_ROWS:
+            kept.append((labels, scores))
+        stage.advance(rows.height, rows.height)
+    if sums.num_rows > MAX_EXACT_ROWS:
+        return sums, None
+    return sums, exact_auc(*(np.concatenate(part) for part in zip(*kept, strict=True)))
+
+
+def _frames(table: Table, split: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+    for shard in table.files(split):
+        for rows in shard.frames(list(dict.fromkeys(columns))):
+            yield from rows.iter_slices(ROWS_AT_ONCE)

@@ -1,0 +1,284 @@
+"""export: checkpoint + log -> Bundle. Everything that a server needs, in one folder that is whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from recmill.artifacts.bundle.bundle import (
+    Bundle,
+    publish_bundle,
+    set_current,
+    side_layout,
+    table_folder,
+    write_rows,
+)
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint, CheckpointFolder
+from recmill.errors import ArtifactError
+from recmill.learner.graphs.graphs import write_graphs
+from recmill.learner.ranking import Ranker
+from recmill.learner.retrieval import Retriever
+from recmill.learner.saved import open_learner
+from recmill.logs.inputs import Inputs, open_inputs
+from recmill.logs.tail import sizes_of
+from recmill.recipe.kinds import parts_of_features
+from recmill.recipe.load import recipe_to_dict
+from recmill.recipe.trust import modules_of
+from recmill.reporting.progress import Progress
+from recmill.stages.export.check import check_bundle
+from recmill.stages.export.sides import write_items, write_users, write_vectors
+from recmill.stages.export.snapshot import DEFAULT_MEMORY, AsOfEnd, read_as_of_end
+from recmill.stages.export.versions import exporting, is_whole, keep_newest, written_aside
+
+EVALUATION = "evaluation.json"  # what `recmill evaluate` leaves beside checkpoints
+REPORT = "report.html"  # and where its page is in a bundle
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """How a bundle is made. `keep` bounds the versions that stay; None keeps all.
+
+    What did not pass its gate is refused unless `despite_gate`. Without `publish`, what is current stays so.
+    """
+
+    rows: str = "float32"
+    which: str = "best"
+    index: str = "auto"
+    keep: int | None = None
+    memory: int = DEFAULT_MEMORY
+    num_threads: int = 1
+    despite_gate: bool = False
+    publish: bool = True
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """A whole bundle, and what it took."""
+
+    bundle: Bundle
+    num_rows: int  # read from the log
+    num_bad: int
+    seconds: float
+    was_there: bool = False
+    removed: tuple[str, ...] = ()  # older versions
+
+
+def export(
+    folder: CheckpointFolder,
+    data: str,
+    into: Path,
+    options: ExportConfig = ExportConfig(),  # noqa: B008, frozen
+    progress: Progress | None = None,
+) -> ExportResult:
+    """Publish a checkpoint's models with users and items as of the log's end. Killed and run again, it starts over."""
+    started = time.monotonic()
+    if not folder.models:
+        raise ArtifactError(f"{folder.path} has no checkpoint yet. Run `recmill train` first.")
+    chosen = choose(folder, options.which)
+    _check_gate(folder, chosen, options)
+    inputs = open_inputs(folder.recipe, data, may_grow=True)
+    version = _version(folder, chosen, inputs, options)
+    num_rows = num_bad = 0
+    with exporting(into):
+        was_there = is_whole(into / version)
+        if not was_there:
+            with written_aside(into, version) as aside:
+                found = read_as_of_end(
+                    folder.recipe, folder.plan, data, aside / "work", progress, options.memory
+                )
+                num_rows, num_bad = found.num_rows, found.num_bad
+                inputs.check_unchanged()
+                _write(aside, version, folder, chosen, found, sizes_of(inputs.log), options)
+        if options.publish:
+            set_current(into, version)
+        removed = keep_newest(into, options.keep) if options.keep is not None else []
+    bundle = Bundle.open(into / version)
+    return ExportResult(bundle, num_rows, num_bad, time.monotonic() - started, was_there, tuple(removed))
+
+
+def choose(folder: CheckpointFolder, which: str) -> dict[str, Checkpoint]:
+    """The best or last checkpoint of each model, or that of a step; a model without that step gives its best."""
+    steps = {model: [str(known.step) for known in folder.of(model).all()] for model in folder.models}
+    is_step = any(which in known for known in steps.values())
+    return {
+        model: folder.of(model).find("best" if is_step and which not in known else which)
+        for model, known in steps.items()
+    }
+
+
+def _write(
+    aside: Path,
+    version: str,
+    folder: CheckpointFolder,
+    chosen: Mapping[str, Checkpoint],
+    found: AsOfEnd,
+    log_sizes: Mapping[str, int],
+    options: ExportConfig,
+) -> None:
+    """All files of a bundle, checked, and then the manifest that makes it one."""
+    owners = parts_of_features(folder.recipe)
+    learners = {
+        model: open_learner(folder, model, str(checkpoint.step), options.num_threads).learner
+        for model, checkpoint in chosen.items()
+    }
+    folder.plan.save(aside / "plan")
+    for learner in learners.values():
+        write_graphs(learner, aside / "graphs", owners)
+        for name, collection in learner.collections.items():
+            for table in collection.tables.values():
+                write_rows(aside / "tables" / name / table_folder(table.spec.name), table, options.rows)
+    models = {model: _describe(learner, aside) for model, learner in learners.items()}
+    _write_sides(aside, folder, models, learners.get("retrieval"), found, options)
+    _copy_report(folder, chosen, aside)
+    shutil.rmtree(aside / "work", ignore_errors=True)
+    manifest = {
+        "version": version,
+        "models": models,
+        "rows_dtype": options.rows,
+        "index": _kind_of_index(aside),
+        **_facts(folder, chosen, found, log_sizes),
+    }
+    checked = check_bundle(
+        Bundle(aside, manifest, modules_of(folder.recipe)), learners, folder.plan, found.sample
+    )
+    publish_bundle(aside, {**manifest, "check": checked})
+
+
+def _write_sides(
+    aside: Path,
+    folder: CheckpointFolder,
+    models: Mapping[str, Any],
+    retriever: Ranker | Retriever | None,
+    found: AsOfEnd,
+    options: ExportConfig,
+) -> None:
+    plan, columns = folder.plan, folder.columns
+    if found.users is not None:
+        write_users(aside / "users", found, plan, side_layout(columns, models, "user"))
+    if found.items is not None:
+        write_items(aside / "items", found, plan, side_layout(columns, models, "item"))
+        if isinstance(retriever, Retriever):
+            write_vectors(aside / "items", found, plan, retriever, options.index)
+
+
+# the manifest
+
+
+def _facts(
+    folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], found: AsOfEnd, log_sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """What the bundle was made of."""
+    recipe = recipe_to_dict(folder.recipe)
+    evaluation, gate = _evaluation(folder, chosen)
+    return {
+        "created_at": time.time(),
+        "recipe": recipe,
+        "recipe_digest": _digest(recipe),
+        "columns": [asdict(column) for column in folder.columns],
+        "evaluation": evaluation,
+        "gate": gate,
+        "checkpoint": {
+            "path": str(folder.path.resolve()),
+            "steps": {model: checkpoint.step for model, checkpoint in chosen.items()},
+        },
+        "log_end": found.log_end,
+        "log_sizes": log_sizes,
+        "num_items": found.items.height if found.items is not None else 0,
+        "num_users": found.users.height if found.users is not None else 0,
+    }
+
+
+def _kind_of_index(aside: Path) -> str | None:
+    if not (aside / "items" / "vectors.npy").exists():
+        return None
+    return "clustered" if any((aside / "items" / "index").iterdir()) else "exact"
+
+
+def _describe(learner: Ranker | Retriever, aside: Path) -> dict[str, Any]:
+    if isinstance(learner, Retriever):
+        spec = learner.spec
+        dim = spec.hidden[-1] if spec.hidden else spec.embedding_dim
+        return {"user": list(spec.user), "item": list(spec.item), "dim": dim}
+    names = {name: [part.name for part in made.features] for name, made in learner.collections.items()}
+    return {
+        "numbers": list(learner.layout.numbers),
+        "keys": names["deep"],
+        "wide": names.get("wide", []),
+        "label": learner.spec.label,
+        "split": (aside / "graphs" / "rank_split.onnx").exists(),
+    }
+
+
+def _evaluation(
+    folder: CheckpointFolder, chosen: Mapping[str, Checkpoint]
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Metrics and the gate's verdict of the very checkpoints that are exported; None where there are none."""
+    measured = {
+        model: found
+        for model, found in _evaluated(folder).items()
+        if model in chosen and found["step"] == chosen[model].step
+    }
+    if not measured:
+        return None, None
+    evaluation = {
+        model: {"step": found["step"], "split": found["split"], "metrics": found["metrics"]}
+        for model, found in measured.items()
+    }
+    verdicts = [{"model": model, **verdict} for model, found in measured.items() for verdict in found["gate"]]
+    passed = all(verdict["passed"] for verdict in verdicts)
+    return evaluation, {"passed": passed, "verdicts": verdicts} if verdicts else None
+
+
+def _copy_report(folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], aside: Path) -> None:
+    """The page that evaluate wrote goes along, if it is about what is exported."""
+    if _evaluation(folder, chosen)[0] is None:
+        return
+    report = json.loads((folder.path / EVALUATION).read_text(encoding="utf-8")).get("report")
+    if report is not None and Path(report).is_file():
+        shutil.copyfile(report, aside / REPORT)
+
+
+def _check_gate(folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], options: ExportConfig) -> None:
+    gate = _evaluation(folder, chosen)[1]
+    if gate is not None and not gate["passed"] and not options.despite_gate:
+        raise ArtifactError(
+            f"{folder.path} did not meet the conditions that it was evaluated against, so it is not published. "
+            "Train it further, or add --despite-gate."
+        )
+
+
+def _evaluated(folder: CheckpointFolder) -> dict[str, Any]:
+    path = folder.path / EVALUATION
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["models"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}. Run `recmill evaluate` again.") from None
+
+
+def _version(
+    folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], inputs: Inputs, options: ExportConfig
+) -> str:
+    """Equal for bundles that would be equal: made of the same checkpoints and log, in the same way."""
+    steps = {model: checkpoint.manifest["files"] for model, checkpoint in chosen.items()}
+    content = [
+        recipe_to_dict(folder.recipe),
+        folder.plan.digest(),
+        steps,
+        inputs.fingerprint(),
+        _evaluation(folder, chosen),
+        options.rows,
+        options.index,
+    ]
+    return f"{max(checkpoint.step for checkpoint in chosen.values()):010d}-{_digest(content)[:8]}"
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

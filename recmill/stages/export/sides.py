@@ -1,0 +1,71 @@
+"""Users and items of a bundle: their raw columns, their features, and what is known of items beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.lib.format import open_memmap
+
+from recmill.artifacts.bundle.bundle import write_entities
+from recmill.artifacts.vector_index import build_index
+from recmill.dataset.batch import Layout, collate
+from recmill.features.plan import Plan
+from recmill.learner.retrieval import Retriever
+from recmill.stages.export.snapshot import AsOfEnd
+
+_ROWS_AT_ONCE = 1 << 16
+_ASKING = 200  # users whose questions the index is fitted to
+
+
+def write_users(into: Path, found: AsOfEnd, plan: Plan, layout: Layout) -> None:
+    """Users, and the items that each has clicked."""
+    users = found.users
+    assert users is not None
+    write_entities(into, "user", users, features_of(plan, users, layout.features), layout, users.columns[0])
+    if found.clicks is not None:
+        found.clicks.write_seen(into)
+
+
+def write_items(into: Path, found: AsOfEnd, plan: Plan, layout: Layout) -> None:
+    """Items, how often each was clicked, and the items that are clicked by the same users."""
+    items = found.items
+    assert items is not None
+    assert found.popularity is not None
+    write_entities(into, "item", items, features_of(plan, items, layout.features), layout, items.columns[0])
+    np.save(into / "popularity.npy", found.popularity)
+    similar = found.clicks.similar() if found.clicks is not None else None
+    if similar is not None:
+        np.save(into / "similar.npy", similar)
+
+
+def write_vectors(into: Path, found: AsOfEnd, plan: Plan, retriever: Retriever, kind: str) -> None:
+    """The items' vectors, and the index that finds the nearest of them for users like those of the log."""
+    items = found.items
+    assert items is not None
+    layout = retriever.layouts["item"]
+    vectors = None
+    for first in range(0, items.height, _ROWS_AT_ONCE):
+        rows = plan.apply(items[first : first + _ROWS_AT_ONCE], labels=False, only=layout.features)
+        some = retriever.item_vectors(collate(rows, layout, with_labels=False))
+        if vectors is None:
+            shape = (items.height, some.shape[1])
+            vectors = open_memmap(into / "vectors.npy", mode="w+", dtype=np.float32, shape=shape)
+        vectors[first : first + len(some)] = some
+    assert vectors is not None, "a log that is not empty has items"
+    vectors.flush()
+    layout = retriever.layouts["user"]
+    asking = plan.apply(found.sample[:_ASKING], labels=False, only=layout.features)
+    queries = retriever.user_vectors(collate(asking, layout, with_labels=False))
+    build_index(vectors, kind, queries if len(queries) else None).save(into / "index")
+
+
+def features_of(plan: Plan, rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """Features of raw rows, some rows at a time."""
+    pieces = [
+        plan.apply(rows[first : first + _ROWS_AT_ONCE], labels=False, only=names)
+        for first in range(0, max(1, rows.height), _ROWS_AT_ONCE)
+    ]
+    return pl.concat(pieces)

@@ -1,0 +1,385 @@
+"""What the log says of users and items as of its end: their last values, histories, clicks.
+
+The log is read in pieces and each piece is reduced at once, so that memory follows from the number of users and items,
+not of events. Rows that `filter`, `sample` and `dedupe` take out of the Table do not count. `min_length` and `last` of
+a history only choose which rows teach: what they leave out happened all the same, so here it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from recmill.dataset.prefetch import prefetch
+from recmill.features.expressions import columns_read, keep_where
+from recmill.features.kernels import hash_positions
+from recmill.features.numeric import dtype_of
+from recmill.features.plan import Plan
+from recmill.logs.base import LogFiles, LogRange, open_source
+from recmill.logs.rows import RowFunction, join_side, keep_share, read_side_table
+from recmill.logs.tally import Tally
+from recmill.recipe import recipe as r
+from recmill.recipe.kinds import kinds_of_columns, owners_of_columns
+from recmill.recipe.recipe import POSITION
+from recmill.reporting.progress import Progress
+from recmill.stages.export.clicks import Clicks, ClickWriter
+
+SAMPLED_ROWS = 1_000
+DEFAULT_MEMORY = 2 << 30
+_PIECE_BYTES = 8 << 20
+_LOOKS = 8
+_HELD_BYTES = 128 << 20
+_SIDES: tuple[r.Owner, ...] = ("item", "user")
+
+
+@dataclass(frozen=True)
+class AsOfEnd:
+    """Users and items by place: the row of their frame. The raw id is the first column; ids are unique."""
+
+    items: pl.DataFrame | None  # most clicked first; None when the log does not say what its items are
+    users: pl.DataFrame | None
+    popularity: np.ndarray[Any, np.dtype[np.float32]] | None  # clicks of each item
+    clicks: Clicks | None
+    sample: pl.DataFrame  # some raw rows, each with its user's history as of the end
+    log_end: float | int | None
+    num_rows: int
+    num_bad: int
+
+
+def read_as_of_end(
+    recipe: r.Recipe,
+    plan: Plan,
+    data: str,
+    work: Path,
+    progress: Progress | None = None,
+    memory: int = DEFAULT_MEMORY,
+) -> AsOfEnd:
+    """Read the whole log once (once more for each dedupe); clicks lie in `work` until they are asked for.
+
+    Of a log that says neither who nor what nor when, a few pieces are enough.
+    """
+    log = LogRows(recipe, data, memory, progress or Progress(quiet=True))
+    reading = _LogPass(recipe, plan, log, work)
+    all_of_it = (recipe.log.user, recipe.log.item, recipe.log.time) != (None, None, None)
+    for frame in log.read() if all_of_it else log.look_into():
+        reading.add(frame)
+    log.tally.check(log.source.files, 1.0)
+    return reading.result()
+
+
+def columns_of_side(recipe: r.Recipe, side: r.Owner) -> list[str]:
+    """The raw columns that a bundle keeps of users or items: the id, their own, and what their features read."""
+    owned = [name for name, owner in owners_of_columns(recipe).items() if owner == side]
+    read = [name for feature in recipe.features if feature.of == side for name in feature.columns]
+    return list(dict.fromkeys([str(getattr(recipe.log, side)), *owned, *read]))
+
+
+class LogRows:
+    """The rows of a log that a Table would hold, without the columns that other rows are looked at for."""
+
+    def __init__(self, recipe: r.Recipe, data: str, memory: int, progress: Progress) -> None:
+        self.recipe = recipe
+        self.kinds = kinds_of_columns(recipe)
+        self.source: LogFiles = open_source(recipe.log, data, may_grow=True)
+        self.progress = progress
+        self.tally = Tally()
+        self.sides = {
+            operation: read_side_table(recipe, operation, data, memory)
+            for operation in recipe.rows
+            if isinstance(operation, r.Join)
+        }
+        self.histories: list[LastEvents] = []
+        self._steps: list[RowFunction] = []
+        for operation in recipe.rows:
+            self._add(operation)
+
+    def read(self) -> Iterator[pl.DataFrame]:
+        """Every row, some at a time, in log order; histories see them on their way."""
+        return self._read("log", self.source.units(), self._steps)
+
+    def look_into(self) -> Iterator[pl.DataFrame]:
+        """Rows from the beginnings of some pieces, spread over the log."""
+        units = self.source.units()
+        for unit in units[:: -(-len(units) // _LOOKS)]:
+            yield from islice(self._read("log", [unit], self._steps), 1)
+
+    def cold(self, side: r.Owner) -> pl.DataFrame | None:
+        """Users or items of side tables that are made for them, whether they occur in the log or not."""
+        column = getattr(self.recipe.log, side)
+        found = [table.select(column) for join, table in self.sides.items() if join.on == column]
+        if not found:
+            return None
+        frame = pl.concat(found).drop_nulls().unique(maintain_order=True)
+        for operation in self.recipe.rows:
+            if isinstance(operation, r.Join) and operation.on in frame.columns:
+                frame = join_side(self.sides[operation], operation.on, frame)
+            elif isinstance(operation, r.Filter):
+                frame = _keep_where_known(operation.sql, self.kinds, frame)
+        return frame
+
+    def _add(self, operation: r.RowOperation) -> None:
+        if isinstance(operation, r.Filter):
+            self._steps.append(partial(_keep_where_known, operation.sql, self.kinds))
+        elif isinstance(operation, r.Sample):
+            self._steps.append(partial(keep_share, operation))
+        elif isinstance(operation, r.Join):
+            self._steps.append(partial(join_side, self.sides[operation], operation.on))
+        elif isinstance(operation, r.Dedupe):
+            self._steps.append(partial(_keep_positions, self._kept(operation)))
+        elif isinstance(operation, r.History):
+            self.histories.append(LastEvents(operation, self.kinds))
+            self._steps.append(self.histories[-1])
+
+    def _kept(self, dedupe: r.Dedupe) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Positions of the rows that a dedupe keeps, sorted."""
+        kept = Reduced(partial(_keep_one, dedupe))
+        steps = [step for step in self._steps if not isinstance(step, LastEvents)]
+        for frame in self._read("dedupe", self.source.units(), steps):
+            kept.add(frame.select(*dict.fromkeys([*dedupe.by, dedupe.order, POSITION])))
+        rows = kept.result()
+        return np.sort(rows[POSITION].to_numpy()) if rows is not None else np.empty(0, np.int64)
+
+    def _read(
+        self, stage: str, units: Sequence[LogRange], steps: Sequence[RowFunction]
+    ) -> Iterator[pl.DataFrame]:
+        self.tally = Tally()
+        with self.progress.stage(stage, sum(self.source.text_bytes(unit) for unit in units)) as bar:
+            for frame, num_bytes in prefetch(self._raw_frames(units)):
+                bar.advance(num_bytes, frame.height)
+                for step in steps:
+                    frame = step(frame)
+                if frame.height:
+                    yield frame
+
+    def _raw_frames(self, units: Sequence[LogRange]) -> Iterator[tuple[pl.DataFrame, int]]:
+        """Good rows, and about how many bytes of the log they are."""
+        for unit in units:
+            left = self.source.text_bytes(unit)
+            for batch in self.source.read(unit, _PIECE_BYTES):
+                self.tally.rows += batch.num_rows
+                for row in batch.bad:
+                    self.tally.note(row)
+                read = min(left, _PIECE_BYTES)
+                left -= read
+                yield batch.frame, read
+
+
+class Reduced:
+    """Rows that come piece by piece and are reduced whenever they take too much room."""
+
+    def __init__(self, reduce: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
+        self._reduce = reduce
+        self._held: list[pl.DataFrame] = []
+        self._num_bytes = 0.0
+        self._bound = float(_HELD_BYTES)
+
+    def add(self, frame: pl.DataFrame) -> None:
+        self._held.append(self._reduce(frame))
+        self._num_bytes += self._held[-1].estimated_size()
+        if self._num_bytes > self._bound:
+            self._held = [self._reduce(pl.concat(self._held))]
+            self._num_bytes = self._held[0].estimated_size()
+            self._bound = max(_HELD_BYTES, 2 * self._num_bytes)
+
+    def result(self) -> pl.DataFrame | None:
+        """All of them, reduced; None when none came."""
+        return self._reduce(pl.concat(self._held)) if self._held else None
+
+
+class LastEvents:
+    """The events that the next row of each user would have as its history: the last ones, the very last included."""
+
+    def __init__(self, history: r.History, kinds: Mapping[str, str]) -> None:
+        self.history, self.kinds = history, kinds
+        self._events = Reduced(self._last)
+
+    def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Take notice of rows, which go on as they are."""
+        history = self.history
+        needed = [history.by, history.order, POSITION, *history.columns]
+        read = columns_read(history.where, self.kinds) if history.where else []
+        if {*needed, *read} <= set(frame.columns):
+            events = keep_where(history.where, frame) if history.where else frame
+            self._events.add(events.drop_nulls(history.by).select(*dict.fromkeys(needed)))
+        return frame
+
+    def onto(self, users: pl.DataFrame) -> pl.DataFrame:
+        """Add the histories; users without events have empty ones. What cannot be known stays missing."""
+        events = self._events.result()
+        history = self.history
+        if events is None or history.by not in users.columns:
+            return users
+        lists = events.sort(history.order, POSITION, nulls_last=False).group_by(history.by)
+        names = {f"{name}_history": pl.col(name) for name in history.columns}
+        found = users.join(lists.agg(**names), on=history.by, how="left", maintain_order="left")
+        return found.with_columns(pl.col(list(names)).fill_null(pl.lit([])))
+
+    def _last(self, events: pl.DataFrame) -> pl.DataFrame:
+        ordered = events.sort(self.history.order, POSITION, nulls_last=False)
+        from_end = pl.int_range(pl.len(), 0, -1).over(self.history.by)
+        return ordered.filter(from_end <= self.history.max_length)
+
+
+class _LogPass:
+    """Everything that one pass over the log collects."""
+
+    def __init__(self, recipe: r.Recipe, plan: Plan, log: LogRows, work: Path) -> None:
+        self.recipe, self.log = recipe, log
+        spec = recipe.log
+        order = [spec.time, POSITION] if spec.time else [POSITION]
+        self.order = order
+        self.last = {
+            side: Reduced(partial(_last_of_each, getattr(spec, side), order))
+            for side in _SIDES
+            if getattr(spec, side) is not None
+        }
+        self.is_click = Positive.of(recipe, plan)
+        self.counts = Reduced(partial(_add_up, str(spec.item)))
+        both = spec.item is not None and spec.user is not None
+        self.clicks = ClickWriter(work, str(spec.user), str(spec.item), log.source.files) if both else None
+        self.sample = Reduced(_sampled)
+        self.log_end: float | int | None = None
+
+    def add(self, frame: pl.DataFrame) -> None:
+        spec = self.recipe.log
+        for side, last in self.last.items():
+            wanted = [name for name in columns_of_side(self.recipe, side) if name in frame.columns]
+            last.add(frame.select(*dict.fromkeys([*wanted, *self.order])).drop_nulls(wanted[0]))
+        if spec.item is not None:
+            clicks = self.is_click(frame).drop_nulls(spec.item)
+            self.counts.add(clicks.select(spec.item, pl.lit(1, pl.Int64).alias("__count")))
+            if self.clicks is not None:
+                columns = [spec.user, spec.item, *self.order]
+                self.clicks.add(clicks.select(*dict.fromkeys(columns)).drop_nulls(spec.user), self.order)
+        self.sample.add(frame)
+        end = frame[spec.time].max() if spec.time else None
+        if end is not None and (self.log_end is None or end > self.log_end):  # type: ignore[operator]
+            self.log_end = end  # type: ignore[assignment]
+
+    def result(self) -> AsOfEnd:
+        users, items = self._side("user"), self._side("item")
+        popularity = None
+        if items is not None:
+            items, popularity = self._by_popularity(items)
+        clicks = None
+        if self.clicks is not None and users is not None and items is not None:
+            clicks = self.clicks.finish(users.to_series(0), items.to_series(0))
+        tally = self.log.tally
+        return AsOfEnd(
+            items, users, popularity, clicks, self._rows(users), self.log_end, tally.rows, tally.bad
+        )
+
+    def _side(self, side: r.Owner) -> pl.DataFrame | None:
+        """Last values of each id, those never seen in the log behind; columns that cannot be known are missing."""
+        if side not in self.last:
+            return None
+        column = str(getattr(self.recipe.log, side))
+        parts = [frame for frame in (self.last[side].result(), self.log.cold(side)) if frame is not None]
+        names = columns_of_side(self.recipe, side)
+        kinds = kinds_of_columns(self.recipe)
+        rows = pl.concat([_typed(part, names, kinds) for part in parts])
+        rows = rows.unique(column, keep="first", maintain_order=True).sort(column)
+        for history in self.log.histories if side == "user" else ():
+            lists = [f"{name}_history" for name in history.history.columns]
+            rows = _typed(history.onto(rows.drop(lists)), names, kinds)
+        return rows
+
+    def _by_popularity(
+        self, items: pl.DataFrame
+    ) -> tuple[pl.DataFrame, np.ndarray[Any, np.dtype[np.float32]]]:
+        column = str(self.recipe.log.item)
+        counts = self.counts.result()
+        assert counts is not None, "frames were added, so counts were"
+        counted = items.join(counts, on=column, how="left", maintain_order="left")
+        counted = counted.with_columns(pl.col("__count").fill_null(0))
+        counted = counted.sort("__count", column, descending=[True, False])
+        return counted.drop("__count"), counted["__count"].to_numpy().astype(np.float32)
+
+    def _rows(self, users: pl.DataFrame | None) -> pl.DataFrame:
+        """The sample, with histories as of the end: rows as a request would bring them."""
+        rows = self.sample.result()
+        assert rows is not None
+        kinds = kinds_of_columns(self.recipe)
+        if users is not None:
+            lists = [name for name in users.columns if name not in rows.columns]
+            user = users.columns[0]
+            rows = rows.join(users.select(user, *lists), on=user, how="left", maintain_order="left")
+        return _typed(rows, list(kinds), kinds)
+
+
+class Positive:
+    """Keeps the rows whose label is 1: those that teach what users want."""
+
+    def __init__(self, plan: Plan | None, label: str) -> None:
+        self.plan, self.label = plan, label
+
+    @classmethod
+    def of(cls, recipe: r.Recipe, plan: Plan) -> Positive:
+        """By the label of retrieval, else of ranking; without one all rows are kept."""
+        model = recipe.retrieval or recipe.ranking
+        if model is None:
+            return cls(None, "")
+        labelled = copy(plan)
+        labelled.labels = [chain for chain in plan.labels if chain.feature.name == model.label]
+        labelled.recipe = replace(plan.recipe, table=replace(plan.recipe.table, keep=()))
+        return cls(labelled, model.label)
+
+    def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
+        if self.plan is None or not frame.height or not self._known(frame):
+            return frame
+        return frame.filter(self.plan.apply(frame, only=())[self.label] == 1)
+
+    def _known(self, frame: pl.DataFrame) -> bool:
+        assert self.plan is not None
+        return all(set(chain.feature.columns) <= set(frame.columns) for chain in self.plan.labels)
+
+
+def _typed(frame: pl.DataFrame, names: Sequence[str], kinds: Mapping[str, str]) -> pl.DataFrame:
+    """These columns in this order; those that are not there are missing in every row."""
+    return frame.select(
+        pl.col(name) if name in frame.columns else pl.lit(None, dtype_of(kinds[name])).alias(name)
+        for name in names
+    )
+
+
+def _keep_where_known(sql: str, kinds: Mapping[str, str], frame: pl.DataFrame) -> pl.DataFrame:
+    """A condition over columns that are not there cannot tell, so it takes nothing out."""
+    known = set(columns_read(sql, kinds)) <= set(frame.columns)
+    return keep_where(sql, frame) if known else frame
+
+
+def _keep_one(dedupe: r.Dedupe, frame: pl.DataFrame) -> pl.DataFrame:
+    ordered = frame.sort(dedupe.order, POSITION, nulls_last=False)
+    return ordered.unique(list(dedupe.by), keep=dedupe.keep, maintain_order=True)
+
+
+def _keep_positions(kept: np.ndarray[Any, np.dtype[np.int64]], frame: pl.DataFrame) -> pl.DataFrame:
+    if not len(kept):
+        return frame.clear()
+    positions = frame[POSITION].to_numpy()
+    places = np.minimum(np.searchsorted(kept, positions), len(kept) - 1)
+    return frame.filter(kept[places] == positions)
+
+
+def _last_of_each(column: str, order: Sequence[str], frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.sort(order, nulls_last=False).unique(column, keep="last", maintain_order=True)
+
+
+def _add_up(item: str, counts: pl.DataFrame) -> pl.DataFrame:
+    return counts.group_by(item).agg(pl.col("__count").sum())
+
+
+def _sampled(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows at random: those whose positions hash lowest, whatever pieces they come in."""
+    hashes = hash_positions(frame[POSITION], 5)
+    if len(hashes) <= SAMPLED_ROWS:
+        return frame
+    return frame[np.sort(np.argpartition(hashes, SAMPLED_ROWS)[:SAMPLED_ROWS])]

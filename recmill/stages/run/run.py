@@ -1,0 +1,218 @@
+"""run: a recipe's whole chain in order. A stage that is done already is not done again.
+
+With `at_once`, training begins when the first shard of the Table is there; the two may run on different engines.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recmill import open_bundle
+from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.lock import lock_folder
+from recmill.artifacts.manifest import is_published
+from recmill.dataset.table import Table
+from recmill.errors import RecmillError
+from recmill.learner.saved import models_of
+from recmill.recipe.recipe import Recipe
+from recmill.recipe.trust import modules_of
+from recmill.reporting.machine import available_cores
+from recmill.reporting.progress import Progress
+from recmill.stages.evaluate import evaluate as evaluation
+from recmill.stages.evaluate.write import write_evaluation
+from recmill.stages.export import export as exporting
+from recmill.stages.prepare import prepare as preparation
+from recmill.stages.run.overlap import preparing
+from recmill.stages.serve.messages import Answer, Id, Recommend
+from recmill.stages.train import train as training
+from recmill.stages.train.partial_table import FOLLOWED, open_growing
+from recmill.stages.train.source import TableData, TrainingData
+from recmill.synthetic.generate import generate, read_truth
+
+if TYPE_CHECKING:
+    from recmill.stages.train.launch import MakeSource, WorkerRange
+
+DEFAULT_ROWS = 100_000
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How the stages run."""
+
+    rows: int = DEFAULT_ROWS  # to generate when there is no log
+    prepare: preparation.PrepareConfig = field(default_factory=preparation.PrepareConfig)
+    train: training.TrainConfig = field(default_factory=lambda: training.TrainConfig(resume=True))
+    scale: WorkerRange | None = None  # of training on Ray; without it, this process trains
+    at_once: bool = False  # train while the Table is prepared
+    gate: tuple[Any, ...] = ()
+    note: Callable[[str], None] = lambda line: None
+
+
+@dataclass
+class Ran:
+    """What the stages made, and the seconds that each took."""
+
+    data: str
+    into: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+    total_seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return all(model.passed for model in self.results.get("evaluate", []))
+
+
+def run(
+    recipe: Recipe,
+    data: str | None,
+    into: Path,
+    options: RunConfig | None = None,
+    progress: Progress | None = None,
+    report: Callable[[str, Any], None] = lambda stage, result: None,
+) -> Ran:
+    """Generate a log unless there is one, prepare it, train, evaluate and export.
+
+    `report` hears of each stage as it ends. What did not pass its gate is not exported. Killed at any point and run
+    again, it goes on from there.
+    """
+    with lock_folder(into):
+        return _run(recipe, data, into, options or RunConfig(), progress or Progress(quiet=True), report)
+
+
+def _run(
+    recipe: Recipe,
+    data: str | None,
+    into: Path,
+    options: RunConfig,
+    progress: Progress,
+    report: Callable[[str, Any], None],
+) -> Ran:
+    ran = Ran(data or str(into / "log"), into)
+    started = time.perf_counter()
+
+    def stage(name: str, work: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = ran.results[name] = work()
+        ran.seconds[name] = time.perf_counter() - began
+        report(name, result)
+        return result
+
+    if data is None:
+        stage("generate", lambda: _generate(recipe, into / "log", options.rows))
+    if options.at_once and models_of(recipe) and not is_published(into / "table"):
+        check_order(recipe)
+        with preparing(recipe, ran.data, into / "table", options.prepare) as job:
+            following = partial(open_growing, str((into / "table").absolute()), _known_place(ran.data))
+            stage(
+                "train", lambda: job.followed_by(lambda: _train(recipe, following, into, options, progress))
+            )
+            stage("prepare", job.result)
+            ran.seconds["prepare"] = job.seconds
+    else:
+        stage(
+            "prepare",
+            lambda: preparation.prepare(recipe, ran.data, into / "table", options.prepare, progress),
+        )
+        if models_of(recipe):
+            source = _source_of_finished(into, ran.data)
+            stage("train", lambda: _train(recipe, source, into, options, progress))
+    if models_of(recipe):
+        stage("evaluate", lambda: _evaluate(into, ran.results["prepare"].table, options, progress))
+        if ran.passed and not options.train.models:
+            stage("export", lambda: _export(into, ran.data, progress))
+    ran.total_seconds = time.perf_counter() - started
+    return ran
+
+
+def check_order(recipe: Recipe) -> None:
+    """Fail at once, not when the features are fitted."""
+    if recipe.table.order != "log":
+        raise RecmillError(
+            f'Recipe "{recipe.name}" has table.order "{recipe.table.order}": which rows come first is known only when '
+            "all are there, so that training cannot begin before. Add --set table.order=log, or run the stages one by "
+            "one: recmill prepare, then recmill train."
+        )
+
+
+def _train(
+    recipe: Recipe, make_source: MakeSource, into: Path, options: RunConfig, progress: Progress
+) -> list[training.TrainResult]:
+    if options.scale is None:
+        source = make_source(options.note)
+        return training.train(recipe, source, into / "checkpoint", options.train, progress)
+    from recmill.stages.train.launch import launch
+
+    return launch(
+        recipe, make_source, into / "checkpoint", options.train, options.scale, progress, note=options.note
+    )
+
+
+def _source_of_finished(into: Path, data: str) -> MakeSource:
+    """The Table; a run that began while it was prepared goes on as it began."""
+    table = str((into / "table").absolute())
+    if is_published(into / "checkpoint"):
+        began_with = CheckpointFolder.open(into / "checkpoint").manifest["source"]
+        if began_with.startswith(FOLLOWED):
+            return partial(open_growing, table, _known_place(data))
+    return partial(_open_table, table)
+
+
+def _open_table(path: str, note: Callable[[str], None]) -> TrainingData:
+    return TableData(Table.open(path))
+
+
+def _known_place(data: str) -> str | None:
+    """Where the log is, as a checkpoint may say it: no address with a password in it."""
+    if "://" in data:
+        return None if "@" in data else data
+    return os.path.abspath(data)
+
+
+def _evaluate(
+    into: Path, table: Any, options: RunConfig, progress: Progress
+) -> list[evaluation.EvaluateResult]:
+    folder = CheckpointFolder.open(into / "checkpoint")
+    num_threads = options.train.threads or available_cores()
+    wanted = evaluation.EvaluateConfig(
+        models=options.train.models, gate=options.gate, num_threads=num_threads
+    )
+    evaluated = evaluation.evaluate(folder, table, wanted, progress)
+    write_evaluation(folder, evaluated, into / "report.html")
+    return evaluated
+
+
+def _export(into: Path, data: str, progress: Progress) -> exporting.ExportResult:
+    folder = CheckpointFolder.open(into / "checkpoint")
+    options = exporting.ExportConfig(num_threads=available_cores())
+    return exporting.export(folder, data, into / "bundle", options, progress)
+
+
+def recommend(into: Path, k: int = 10) -> tuple[Id, Answer] | None:
+    """An example from the bundle that a run left behind: a user and their items; None when it has no items."""
+    own_code = modules_of(CheckpointFolder.open(into / "checkpoint").recipe)
+    recommender = open_bundle(into / "bundle", trust_code=own_code)
+    users = recommender.bundle.users
+    if recommender.recaller is None or users is None or not len(users):
+        return None
+    user = users.ids(np.zeros(1, np.int64))[0]
+    return user, recommender.recommend(Recommend(user=user, k=k))
+
+
+def _generate(recipe: Recipe, into: Path, rows: int) -> Any:
+    """A synthetic log in the recipe's shape; None when it is there already."""
+    if recipe.generate is None:
+        raise RecmillError(f'Recipe "{recipe.name}" has no generator; give its log with --data DIR.')
+    truth = read_truth(into) or {}
+    is_same = (truth.get("shape"), truth.get("rows")) == (recipe.generate, rows)
+    if is_same and all((into / name).exists() for name in truth.get("files", ())):
+        return None
+    return generate(recipe.generate, rows, 0, into)

@@ -1,0 +1,294 @@
+"""The gRPC transport: our own calls, the Open Inference Protocol, health and reflection, all in one table."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import DESCRIPTOR as STRUCT
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from recmill.stages.serve import calls as c
+from recmill.stages.serve import inference
+from recmill.stages.serve import messages as m
+from recmill.stages.serve.limits import Limits
+from recmill.stages.serve.proto import convert, predict_v2_pb2, recmill_pb2
+from recmill.stages.serve.proto import recmill_pb2 as pb
+from recmill.stages.serve.security import Scope, Tls
+
+# A caller that is gone before it is answered is no error of ours.
+logging.getLogger("grpc._cython.cygrpc").addFilter(
+    lambda record: "ExecuteBatchError" not in str(record.exc_info)
+)
+
+_HANDSHAKE_MS = 10_000
+_MAX_STREAMS = 10_000  # calls at once on one connection
+_NO_LIMIT = 2**31 - 1
+SERVICE = "recmill.v1.Recommender"
+INFERENCE = "inference.GRPCInferenceService"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: the call behind it, what its bytes are, and how messages become ours and back.
+
+    `pack` makes a message of one answer; `reply` the reply of all of them.
+    """
+
+    call: str
+    takes: type[Message]
+    requests_of: Callable[[Any], Sequence[Any]]
+    pack: Callable[[Any], Message]
+    reply: Callable[[Sequence[Any]], Message] = lambda packed: packed[0]
+    batch: str | None = None  # the list whose length is limited
+
+
+def _replies(packed: Sequence[pb.Answer]) -> pb.RecommendReply:
+    return pb.RecommendReply(answers=packed)
+
+
+def _changed(answer: c.ChangeResult) -> pb.Changed:
+    return pb.Changed(number=answer.number, version=answer.version)
+
+
+def _status(answer: m.Status) -> pb.StatusReply:
+    return pb.StatusReply(status=convert.to_struct(answer))
+
+
+def _packed(rows: c.PackedRows) -> pb.LookupReply:
+    return pb.LookupReply(user=rows.user, items=rows.items, degraded=rows.degraded, version=rows.version)
+
+
+def _features(request: pb.FeaturesRequest) -> list[m.Features]:
+    return [m.Features(user=convert.id_of(request.user), items=convert.ids_of(request.items, "items"))]
+
+
+def _rows(request: pb.RankRowsRequest) -> list[c.RankRows]:
+    context = convert.values_of(request.context)
+    return [c.RankRows(user=request.user, items=list(request.items), context=context)]
+
+
+def _events(request: pb.AddEventsRequest) -> list[c.Events]:
+    events = [
+        m.Event(
+            user=convert.known_id(event.user, "user"),
+            item=convert.known_id(event.item, "item"),
+            values=convert.values_of(event.values),
+        )
+        for event in request.events
+    ]
+    return [c.Events(events=events)]
+
+
+def _new_items(request: pb.AddItemsRequest) -> list[c.NewItems]:
+    items = [
+        m.NewItem(id=convert.known_id(item.id, "id"), values=convert.values_of(item.values))
+        for item in request.items
+    ]
+    return [c.NewItems(items=items)]
+
+
+def _item_ids(request: pb.RemoveItemsRequest) -> list[c.ItemIds]:
+    return [c.ItemIds(items=convert.ids_of(request.items, "items"))]
+
+
+METHODS = {
+    "Recommend": Method(
+        "recommend", pb.RecommendRequest, convert.recommends_of, convert.to_answer, _replies, "queries"
+    ),
+    "Recall": Method(
+        "recall", pb.RecommendRequest, convert.recalls_of, convert.to_answer, _replies, "queries"
+    ),
+    "Rank": Method("rank", pb.RankRequest, lambda r: [convert.rank_of(r)], convert.to_ranked),
+    "Features": Method("features", pb.FeaturesRequest, _features, convert.to_features),
+    "Lookup": Method(
+        "lookup", pb.LookupRequest, lambda r: [c.FeatureRowsRequest(query=convert.rank_of(r))], _packed
+    ),
+    "RankRows": Method("rank_rows", pb.RankRowsRequest, _rows, convert.to_ranked),
+    "AddEvents": Method("add_events", pb.AddEventsRequest, _events, _changed, batch="events"),
+    "AddItems": Method("add_items", pb.AddItemsRequest, _new_items, _changed, batch="items"),
+    "RemoveItems": Method("remove_items", pb.RemoveItemsRequest, _item_ids, _changed),
+    "Status": Method("status", pb.StatusRequest, lambda r: [c.Nothing()], _status),
+    "Rollback": Method(
+        "rollback", pb.RollbackRequest, lambda r: [c.RollBack(version=r.version or None)], _status
+    ),
+}
+
+
+class GrpcServer:
+    """A gRPC server over a dispatcher. Make it inside the event loop that it runs in."""
+
+    def __init__(
+        self,
+        dispatcher: c.CallDispatcher,
+        scoring: inference.Scoring,
+        several_processes: bool = False,
+        max_connections: int | None = None,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.scoring = scoring
+        self.server = grpc.aio.server(options=_options(dispatcher.limits, several_processes, max_connections))
+        own = {name: self._handler(self._own(method), method.call) for name, method in METHODS.items()}
+        self._register(SERVICE, own)
+        self._register(INFERENCE, self._inference())
+        self.health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        names = (SERVICE, INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.server, _all_descriptors())
+
+    def bind(self, address: str, tls: Tls | None) -> int:
+        """The port that was bound; raises OSError when it cannot be."""
+        try:
+            if tls is None:
+                return int(self.server.add_insecure_port(address))
+            return int(self.server.add_secure_port(address, tls.for_grpc()))
+        except RuntimeError:
+            raise OSError(98, "The gRPC port cannot be bound; is another server using it?", address) from None
+
+    async def set_ready(self, is_ready: bool) -> None:
+        state = health_pb2.HealthCheckResponse
+        for name in ("", SERVICE, INFERENCE):
+            await self.health.set(name, state.SERVING if is_ready else state.NOT_SERVING)
+
+    def _register(self, service: str, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+    def _handler(
+        self,
+        answer: Callable[[bytes, float | None], Awaitable[tuple[Message, Any]]],
+        name: str,
+        scope: Scope | None = None,
+    ) -> grpc.RpcMethodHandler:
+        wanted = scope or c.CALLS[name].scope
+
+        async def handle(data: bytes, context: grpc.aio.ServicerContext) -> Message:
+            began, answered, refused = time.perf_counter(), None, None
+            headers = {
+                key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)
+            }
+            try:
+                self.dispatcher.permit(headers.get("authorization"), wanted)
+                reply, answered = await answer(data, context.time_remaining())
+            except Exception as error:
+                refused = c.refused(error)
+            status = refused.grpc_code if refused else "OK"
+            seconds = time.perf_counter() - began
+            self.dispatcher.observe("grpc", name, status, seconds, answered, headers.get("traceparent"))
+            if refused:
+                await context.abort(getattr(grpc.StatusCode, refused.grpc_code), refused.message)
+            return reply
+
+        # Bytes are parsed in the handler, so that what is no message is the caller's mistake and not ours.
+        return grpc.unary_unary_rpc_method_handler(handle, None, lambda reply: reply.SerializeToString())
+
+    def _own(self, method: Method) -> Callable[[bytes, float | None], Awaitable[tuple[Message, Any]]]:
+        call = c.CALLS[method.call]
+
+        async def answer(data: bytes, remaining: float | None) -> tuple[Message, Any]:
+            self.dispatcher.offers(call)
+            began = time.monotonic()
+            requests = await self.dispatcher.read(len(data), lambda: self._parsed(method, data))
+            if remaining is not None:
+                remaining -= time.monotonic() - began
+            found = await self.dispatcher.answer(call, requests, remaining, method.pack)
+            reply = method.reply([packed for _, packed in found])
+            return reply, c.together([answer for answer, _ in found])
+
+        return answer
+
+    def _parsed(self, method: Method, data: bytes) -> Sequence[Any]:
+        request, limits = convert.parse(method.takes, data), self.dispatcher.limits
+        if method.batch:
+            limits.check_number(len(getattr(request, method.batch)), method.batch)
+        requests = method.requests_of(request)
+        for one in requests:
+            limits.check(one)
+        return requests
+
+    # the Open Inference Protocol
+
+    def _inference(self) -> dict[str, grpc.RpcMethodHandler]:
+        return {
+            "ServerLive": self._handler(self._server_live, "status"),
+            "ServerReady": self._handler(self._server_ready, "status"),
+            "ModelReady": self._handler(self._model_ready, "status"),
+            "ServerMetadata": self._handler(self._server, "status"),
+            "ModelMetadata": self._handler(self._model, "status"),
+            "ModelInfer": self._handler(self._infer, "infer"),
+        }
+
+    async def _server_live(self, data: bytes, remaining: float | None) -> tuple[Message, None]:
+        return predict_v2_pb2.ServerLiveResponse(live=True), None
+
+    async def _server_ready(self, data: bytes, remaining: float | None) -> tuple[Message, None]:
+        return predict_v2_pb2.ServerReadyResponse(ready=self.dispatcher.is_ready), None
+
+    async def _model_ready(self, data: bytes, remaining: float | None) -> tuple[Message, None]:
+        request = await self._read(predict_v2_pb2.ModelReadyRequest, data)
+        ready = self.scoring.is_ready(request.name, request.version)
+        return predict_v2_pb2.ModelReadyResponse(ready=ready), None
+
+    async def _server(self, data: bytes, remaining: float | None) -> tuple[Message, None]:
+        facts = self.scoring.server()
+        reply = predict_v2_pb2.ServerMetadataResponse(name=facts.name, version=facts.version)
+        reply.extensions.extend(facts.extensions)
+        return reply, None
+
+    async def _model(self, data: bytes, remaining: float | None) -> tuple[Message, None]:
+        request = await self._read(predict_v2_pb2.ModelMetadataRequest, data)
+        return inference.grpc_model(self.scoring.model(request.name, request.version)), None
+
+    async def _read(self, kind: type[Message], data: bytes) -> Any:
+        return await self.dispatcher.read(len(data), lambda: convert.parse(kind, data))
+
+    async def _infer(self, data: bytes, remaining: float | None) -> tuple[Message, None]:
+        began = time.monotonic()
+        name, version, rows = await self.dispatcher.read(len(data), lambda: inference.rows_from_grpc(data))
+        if remaining is not None:
+            remaining -= time.monotonic() - began
+        version, scores = await self.scoring.score(name, version, rows, remaining)
+        return inference.grpc_answer(version, rows, scores), None
+
+
+def _options(limits: Limits, several_processes: bool, max_connections: int | None) -> list[tuple[str, int]]:
+    options = [
+        ("grpc.max_receive_message_length", limits.max_body),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", limits.max_header),
+        ("grpc.absolute_max_metadata_size", limits.max_header),
+        ("grpc.so_reuseport", int(several_processes)),
+        # A connection must begin to speak HTTP/2 within this time, and goes when it has had no call for long.
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", int(limits.idle_seconds * 1_000)),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS),
+        # Past these the library cancels calls without a word, before we see them; we refuse them ourselves.
+        ("grpc.server.max_pending_requests", _NO_LIMIT),
+        ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
+    ]
+    if max_connections is not None:
+        options.append(("grpc.max_allowed_incoming_connections", max_connections))
+    return options
+
+
+def _all_descriptors() -> DescriptorPool:
+    """Every message that this server speaks, in one pool, for reflection."""
+    pool = DescriptorPool()
+    for file in (
+        STRUCT,
+        recmill_pb2.DESCRIPTOR,
+        predict_v2_pb2.DESCRIPTOR,
+        health_pb2.DESCRIPTOR,
+        reflection_pb2.DESCRIPTOR,
+    ):
+        copy = descriptor_pb2.FileDescriptorProto()
+        file.CopyToProto(copy)
+        pool.Add(copy)
+    return pool

@@ -1,0 +1,426 @@
+"""The HTTP transport: JSON in, JSON out. One table of endpoints makes the routes and the OpenAPI document."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from recmill.errors import BadRequest, NotFound, ServingError
+from recmill.stages.serve import calls as c
+from recmill.stages.serve import inference
+from recmill.stages.serve import messages as m
+from recmill.stages.serve.limits import Limits
+from recmill.stages.serve.proto.convert import plain_value
+
+JSON = "application/json"
+
+
+class TooLarge(ServingError):
+    """The body has more bytes than the server takes."""
+
+    http_status, grpc_code = 413, "RESOURCE_EXHAUSTED"
+
+
+class WrongContent(ServingError):
+    """The body is of a kind that the server does not read."""
+
+    http_status = 415
+
+
+class TooSlow(ServingError):
+    """The body did not come in time."""
+
+    http_status = 408
+
+
+@dataclass(frozen=True)
+class HttpRoute:
+    """One path: the call behind it, what it takes (or several of it at once), and what it answers."""
+
+    method: str
+    path: str
+    call: str
+    takes: type[m.Message]
+    answers: type[m.Message]
+    summary: str
+    takes_many: type[m.Message] | None = None
+    answers_many: type[m.Message] | None = None
+    list_field: str | None = None  # the list in `takes` that counts as a batch
+
+
+ENDPOINTS = (
+    HttpRoute(
+        "POST",
+        "/v1/recommend",
+        "recommend",
+        m.Recommend,
+        m.Answer,
+        "The k best items of a user, or of several users at once.",
+        c.Recommends,
+        c.Answers,
+    ),
+    HttpRoute(
+        "POST", "/v1/rank", "rank", m.Rank, m.RankAnswer, "The chance of a click on each of these items."
+    ),
+    HttpRoute(
+        "POST",
+        "/v1/recall",
+        "recall",
+        m.Recall,
+        m.Answer,
+        "Candidates alone, before ranking.",
+        c.Recalls,
+        c.Answers,
+    ),
+    HttpRoute(
+        "POST", "/v1/features", "features", m.Features, m.FeaturesAnswer, "What is known of a user and items."
+    ),
+    HttpRoute(
+        "POST",
+        "/v1/events",
+        "add_events",
+        c.Events,
+        c.ChangeResult,
+        "Tell what users just did.",
+        list_field="events",
+    ),
+    HttpRoute(
+        "POST",
+        "/v1/items",
+        "add_items",
+        c.NewItems,
+        c.ChangeResult,
+        "Add or replace items (admin).",
+        list_field="items",
+    ),
+    HttpRoute("POST", "/v1/items/remove", "remove_items", c.ItemIds, c.ChangeResult, "Remove items (admin)."),
+    HttpRoute(
+        "POST", "/v1/rollback", "rollback", c.RollBack, m.Status, "Go back to an earlier version (admin)."
+    ),
+    HttpRoute("GET", "/v1/status", "status", c.Nothing, m.Status, "What serves, and since when."),
+    HttpRoute("GET", "/v1/users", "users", c.UserPrefix, c.UserIds, "Ids of users that begin with a text."),
+)
+
+
+class _Peek(msgspec.Struct):
+    """Whether a body holds several queries, without reading them."""
+
+    queries: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_peek = msgspec.json.Decoder(_Peek)
+
+
+class HttpApp:
+    """Routes over a dispatcher; `app` is the ASGI application."""
+
+    def __init__(
+        self, dispatcher: c.CallDispatcher, scoring: inference.Scoring, more_routes: Sequence[BaseRoute] = ()
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.scoring = scoring
+        self._decoders = {
+            kind: msgspec.json.Decoder(kind)
+            for endpoint in ENDPOINTS
+            for kind in (endpoint.takes, endpoint.takes_many)
+            if kind is not None
+        }
+        self._openapi: tuple[str, bytes] | None = None
+        self.app = Starlette(
+            routes=[*self._routes(), *more_routes],
+            exception_handlers={HTTPException: _http_error, Exception: _mistake},
+        )
+        self.app.router.redirect_slashes = False
+
+    def _routes(self) -> list[Route]:
+        own = [
+            Route(endpoint.path, self._endpoint(endpoint), methods=[endpoint.method])
+            for endpoint in ENDPOINTS
+        ]
+        model = "/v2/models/{name}"
+        version = model + "/versions/{version}"
+        return [
+            *own,
+            Route("/v1/live", self._guarded("live", self._live), methods=["GET"]),
+            Route("/metrics", self._guarded("metrics", self._metrics), methods=["GET"]),
+            Route("/openapi.json", self._open("openapi", self._openapi_document), methods=["GET"]),
+            Route("/health/live", self._open("health", _alive), methods=["GET"]),
+            Route("/health/ready", self._open("health", self._ready), methods=["GET"]),
+            Route("/v2", self._guarded("status", self._server), methods=["GET"]),
+            Route("/v2/health/live", self._open("health", _alive), methods=["GET"]),
+            Route("/v2/health/ready", self._open("health", self._ready), methods=["GET"]),
+            *(
+                Route(path, self._guarded("status", self._model), methods=["GET"])
+                for path in (model, version)
+            ),
+            *(
+                Route(f"{path}/ready", self._guarded("ready", self._model_ready), methods=["GET"])
+                for path in (model, version)
+            ),
+            *(
+                Route(f"{path}/infer", self._guarded("infer", self._infer), methods=["POST"])
+                for path in (model, version)
+            ),
+        ]
+
+    # wrapping: who may ask, what went wrong, how long it took
+
+    def _endpoint(self, endpoint: HttpRoute) -> Handler:
+        call = c.CALLS[endpoint.call]
+
+        async def answer(request: Request) -> tuple[Response, Any]:
+            self.dispatcher.offers(call)
+            is_many, requests = await self._requests(request, endpoint)
+            answers = [answer for answer, _ in await self.dispatcher.answer(call, requests)]
+            shown = (
+                endpoint.answers_many(answers=answers) if is_many and endpoint.answers_many else answers[0]
+            )
+            return _json(shown), c.together(answers)
+
+        return self._watched(call.name, answer, lambda request: self._permit(request, call.scope))
+
+    def _guarded(self, name: str, answer: Callable[[Request], Awaitable[Response]]) -> Handler:
+        return self._watched(name, _without_answer(answer), lambda request: self._permit(request, "read"))
+
+    def _open(self, name: str, answer: Callable[[Request], Awaitable[Response]]) -> Handler:
+        return self._watched(name, _without_answer(answer), lambda request: None)
+
+    def _permit(self, request: Request, scope: Any) -> None:
+        self.dispatcher.permit(request.headers.get("authorization"), scope)
+
+    def _watched(
+        self,
+        name: str,
+        answer: Callable[[Request], Awaitable[tuple[Response, Any]]],
+        permit: Callable[[Request], None],
+    ) -> Handler:
+        async def handle(request: Request) -> Response:
+            began, answered = time.perf_counter(), None
+            try:
+                permit(request)
+                response, answered = await answer(request)
+            except Exception as error:
+                response = _refusal(c.refused(error))
+            self.dispatcher.observe(
+                "http",
+                name,
+                response.status_code,
+                time.perf_counter() - began,
+                answered,
+                request.headers.get("traceparent"),
+            )
+            return response
+
+        return handle
+
+    # reading
+
+    async def _requests(self, request: Request, endpoint: HttpRoute) -> tuple[bool, list[Any]]:
+        """Whether several were asked for, and all of them."""
+        if endpoint.method == "GET":
+            return False, self._checked([_from_query(request, endpoint.takes)])
+        _check_content(request, (JSON,))
+        body = await read_body(request, self.dispatcher.limits)
+        return await self.dispatcher.read(len(body), lambda: self._parsed(body, endpoint))
+
+    def _parsed(self, body: bytes, endpoint: HttpRoute) -> tuple[bool, list[Any]]:
+        limits = self.dispatcher.limits
+        limits.check_json(body)
+        if endpoint.takes_many is not None and _decoded(_peek, body).queries is not msgspec.UNSET:
+            many = _decoded(self._decoders[endpoint.takes_many], body).queries
+            limits.check_number(len(many), "queries")
+            return True, self._checked(many)
+        one = _decoded(self._decoders[endpoint.takes], body)
+        if endpoint.list_field:
+            limits.check_number(len(getattr(one, endpoint.list_field)), endpoint.list_field)
+        return False, self._checked([one])
+
+    def _checked(self, requests: list[Any]) -> list[Any]:
+        for request in requests:
+            self.dispatcher.limits.check(request)
+        return requests
+
+    # other answers
+
+    async def _live(self, request: Request) -> Response:
+        return _json(self.dispatcher.telemetry.live())
+
+    async def _metrics(self, request: Request) -> Response:
+        from recmill.stages.serve.telemetry import CONTENT_TYPE
+
+        text = await asyncio.to_thread(self.dispatcher.telemetry.metrics)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
+
+    async def _ready(self, request: Request) -> Response:
+        return _json({"ready": self.dispatcher.is_ready}, 200 if self.dispatcher.is_ready else 503)
+
+    async def _openapi_document(self, request: Request) -> Response:
+        from recmill.stages.serve.openapi import document
+
+        bundle = self.dispatcher.service.bundle
+        if self._openapi is None or self._openapi[0] != bundle.version:
+            found = document(
+                bundle, self.dispatcher.limits, self.dispatcher.role, self.dispatcher.tokens is not None
+            )
+            self._openapi = bundle.version, msgspec.json.encode(found)
+        return Response(self._openapi[1], media_type=JSON)
+
+    async def _server(self, request: Request) -> Response:
+        return _json(self.scoring.server())
+
+    async def _model(self, request: Request) -> Response:
+        return _json(self.scoring.model(**request.path_params))
+
+    async def _model_ready(self, request: Request) -> Response:
+        ready = self.scoring.is_ready(**request.path_params)
+        return _json(inference.Readiness(name=inference.MODEL, ready=ready), 200 if ready else 503)
+
+    async def _infer(self, request: Request) -> Response:
+        self.scoring.model(**request.path_params)  # there is such a model, before anything is read
+        _check_content(request, (JSON, "application/octet-stream", ""))
+        body = await read_body(request, self.dispatcher.limits)
+        header_length = request.headers.get("inference-header-content-length")
+        limits = self.dispatcher.limits
+        rows = await self.dispatcher.read(
+            len(body), lambda: inference.rows_from_http(body, header_length, limits)
+        )
+        name, version = request.path_params["name"], request.path_params.get("version", "")
+        found, scores = await self.scoring.score(name, version, rows)
+        content, headers = await self.dispatcher.read(
+            scores.nbytes, lambda: inference.http_answer(found, rows, scores)
+        )
+        return Response(content, headers=headers)
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _without_answer(
+    answer: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[tuple[Response, None]]]:
+    async def both(request: Request) -> tuple[Response, None]:
+        return await answer(request), None
+
+    return both
+
+
+async def _alive(request: Request) -> Response:
+    return _json({"live": True})
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The whole body, unpacked; raises rather than hold more bytes than it may, or wait for ever."""
+    max_bytes = limits.max_body
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length[:18]) > max_bytes:
+        raise TooLarge(f"The body has {int(length):,} bytes; at most {max_bytes:,} are read.")
+    try:
+        async with asyncio.timeout(limits.send_seconds):
+            return await _stream(request, max_bytes)
+    except TimeoutError:
+        raise TooSlow(f"The body did not come within {limits.send_seconds:g} s.") from None
+    except ClientDisconnect:
+        raise BadRequest("The connection ended before the body did.") from None
+
+
+async def _stream(request: Request, max_bytes: int) -> bytes:
+    unpack = _unpacker(request.headers.get("content-encoding", "identity").lower())
+    parts, total = [], 0
+    async for chunk in request.stream():
+        part = chunk if unpack is None else _unpacked(unpack, chunk, max_bytes - total)
+        total += len(part)
+        if total > max_bytes:
+            raise TooLarge(f"The body has more than {max_bytes:,} bytes.")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _unpacker(encoding: str) -> Any:
+    if encoding in ("", "identity"):
+        return None
+    if encoding in ("gzip", "deflate"):
+        return zlib.decompressobj(zlib.MAX_WBITS | 32)  # takes both
+    raise WrongContent(
+        f"Content-Encoding {encoding[:40]!r} is not known here; expected gzip, deflate or none."
+    )
+
+
+def _unpacked(unpack: Any, chunk: bytes, room: int) -> bytes:
+    try:
+        return bytes(unpack.decompress(chunk, max(1, room + 1)))
+    except zlib.error:
+        raise BadRequest("The body is not packed as its Content-Encoding says.") from None
+
+
+def _check_content(request: Request, kinds: Sequence[str]) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in kinds:
+        raise WrongContent(f"Content-Type must be {kinds[0]}, got {kind[:60] or 'none'}.")
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except UnicodeDecodeError:
+        raise BadRequest("The body is invalid: it is not all UTF-8.") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"{error}.") from None
+
+
+def _from_query(request: Request, kind: type[m.Message]) -> Any:
+    given = request.query_params
+    if len(given.multi_items()) != len(given):
+        raise BadRequest("A parameter is there twice.")
+    try:
+        return msgspec.convert(dict(given), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{error}.") from None
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value, enc_hook=plain_value), status, media_type=JSON)
+
+
+def _refusal(refused: c.CallError) -> Response:
+    response = _json(c.Refusal(error=refused.message), refused.http_status)
+    if refused.http_status == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    if refused.retry_after_seconds is not None:
+        response.headers["retry-after"] = str(refused.retry_after_seconds)
+    return response
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What Starlette itself refuses: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        refused = c.refused(
+            NotFound("There is nothing at this path. GET /openapi.json lists all that there is.")
+        )
+    else:
+        refused = c.CallError(
+            error.status_code, "INVALID_ARGUMENT", _WORDS.get(error.status_code, "Not possible.")
+        )
+    response = _refusal(refused)
+    for name, value in (error.headers or _NO_HEADERS).items():
+        response.headers[name] = value
+    return response
+
+
+_NO_HEADERS: Mapping[str, str] = {}
+_WORDS = {405: "This path does not take this method; the header Allow says which ones it takes."}
+
+
+async def _mistake(request: Request, error: Exception) -> Response:
+    return _refusal(c.refused(error))

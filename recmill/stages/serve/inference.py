@@ -1,0 +1,446 @@
+"""The Open Inference Protocol, version 2: raw columns of the log as tensors in, chances of a click out.
+
+A tensor has the shape [n] or [n, 1]. A missing value is an empty text, NaN, or null in JSON; a column that is not
+sent is missing in every row.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from recmill import __version__
+from recmill.errors import BadRequest, NotFound
+from recmill.recipe.kinds import is_list, kinds_of_columns
+from recmill.stages.serve.batcher import Batcher
+from recmill.stages.serve.calls import CALLS, CallDispatcher
+from recmill.stages.serve.limits import MAX_DEADLINE_MS, Limits
+from recmill.stages.serve.proto import convert
+from recmill.stages.serve.proto import predict_v2_pb2 as pb
+
+if TYPE_CHECKING:
+    from recmill.artifacts.bundle.bundle import Bundle
+
+MODEL = "ranking"
+OUTPUT = "probability"
+EXTENSIONS = ("binary_tensor_data",)
+
+Datatype = Literal[
+    "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP32", "FP64", "BYTES"
+]
+_NUMPY: dict[str, str] = {
+    "BOOL": "?",
+    "INT8": "<i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "UINT8": "<u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "FP32": "<f4",
+    "FP64": "<f8",
+}
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_DATATYPE_OF_KIND: dict[str, Datatype] = {"text": "BYTES", "int": "INT64", "float": "FP64", "bool": "BOOL"}
+
+
+class ProtocolMessage(msgspec.Struct, omit_defaults=True):
+    """A message of the protocol: fields that we do not know belong to extensions, and are ignored."""
+
+
+class Tensor(ProtocolMessage):
+    """One raw column. `data` is left out when the values follow the JSON as bytes."""
+
+    name: str
+    shape: list[int]
+    datatype: Datatype
+    data: list[Any] | None = None
+    parameters: dict[str, Any] = {}
+
+
+class WantedOutput(ProtocolMessage):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class Inference(ProtocolMessage):
+    """Rows to score."""
+
+    inputs: list[Tensor]
+    id: str | None = None
+    outputs: list[WantedOutput] = []
+    parameters: dict[str, Any] = {}
+
+
+class InferenceResult(ProtocolMessage):
+    """Scores, in the order of the rows."""
+
+    model_name: str
+    model_version: str
+    outputs: list[Tensor]
+    id: str | None = None
+
+
+class TensorFacts(ProtocolMessage):
+    name: str
+    datatype: Datatype
+    shape: list[int]
+
+
+class ServerFacts(ProtocolMessage):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ModelFacts(ProtocolMessage):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorFacts]
+    outputs: list[TensorFacts]
+
+
+class Readiness(ProtocolMessage):
+    """Whether the model of this name can be asked."""
+
+    name: str
+    ready: bool
+
+
+@dataclass(frozen=True)
+class ScoringRows:
+    """Raw columns to score, and how the answer is wanted."""
+
+    frame: pl.DataFrame
+    id: str
+    seconds: float | None = None
+    in_bytes: bool = False
+
+
+class Scoring:
+    """Scores rows for both transports; requests that come together are scored together."""
+
+    def __init__(self, dispatcher: CallDispatcher) -> None:
+        self.dispatcher = dispatcher
+        self.batcher: Batcher[pl.DataFrame, tuple[str, Any]] = Batcher(dispatcher.queue, self._score_all)
+
+    def server(self) -> ServerFacts:
+        return ServerFacts(name="recmill", version=__version__, extensions=list(EXTENSIONS))
+
+    def model(self, name: str, version: str = "") -> ModelFacts:
+        """What goes in and out of the model; raises NotFound when there is no such model or version."""
+        bundle = self._bundle(name, version)
+        return ModelFacts(
+            name=MODEL,
+            versions=[bundle.version],
+            platform="recmill",
+            inputs=inputs_of(bundle),
+            outputs=[TensorFacts(name=OUTPUT, datatype="FP32", shape=[-1])],
+        )
+
+    def is_ready(self, name: str, version: str = "") -> bool:
+        self._bundle(name, version)
+        return self.dispatcher.is_ready
+
+    async def score(
+        self, name: str, version: str, rows: ScoringRows, remaining: float | None = None
+    ) -> tuple[str, Any]:
+        """The version that answers, and float32 [n]."""
+        bundle = self._bundle(name, version)
+        height = rows.frame.height
+        if height == 0:
+            return bundle.version, np.empty(0, np.float32)
+        seconds = [given for given in (rows.seconds, remaining) if given is not None]
+        deadline = time.monotonic() + (min(seconds) if seconds else self.dispatcher.limits.deadline_seconds)
+        group = tuple(rows.frame.schema.items())
+        answered_by, scores = await self.batcher.answer(rows.frame, group, height, deadline)
+        self._check_version(version, answered_by)
+        return answered_by, scores
+
+    def _bundle(self, name: str, version: str) -> Bundle:
+        self.dispatcher.offers(CALLS["infer"])
+        bundle = self.dispatcher.service.bundle
+        if name != MODEL or MODEL not in bundle.models:
+            raise NotFound(
+                f'There is no model "{name[:60]}". Models here: {", ".join(_models(bundle)) or "none"}.'
+            )
+        self._check_version(version, bundle.version)
+        return bundle
+
+    def _check_version(self, asked: str, serving: str) -> None:
+        if asked and asked != serving:
+            raise NotFound(f'Version "{asked[:60]}" of {MODEL} does not serve now; {serving} does.')
+
+    def _score_all(self, frames: Sequence[pl.DataFrame]) -> list[tuple[str, Any]]:
+        together = pl.concat(frames) if len(frames) > 1 else frames[0]
+        version, scores = CALLS["infer"].run(self.dispatcher.service, together)
+        ends = np.cumsum([frame.height for frame in frames])[:-1]
+        return [(version, part) for part in np.split(scores, ends)]
+
+
+def _models(bundle: Bundle) -> list[str]:
+    return [MODEL] if MODEL in bundle.models else []
+
+
+def inputs_of(bundle: Bundle) -> list[TensorFacts]:
+    """The raw columns that the ranking model's features read; lists cannot be sent as tensors."""
+    kinds = kinds_of_columns(bundle.recipe)
+    in_hex = {
+        column.name for column in bundle.recipe.log.columns if column.type == "hex"
+    }  # as the log writes them
+    model = bundle.models[MODEL]
+    used = {*model["numbers"], *model["keys"], *model["wide"]}
+    read = dict.fromkeys(
+        name for feature in bundle.recipe.features if feature.name in used for name in feature.columns
+    )
+    return [
+        TensorFacts(
+            name=name, datatype="BYTES" if name in in_hex else _DATATYPE_OF_KIND[kinds[name]], shape=[-1]
+        )
+        for name in read
+        if not is_list(kinds[name])
+    ]
+
+
+# tensors
+
+
+def length_of(name: str, shape: Iterable[int]) -> int:
+    shape = list(shape)
+    if len(shape) not in (1, 2) or shape[0] < 0 or (len(shape) == 2 and shape[1] != 1):
+        raise BadRequest(f'Input "{name}" must have the shape [n] or [n, 1], got {shape[:8]}.')
+    return shape[0]
+
+
+def frame_of(columns: Sequence[pl.Series]) -> pl.DataFrame:
+    """Columns side by side, their missing values missing; raises BadRequest when they do not fit together."""
+    if not columns:
+        raise BadRequest("inputs is empty; expected one tensor for each raw column of the log.")
+    names = [column.name for column in columns]
+    if len(set(names)) < len(names):
+        raise BadRequest(f'Input "{next(name for name in names if names.count(name) > 1)}" is there twice.')
+    heights = {len(column) for column in columns}
+    if len(heights) > 1:
+        raise BadRequest(
+            f"All inputs must have as many rows, got {', '.join(map(str, sorted(heights)[:8]))}."
+        )
+    return pl.DataFrame([_with_missing(column) for column in columns])
+
+
+def _with_missing(column: pl.Series) -> pl.Series:
+    if column.dtype.is_float():
+        return column.cast(pl.Float64).fill_nan(None)
+    if column.dtype == pl.String:
+        return column.set(column == "", None)
+    return column if column.dtype == pl.Boolean else column.cast(pl.Int64, strict=False)
+
+
+def column_from_bytes(name: str, datatype: str, num_rows: int, data: bytes) -> pl.Series:
+    """A column from a tensor's bytes: numbers in little-endian order, texts with their length before them."""
+    if datatype == "BYTES":
+        return _texts(name, num_rows, data)
+    if datatype not in _NUMPY:
+        raise BadRequest(
+            f'Input "{name}" has the datatype "{datatype[:20]}"; expected BYTES, {", ".join(_NUMPY)}.'
+        )
+    dtype = np.dtype(_NUMPY[datatype])
+    if len(data) != num_rows * dtype.itemsize:
+        wanted = num_rows * dtype.itemsize
+        raise BadRequest(
+            f'Input "{name}" has {len(data):,} bytes; {num_rows:,} values of {datatype} have {wanted:,}.'
+        )
+    values = np.frombuffer(data, np.uint8) != 0 if datatype == "BOOL" else np.frombuffer(data, dtype)
+    return pl.Series(name, values)
+
+
+def _texts(name: str, num_rows: int, data: bytes) -> pl.Series:
+    offsets = np.zeros(num_rows + 1, np.int32) if num_rows <= len(data) // 4 else None
+    place, texts = 0, []
+    for number in range(num_rows if offsets is not None else 0):
+        begin = place + 4
+        if begin > len(data):
+            break
+        place = begin + _LENGTH(data, place)[0]
+        if place > len(data):
+            break
+        texts.append(data[begin:place])
+        offsets[number + 1] = offsets[number] + place - begin  # type: ignore[index]
+    if offsets is None or place != len(data) or len(texts) != num_rows:
+        raise BadRequest(f'Input "{name}" must hold {num_rows:,} texts, each after its length in 4 bytes.')
+    joined = pa.py_buffer(b"".join(texts))
+    array = pa.StringArray.from_buffers(num_rows, pa.py_buffer(offsets.tobytes()), joined)
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        raise BadRequest(f'Input "{name}" is not all UTF-8.') from None
+    return pl.Series(name, array)
+
+
+_LENGTH: Callable[[bytes, int], tuple[int]] = struct.Struct("<I").unpack_from
+
+
+def column_from_values(name: str, datatype: str, num_rows: int, values: Sequence[Any]) -> pl.Series:
+    """A column from a list of values, as JSON and protobuf bring them."""
+    if values and isinstance(values[0], list):
+        values = [one for row in values for one in (row if isinstance(row, list) else [row])]
+    if len(values) != num_rows:
+        raise BadRequest(f'Input "{name}" has {len(values):,} values, but its shape says {num_rows:,}.')
+    if datatype == "BYTES":
+        values = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values]
+    try:
+        return pl.Series(name, values, _POLARS.get(datatype, pl.Int64()), strict=True)
+    except (TypeError, OverflowError, ValueError, pl.exceptions.PolarsError):
+        raise BadRequest(f'Input "{name}" must hold values of {datatype} alone.') from None
+
+
+_POLARS: dict[str, pl.DataType] = {
+    "BYTES": pl.String(),
+    "BOOL": pl.Boolean(),
+    "FP32": pl.Float64(),
+    "FP64": pl.Float64(),
+}
+
+
+# over HTTP
+
+_request_decoder = msgspec.json.Decoder(Inference)
+
+
+def rows_from_http(body: bytes, header_length: str | None, limits: Limits) -> ScoringRows:
+    """A request of JSON, with the bytes of tensors behind it if a header says how long the JSON is."""
+    text, rest = _split(body, header_length)
+    limits.check_json(text)
+    try:
+        request = _request_decoder.decode(text)
+    except UnicodeDecodeError:
+        raise BadRequest("The body is invalid: it is not all UTF-8.") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"{error}.") from None
+    _check_outputs([output.name for output in request.outputs])
+    columns, place = [], 0
+    for tensor in request.inputs:
+        length = length_of(tensor.name, tensor.shape)
+        num_bytes = tensor.parameters.get("binary_data_size")
+        if num_bytes is None:
+            columns.append(column_from_values(tensor.name, tensor.datatype, length, tensor.data or []))
+            continue
+        if not isinstance(num_bytes, int) or not 0 <= num_bytes <= len(rest) - place:
+            raise BadRequest(f'Input "{tensor.name}": binary_data_size is more than the request brings.')
+        data = rest[place : place + num_bytes]
+        columns.append(column_from_bytes(tensor.name, tensor.datatype, length, data))
+        place += num_bytes
+    if place != len(rest):
+        raise BadRequest(f"There are {len(rest) - place:,} bytes more than the inputs say.")
+    in_bytes = [output.parameters.get("binary_data", False) for output in request.outputs]
+    wants_bytes = any(in_bytes) or (not in_bytes and request.parameters.get("binary_data_output") is True)
+    return ScoringRows(
+        frame_of(columns), request.id or "", _seconds(request.parameters.get("timeout")), wants_bytes
+    )
+
+
+def _split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
+    if header_length is None:
+        return body, b""
+    if not header_length.isascii() or not header_length.isdigit() or int(header_length[:12]) > len(body):
+        raise BadRequest("Inference-Header-Content-Length must be the number of bytes of the JSON.")
+    return body[: int(header_length)], body[int(header_length) :]
+
+
+def _check_outputs(names: Iterable[str]) -> None:
+    for name in names:
+        if name != OUTPUT:
+            raise BadRequest(f'There is no output "{name[:60]}"; expected "{OUTPUT}".')
+
+
+def _seconds(timeout: Any) -> float | None:
+    """The protocol's `timeout` is in microseconds; 0 is none."""
+    return min(timeout, 1_000 * MAX_DEADLINE_MS) / 1e6 if isinstance(timeout, int) and timeout > 0 else None
+
+
+def http_answer(version: str, rows: ScoringRows, scores: Any) -> tuple[bytes, dict[str, str]]:
+    """Body and headers."""
+    tensor = Tensor(name=OUTPUT, shape=[len(scores)], datatype="FP32")
+    data = scores.astype("<f4").tobytes() if rows.in_bytes else b""
+    if rows.in_bytes:
+        tensor.parameters = {"binary_data_size": len(data)}
+    else:
+        tensor.data = scores.tolist()
+    answer = InferenceResult(model_name=MODEL, model_version=version, outputs=[tensor], id=rows.id or None)
+    text = msgspec.json.encode(answer)
+    if not rows.in_bytes:
+        return text, {"content-type": "application/json"}
+    headers = {"content-type": "application/octet-stream", "inference-header-content-length": str(len(text))}
+    return text + data, headers
+
+
+# over gRPC
+
+
+def rows_from_grpc(data: bytes) -> tuple[str, str, ScoringRows]:
+    """The name and the version of the model that is asked, and the rows."""
+    request = convert.parse(pb.ModelInferRequest, data)
+    _check_outputs(output.name for output in request.outputs)
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise BadRequest(f"There are {len(request.inputs)} inputs, but {len(raw)} raw_input_contents.")
+    columns = []
+    for number, tensor in enumerate(request.inputs):
+        length = length_of(tensor.name, tensor.shape)
+        if raw:
+            columns.append(column_from_bytes(tensor.name, tensor.datatype, length, raw[number]))
+        elif tensor.datatype in _CONTENTS:
+            values = list(getattr(tensor.contents, _CONTENTS[tensor.datatype]))
+            columns.append(column_from_values(tensor.name, tensor.datatype, length, values))
+        else:
+            raise BadRequest(f'Input "{tensor.name}" has the unknown datatype "{tensor.datatype[:20]}".')
+    timeout = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
+    return (
+        request.model_name,
+        request.model_version,
+        ScoringRows(frame_of(columns), request.id, _seconds(timeout)),
+    )
+
+
+def grpc_answer(version: str, rows: ScoringRows, scores: Any) -> pb.ModelInferResponse:
+    output = pb.ModelInferResponse.InferOutputTensor(name=OUTPUT, datatype="FP32", shape=[len(scores)])
+    return pb.ModelInferResponse(
+        model_name=MODEL,
+        model_version=version,
+        id=rows.id,
+        outputs=[output],
+        raw_output_contents=[scores.astype("<f4").tobytes()],
+    )
+
+
+def grpc_model(model: ModelFacts) -> pb.ModelMetadataResponse:
+    facts = pb.ModelMetadataResponse.TensorMetadata
+    return pb.ModelMetadataResponse(
+        name=model.name,
+        versions=model.versions,
+        platform=model.platform,
+        inputs=[facts(name=one.name, datatype=one.datatype, shape=one.shape) for one in model.inputs],
+        outputs=[facts(name=one.name, datatype=one.datatype, shape=one.shape) for one in model.outputs],
+    )

@@ -1,0 +1,381 @@
+"""Features of a request: what is stored of the user and the items, what the request itself brings, by the same Plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.bundle.features import FeatureRows
+from recmill.artifacts.feature_store import CodedRows, MappedStore, Side, Store
+from recmill.artifacts.feature_store.mapped import entities_of
+from recmill.dataset.batch import Array, Keys, Layout, collate
+from recmill.errors import StoreError
+from recmill.features.expressions import columns_read, matches
+from recmill.recipe.kinds import parts_of_features
+from recmill.recipe.recipe import History
+from recmill.stages.serve.messages import Id, Query, Values
+from recmill.stages.serve.raw import RawColumns
+
+_REMEMBERED = 20_000  # values of one feature
+_PATIENCE = 0.25  # seconds for a store at most; of a request with a deadline, half of what is left
+
+
+@dataclass(frozen=True)
+class UserRow:
+    """The user of a request, as far as it is known: raw columns that the request brought, features, items clicked."""
+
+    id: Id | None
+    place: int  # among the bundle's users; -1 for others
+    given: Values
+    features: FeatureRows
+    found: bool
+    recent: list[int] = field(default_factory=list)  # places of items the request says were just clicked
+    degraded: list[str] = field(default_factory=list)
+
+
+class FeatureLookup:
+    """The features stage. What a store fails to give is made up for by the bundle's own rows, and said."""
+
+    def __init__(self, bundle: Bundle, store: Store | None = None) -> None:
+        self.bundle = bundle
+        self.raw_columns = RawColumns(bundle.recipe)
+        self.parts = parts_of_features(bundle.recipe)
+        self.own_store: Store = MappedStore(bundle)
+        self.store = store or self.own_store
+        self.store_failed: Callable[[], None] = lambda: None  # is called each time
+        self.rows_lacking: Callable[[Side, str, int], None] = lambda side, reason, number: None  # the same
+        self.histories = [operation for operation in bundle.recipe.rows if isinstance(operation, History)]
+        self._columns_of = {feature.name: feature.columns for feature in bundle.recipe.features}
+        self._given_columns = set(self.raw_columns.of("user", "context"))
+        self._remembered: dict[str, dict[Any, Any]] = {}
+        used = used_features(bundle)
+        self.context_features = [name for name in used if self.parts[name] == "context"]
+        self.crossed_features = [name for name in used if self.parts[name] == "crossed"]
+        self.user_features = list(bundle.users.layout.features) if bundle.users is not None else []
+        self.user_features += [
+            name for name in used if self.parts[name] == "user" and name not in self.user_features
+        ]
+
+    def columns_of(self, feature: str) -> tuple[str, ...]:
+        """The raw columns that a feature reads."""
+        return self._columns_of[feature]
+
+    # users
+
+    def person(self, query: Query, deadline: float | None = None) -> UserRow:
+        """Stored features of the user, with what the request brings put over them."""
+        given = self._given(query)
+        recent = self._places_of_known(query.recent)
+        place = self._user_place(query.user)
+        degraded: list[str] = []
+        stored, found = self._stored_user(query.user, place, deadline, degraded)
+        changed = self._changed(given, query.recent)
+        raw = dict(given)
+        if not found or not changed.isdisjoint(self.user_features):
+            raw = {**self._stored_raw(query.user, place, found, deadline, degraded), **given}
+            raw |= self._histories(raw, query.recent, given)
+        names = list(self.context_features)
+        names += [name for name in self.user_features if not found or name in changed]
+        features = self._row(raw, names)
+        return UserRow(
+            query.user, place, raw, stored | features if stored else features, found, recent, degraded
+        )
+
+    def _given(self, query: Query) -> Values:
+        where = "The request"
+        return {
+            **self.raw_columns.typed(query.features, self._given_columns, where),
+            **self.raw_columns.typed(query.context, self._given_columns, where),
+        }
+
+    def _user_place(self, user: Id | None) -> int:
+        if user is None or self.bundle.users is None:
+            return -1
+        return int(self.bundle.users.places([user])[0])
+
+    def _stored_user(
+        self, user: Id | None, place: int, deadline: float | None, degraded: list[str]
+    ) -> tuple[FeatureRows | None, bool]:
+        users = self.bundle.users
+        if user is None or users is None:
+            return None, False
+        if self.store is self.own_store:
+            return (
+                (FeatureRows.of(users.features(np.array([place])), users.layout), True)
+                if place >= 0
+                else (None, False)
+            )
+        try:
+            rows = self.store.get("user", [user], remaining(deadline))
+        except StoreError:
+            self.store_failed()
+            degraded.append("features of the user: the store does not answer, the bundle's own are used")
+            rows = self.own_store.get("user", [user], _PATIENCE)
+        else:
+            if not rows.found[0]:
+                rows = self._lacking_user(user, place, bool(rows.unreadable[0]), deadline, degraded)
+        return (FeatureRows.of(rows.batch, users.layout), True) if rows.found[0] else (None, False)
+
+    def _lacking_user(
+        self, user: Id, place: int, is_unreadable: bool, deadline: float | None, degraded: list[str]
+    ) -> CodedRows:
+        """What the bundle has of a user that the store lacks. Of an unknown one nothing is missing."""
+        if is_unreadable or place >= 0:
+            reason = "unreadable" if is_unreadable else "missing"
+            self.rows_lacking("user", reason, 1)
+            instead = "the bundle's own are used" if place >= 0 else "defaults are used"
+            degraded.append(f"features of the user: the row in the store is {reason}, {instead}")
+        elif not self._store_is_loaded(deadline):
+            degraded.append("features of the user: the store holds no rows; run `recmill load`")
+        return self.own_store.get("user", [user], _PATIENCE)
+
+    def _store_is_loaded(self, deadline: float | None) -> bool:
+        try:
+            return self.store.is_loaded(remaining(deadline))
+        except StoreError:
+            self.store_failed()
+            return False
+
+    def _changed(self, given: Values, recent: Sequence[Id]) -> set[str]:
+        """Features that read a column which the request brings."""
+        columns = set(given)
+        if recent:
+            columns |= {f"{name}_history" for history in self.histories for name in history.columns}
+        if not columns:
+            return set()
+        return {name for name, read in self._columns_of.items() if columns & set(read)}
+
+    def _stored_raw(
+        self, user: Id | None, place: int, found: bool, deadline: float | None, degraded: list[str]
+    ) -> Values:
+        """Raw columns of the user: stored ones, or the id alone for one that is not known."""
+        column = self.bundle.recipe.log.user
+        if user is None or column is None:
+            return {}
+        own = {column: self.raw_columns.typed({column: user}, [column], "The request")[column]}
+        if not found:
+            return own
+        try:
+            stored = self.store.raw("user", user, remaining(deadline))
+            if stored is not None:
+                return stored
+            problem = "the row in the store is missing or unreadable"
+        except StoreError:
+            self.store_failed()
+            problem = "the store does not answer"
+        if self.store is self.own_store:
+            return own
+        degraded.append(f"columns of the user: {problem}, the bundle's own are used")
+        return self.own_store.raw("user", user, _PATIENCE) or own
+
+    def _histories(self, raw: Values, recent: Sequence[Id], given: Values) -> Values:
+        """History columns with the items that were just clicked behind them; those that the request gives stay."""
+        if not recent or not self.histories:
+            return {}
+        clicked = self.raw_items(recent)
+        found: Values = {}
+        for history in self.histories:
+            for name in history.columns:
+                column = f"{name}_history"
+                if column not in given:
+                    values = [item.get(name) for item in clicked]
+                    found[column] = [*(raw.get(column) or []), *values][-history.max_length :]
+        return found
+
+    def raw_user(self, user: Id, in_store: bool = True) -> Values:
+        """All raw columns of a user as stored, or as the bundle has them; of an unknown one the id alone."""
+        degraded: list[str] = []
+        stored = self._stored_raw(user, -1, in_store, None, degraded)
+        return stored if in_store else self.own_store.raw("user", user, _PATIENCE) or stored
+
+    def after_event(self, raw: Values, event: Values) -> Values:
+        """Histories of a user after one more event, if it is one that counts."""
+        found: Values = {}
+        for history in self.histories:
+            if self._counts(history, event):
+                for name in history.columns:
+                    column = f"{name}_history"
+                    found[column] = [*(raw.get(column) or []), event.get(name)][-history.max_length :]
+        return found
+
+    def _counts(self, history: History, event: Values) -> bool:
+        """Whether an event meets the history's condition; one that does not say so is taken to."""
+        if history.where is None:
+            return True
+        names = columns_read(history.where, self.raw_columns.kinds)
+        if not all(name in event for name in names):
+            return True
+        return bool(matches(history.where, self.raw_columns.frame([event], names)).item())
+
+    def columns_of_side(self, side: Side) -> list[str]:
+        """Raw columns that are kept of users or items, the id first."""
+        return list(entities_of(self.bundle, side).raw_schema)
+
+    def features_of(self, side: Side, raw: pl.DataFrame) -> pl.DataFrame:
+        """What the Plan makes of raw rows of users or items."""
+        features = entities_of(self.bundle, side).layout.features
+        return self.bundle.plan.apply(raw, labels=False, only=features)
+
+    def raw_items(self, items: Sequence[Id]) -> list[Values]:
+        """Raw columns of items; an unknown one has its id alone."""
+        entities, column = self.bundle.items, self.bundle.recipe.log.item
+        if column is None:
+            return [{} for _ in items]
+        places = entities.places(items) if entities is not None else np.full(len(items), -1)
+        known = entities.raw(places[places >= 0]).to_dicts() if entities is not None else []
+        rows = iter(known)
+        return [
+            next(rows)
+            if place >= 0
+            else {column: self.raw_columns.typed({column: item}, [column], "The request")[column]}
+            for item, place in zip(items, places.tolist(), strict=True)
+        ]
+
+    def _places_of_known(self, items: Sequence[Id]) -> list[int]:
+        if not items or self.bundle.items is None:
+            return []
+        return [place for place in self.bundle.items.places(items).tolist() if place >= 0]
+
+    # items
+
+    def items(
+        self, places: Array, person: UserRow, deadline: float | None = None
+    ) -> tuple[FeatureRows, list[str]]:
+        """Features of items, with those that look at user, context and item together."""
+        entities = self.bundle.items
+        assert entities is not None
+        degraded: list[str] = []
+        rows = (
+            self._own_items(places)
+            if self.store is self.own_store
+            else self._stored_items(places, deadline, degraded)
+        )
+        if self.crossed_features:
+            rows |= self.crossed(person, entities.raw(places))
+        return rows, degraded
+
+    def _own_items(self, places: Array) -> FeatureRows:
+        entities = entities_of(self.bundle, "item")
+        return FeatureRows.of(entities.features(places), entities.layout)
+
+    def _stored_items(self, places: Array, deadline: float | None, degraded: list[str]) -> FeatureRows:
+        """Features by the store; of items that it lacks, the bundle's own."""
+        entities = entities_of(self.bundle, "item")
+        known = np.flatnonzero(places >= 0)
+        try:
+            stored = self.store.get("item", entities.ids(places[known]), remaining(deadline))
+        except StoreError:
+            self.store_failed()
+            degraded.append("features of items: the store does not answer, the bundle's own are used")
+            return self._own_items(places)
+        rows = FeatureRows.of(stored.batch, entities.layout)
+        if len(known) < len(places):
+            rows = self._own_items(places).replaced(known, rows)
+        lacking = known[~stored.found]
+        if len(lacking):
+            self._note_lacking_items(len(lacking), int(stored.unreadable.sum()), len(known), degraded)
+            rows = rows.replaced(lacking, self._own_items(places[lacking]))
+        return rows
+
+    def _note_lacking_items(
+        self, num_lacking: int, num_unreadable: int, num_items: int, degraded: list[str]
+    ) -> None:
+        self.rows_lacking("item", "unreadable", num_unreadable)
+        self.rows_lacking("item", "missing", num_lacking - num_unreadable)
+        problem = {0: "missing", num_lacking: "unreadable"}.get(num_unreadable, "missing or unreadable")
+        degraded.append(
+            f"features of items: {num_lacking} of {num_items} are {problem} in the store, "
+            "the bundle's own are used"
+        )
+
+    def crossed(self, person: UserRow, items: pl.DataFrame) -> FeatureRows:
+        """Features that look at columns of the user or the context beside the item's."""
+        columns = sorted({c for name in self.crossed_features for c in self._columns_of[name]})
+        own = dict(person.given)
+        if person.found and not all(column in own or column in items.columns for column in columns):
+            own = (
+                {**(self.own_store.raw("user", person.id, _PATIENCE) or {}), **own}
+                if person.id is not None
+                else own
+            )
+        frame = self.raw_columns.frame([own], columns)
+        rows = pl.concat([frame] * items.height) if items.height else frame.clear()
+        rows = rows.with_columns(items[name] for name in columns if name in items.columns)
+        return self.transform(rows, self.crossed_features)
+
+    def unknown_items(self, raw: Sequence[Values], person: UserRow) -> FeatureRows:
+        """Features of items that the bundle does not have, from the raw columns that there are."""
+        assert self.bundle.items is not None
+        frame = self.raw_columns.frame(raw, list(self.bundle.items.raw_schema))
+        rows = self.transform(frame, self.bundle.items.layout.features)
+        return rows | self.crossed(person, frame) if self.crossed_features else rows
+
+    # the Plan
+
+    def context(self, values: Values) -> FeatureRows:
+        """Features of a request's own columns."""
+        return self._row(
+            self.raw_columns.typed(values, self._given_columns, "The context"), self.context_features
+        )
+
+    def transform(self, frame: pl.DataFrame, names: Sequence[str]) -> FeatureRows:
+        """Features of raw rows."""
+        layout = Layout.of(self.bundle.columns, list(names))
+        found = self.bundle.plan.apply(frame, labels=False, only=names)
+        return FeatureRows.of(collate(found, layout, with_labels=False), layout)
+
+    def _row(self, raw: Values, names: Sequence[str]) -> FeatureRows:
+        """Features of one row. The Plan is asked once for each combination of values: most come again."""
+        numbers: dict[str, Array] = {}
+        keys: dict[str, Keys] = {}
+        wanted: list[tuple[str, Any]] = []
+        for name in names:
+            key = tuple(_hashable(raw.get(column)) for column in self._columns_of[name])
+            known = self._remembered.setdefault(name, {}).get(key)
+            if known is None:
+                wanted.append((name, key))
+            else:
+                _put(name, known, numbers, keys)
+        if wanted:
+            new = [name for name, _ in wanted]
+            columns = sorted({column for name in new for column in self._columns_of[name]})
+            found = self.transform(self.raw_columns.frame([raw], columns), new)
+            for name, key in wanted:
+                value = found.numbers[name] if name in found.numbers else found.keys[name]
+                remembered = self._remembered[name]
+                if len(remembered) >= _REMEMBERED:
+                    remembered.clear()
+                remembered[key] = value
+                _put(name, value, numbers, keys)
+        return FeatureRows(1, numbers, keys)
+
+
+def _put(name: str, value: Any, numbers: dict[str, Array], keys: dict[str, Keys]) -> None:
+    if isinstance(value, Keys):
+        keys[name] = value
+    else:
+        numbers[name] = value
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def remaining(deadline: float | None) -> float:
+    """Seconds to wait for a store: at most half of those until a deadline, so that there is time to answer without."""
+    return _PATIENCE if deadline is None else min(_PATIENCE, max(0.001, (deadline - time.monotonic()) / 2))
+
+
+def used_features(bundle: Bundle) -> list[str]:
+    """Features that any model of the bundle reads, in the recipe's order."""
+    models = bundle.manifest["models"]
+    used: set[str] = set()
+    for model, names in (("ranking", ("numbers", "keys", "wide")), ("retrieval", ("user", "item"))):
+        used |= {feature for name in names for feature in models.get(model, {}).get(name, ())}
+    return [column.name for column in bundle.columns if column.name in used]

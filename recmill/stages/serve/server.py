@@ -1,0 +1,272 @@
+"""serve: one event loop with both transports, or several such processes on the same ports.
+
+settings -> service -> dispatcher -> HTTP transport, gRPC transport -> warm-up -> ready ... SIGTERM -> drain -> exit 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recmill.errors import RecmillError, check_installed
+from recmill.stages.serve.connections import ConnectionReaper, connections_for, raise_file_limit
+from recmill.stages.serve.limits import Limits
+from recmill.stages.serve.security import Tls, Tokens, check_address, is_loopback
+
+if TYPE_CHECKING:
+    from recmill.stages.serve.grpc_server import GrpcServer
+    from recmill.stages.serve.http_server import HttpServer
+    from recmill.stages.serve.roles import RemoteStages
+
+_SWITCH_SECONDS = 0.0005
+_logger = logging.getLogger("recmill.serve")
+
+
+class ServerError(RecmillError):
+    """The server cannot start, or a process of it does not."""
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Everything that `recmill serve` was told."""
+
+    bundle: Path
+    host: str = "127.0.0.1"
+    http_port: int = 8080  # 0: any that is free
+    grpc_port: int = 8081
+    role: str = "all"
+    recall_at: tuple[str, ...] = ()
+    features_at: tuple[str, ...] = ()
+    rank_at: tuple[str, ...] = ()
+    features: str | None = None  # URL of a feature store
+    prefix: str | None = None  # of its keys
+    threads: int | None = None
+    processes: int = 1
+    watch: bool = True
+    canary: tuple[str, float] | None = None
+    shadow: str | None = None
+    request_log: Path | None = None
+    request_log_share: float = 0.01
+    otlp: str | None = None
+    tls: Tls | None = None
+    token_file: Path | None = None
+    trust_code: tuple[str, ...] = ()
+    insecure: bool = False
+    peer_ca: Path | None = None
+    peer_token_file: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+    drain_seconds: float = 30.0
+
+    def check(self) -> None:
+        """Raises when the server would be open to anyone without being told so, or files are missing or too few."""
+        check_address(self.host, self.tls is not None, self.token_file is not None, self.insecure)
+        if self.tls is not None:
+            self.tls.check()
+        if self.token_file is not None:
+            Tokens.read(self.token_file)
+        connections_for(self.limits.max_connections, raise_file_limit())
+
+    @property
+    def admin_is_open(self) -> bool:
+        """Whether admin calls need no token: who can connect is a user of this machine or has a certificate."""
+        return is_loopback(self.host) or (self.tls is not None and self.tls.client_ca is not None)
+
+    def stages(self) -> RemoteStages | None:
+        """The stages of other processes, when this one has the role that puts them together."""
+        if self.role != "recommend":
+            return None
+        from recmill.stages.serve.roles import RemoteStages, RoleCredentials
+
+        shown = self.tls if self.peer_ca else None
+        peers = RoleCredentials(
+            token=self.peer_token_file.read_text(encoding="utf-8").strip() if self.peer_token_file else None,
+            ca=self.peer_ca.read_bytes() if self.peer_ca else None,
+            key=shown.key.read_bytes() if shown else None,
+            certificate=shown.certificate.read_bytes() if shown else None,
+        )
+        return RemoteStages(self.recall_at, self.features_at, self.rank_at, peers)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Where a server that is ready answers."""
+
+    http: str
+    grpc: str
+    version: str
+    role: str
+    processes: int
+    pid: int
+
+
+def run(settings: ServeConfig, say: Callable[[Ready], None]) -> int:
+    """Serve until SIGTERM or Ctrl-C; `say` is called once, when the first answers can be asked for."""
+    settings.check()
+    check_installed(
+        "Serving",
+        "starlette",
+        "uvicorn",
+        "httptools",
+        "grpc",
+        "grpc_health",
+        "grpc_reflection",
+        "prometheus_client",
+    )
+    log_to_stderr()
+    if settings.token_file is None and not settings.admin_is_open:
+        _logger.warning(
+            "admin calls (items, rollback) are refused: --host %s can be reached from other machines, and there is "
+            "neither --token-file nor --tls-client-ca",
+            settings.host,
+        )
+    if settings.processes == 1:
+        return run_loop(serve(settings, say))
+    from recmill.stages.serve.supervisor import supervise
+
+    return run_loop(supervise(settings, say))
+
+
+def log_to_stderr() -> None:
+    logging.basicConfig(
+        stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING
+    )
+    logging.getLogger("recmill").setLevel(logging.INFO)
+
+
+def run_loop(main: Coroutine[Any, Any, int]) -> int:
+    # The loop refuses what is too much; it must not wait long for threads that answer.
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+# one process
+
+
+async def serve(
+    settings: ServeConfig,
+    say: Callable[[Ready], None],
+    stop: asyncio.Event | None = None,
+    inherited: socket.socket | None = None,
+) -> int:
+    """Answer until `stop` is set or SIGTERM comes, then finish what is under way.
+
+    `inherited` is the socket to take HTTP connections from, when other processes take them from it too.
+    """
+    from recmill.stages.serve import console
+    from recmill.stages.serve.calls import CallDispatcher
+    from recmill.stages.serve.grpc_server import GrpcServer
+    from recmill.stages.serve.http_routes import HttpApp
+    from recmill.stages.serve.http_server import HttpServer
+    from recmill.stages.serve.inference import Scoring
+    from recmill.stages.serve.service import open_service
+    from recmill.stages.serve.telemetry import Telemetry
+
+    stop = stop or stop_on_signals()
+    max_connections = connections_for(settings.limits.max_connections, raise_file_limit())
+    shared = settings.processes > 1
+    with inherited or bound(settings.host, settings.http_port) as listener:
+        telemetry = Telemetry(settings.otlp)
+        service = await asyncio.to_thread(open_service, settings, telemetry)
+        telemetry.watch(service.status)
+        tokens = Tokens.read(settings.token_file) if settings.token_file else None
+        dispatcher = CallDispatcher(
+            service,
+            telemetry,
+            settings.limits,
+            tokens,
+            settings.role,
+            settings.threads,
+            admin_is_open=settings.admin_is_open,
+        )
+        scoring = Scoring(dispatcher)
+        app = HttpApp(dispatcher, scoring, console.routes()).app
+        http = HttpServer(app, settings.limits, max_connections, settings.drain_seconds, settings.tls)
+        grpc = GrpcServer(dispatcher, scoring, shared, max_connections)
+        grpc_port = grpc.bind(_address(settings.host, settings.grpc_port), settings.tls)
+        await grpc.set_ready(False)
+        await grpc.server.start()
+        answering = asyncio.ensure_future(http.serve(sockets=[listener]))
+        reaper = ConnectionReaper([listener.getsockname()[1], grpc_port], max_connections)
+        reaping = asyncio.ensure_future(reaper.run())
+        try:
+            await asyncio.to_thread(service.warm_up)
+            await grpc.set_ready(True)
+            say(_ready(settings, listener.getsockname()[1], grpc_port, service.bundle.version))
+            await first_of(stop.wait(), answering)
+        finally:
+            dispatcher.is_draining = True
+            reaping.cancel()
+            await drain(grpc, http, answering, settings.drain_seconds)
+            dispatcher.close()
+            service.close()
+            telemetry.close()
+    return 0
+
+
+async def drain(grpc: GrpcServer, http: HttpServer, answering: asyncio.Future[None], seconds: float) -> None:
+    """Take nothing new, and answer what is under way; after so many seconds, no more."""
+    http.drain()
+    await grpc.set_ready(False)
+    await asyncio.gather(grpc.server.stop(seconds), asyncio.wait([answering], timeout=seconds + 1))
+
+
+@contextlib.contextmanager
+def bound(host: str, port: int, reuse_port: bool = False) -> Iterator[socket.socket]:
+    """A socket at this address; with `reuse_port`, others of our processes may bind it too."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ServerError(f"--host {host} is no address of this machine: {error.strerror}.") from None
+    with socket.socket(family, kind, protocol) as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            found.bind(address)
+        except OSError as error:
+            raise ServerError(
+                f"Port {port} of {host} cannot be used: {error.strerror}. Give another, or 0 for any that is free."
+            ) from None
+        yield found
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _ready(settings: ServeConfig, http_port: int, grpc_port: int, version: str) -> Ready:
+    scheme = "https" if settings.tls else "http"
+    return Ready(
+        http=f"{scheme}://{_address(settings.host, http_port)}",
+        grpc=_address(settings.host, grpc_port),
+        version=version,
+        role=settings.role,
+        processes=settings.processes,
+        pid=os.getpid(),
+    )
+
+
+def stop_on_signals() -> asyncio.Event:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def first_of(*waits: Any) -> None:
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,64 @@
+"""How deltas, items and events reach a store: in their order, when it takes them, never in the way of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import polars as pl
+
+from recmill.artifacts.feature_store import Side
+from recmill.stages.serve.lookup import FeatureLookup
+from recmill.stages.serve.messages import Id, Values
+
+ROWS_AT_ONCE = 1_000
+_WAIT_SECONDS = 0.25  # that a request waits for the store to have its change; then it follows
+_READ_SECONDS = 1.0
+
+SideRows = tuple[Side, pl.DataFrame, pl.DataFrame]  # raw columns, and features
+
+
+class StoreWriter:
+    """Writes what changes into the store of a lookup. The bundle's own rows in memory are changed by others."""
+
+    def __init__(self, lookup: FeatureLookup) -> None:
+        self._lookup = lookup
+        self._store = lookup.store
+
+    def put(self, side: Side, raw: pl.DataFrame, features: pl.DataFrame) -> None:
+        """Rows as they are now."""
+        self._store.later(lambda: self._store.put(side, raw, features), raw.height, _WAIT_SECONDS)
+
+    def put_delta(self, version: str, number: int, rows: Sequence[SideRows]) -> None:
+        """Rows of a delta, unless another server has written them: since then they may have changed again."""
+        store = self._store
+        parts = [
+            (side, raw[start : start + ROWS_AT_ONCE], features[start : start + ROWS_AT_ONCE])
+            for side, raw, features in rows
+            for start in range(0, raw.height, ROWS_AT_ONCE)
+        ]
+
+        def write() -> None:
+            if store.num_deltas(version) >= number:
+                return
+            while parts:
+                store.put(*parts[0])
+                parts.pop(0)
+            store.set_num_deltas(version, number)
+
+        store.later(write, sum(raw.height for _, raw, _ in rows), 0.0)
+
+    def change_user(
+        self, user: Id, own: Values, change: Callable[[Values], pl.DataFrame]
+    ) -> pl.DataFrame | None:
+        """The user's row after a change; None if the store does not have it yet. `own` is what is known without it."""
+        written: list[tuple[pl.DataFrame, pl.DataFrame]] = []
+
+        def write() -> None:
+            if (
+                not written
+            ):  # else it is tried again: the same row, for the change may be in the store already
+                raw = change(self._store.raw("user", user, _READ_SECONDS) or own)
+                written.append((raw, self._lookup.features_of("user", raw)))
+            self._store.put("user", *written[0])
+
+        return written[0][0] if self._store.later(write, 1, _WAIT_SECONDS) else None

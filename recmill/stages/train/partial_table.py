@@ -1,0 +1,78 @@
+"""Training while the Table is written: the first epoch follows the writer, what comes later has the finished Table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from recmill.dataset.partial_table import PartialTable, PartialTableBatches
+from recmill.errors import ArtifactError
+from recmill.recipe import recipe as r
+from recmill.stages.train.source import Evaluation, Learners, TableData
+from recmill.stages.train.trainer import BatchSource, Metrics
+
+FOLLOWED = "table of job "  # how the name of such a source begins
+
+
+class PartialTableData:
+    """Rows of a Table that another process prepares meanwhile, or has prepared. What is learned is the same.
+
+    Evaluations wait for the finished Table, since rows held out may come last. So does all training of a recipe whose
+    number of training rows is not known from fitting, and of a model that takes only rows with some label.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        data: str | None = None,
+        patience_seconds: float | None = None,
+        note: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.growing = PartialTable(path, patience_seconds)
+        self.plan = self.growing.plan
+        self.columns = self.plan.columns()
+        self.name = FOLLOWED + self.growing.job
+        self.data = data
+        self.note = note
+
+    def check(self, recipe: r.Recipe) -> None:
+        for part in ("log", "rows", "features", "labels", "split"):
+            if getattr(recipe, part) != getattr(self.plan.recipe, part):
+                raise ArtifactError(
+                    f"Table {self.growing.path} is prepared with another [{part}] than recipe "
+                    f'"{recipe.name}" has. Run `recmill prepare` again.'
+                )
+
+    def batches(self, learner: Learners) -> BatchSource:
+        if learner.trains_on is None and self.plan.num_rows:
+            return PartialTableBatches(self.growing, learner.train_spec.batch_size, learner.layout.features)
+        if not self.growing.is_finished():
+            self.note("how many rows there are to train on is known only at the end: waits for the Table")
+        return self._finished().batches(learner)
+
+    def evaluation(self, learner: Learners) -> Evaluation | None:
+        # All workers of a run must agree, so that it may not depend on how far the Table is.
+        return None if self.plan.recipe.split is None else lambda: self._evaluate(learner)
+
+    def num_rows(self, learner: Learners, split: str) -> int:
+        """Rows held out are 0 as long as the Table is not finished."""
+        if self.growing.is_finished():
+            return self._finished().num_rows(learner, split)
+        return self.plan.num_rows if split == "train" else 0
+
+    def _evaluate(self, learner: Learners) -> Metrics:
+        evaluate = self._finished().evaluation(learner)
+        if evaluate is None:
+            raise ArtifactError(
+                f"Table {self.growing.path} has no eval rows, though its recipe holds some out. "
+                "It is finished now: train from it with --table alone."
+            )
+        return evaluate()
+
+    def _finished(self) -> TableData:
+        return TableData(self.growing.finished)
+
+
+def open_growing(path: str, data: str | None, note: Callable[[str], None]) -> PartialTableData:
+    """The same as a function that can be sent to other nodes, with its first arguments bound."""
+    return PartialTableData(Path(path), data, note=note)

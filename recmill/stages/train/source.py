@@ -1,0 +1,189 @@
+"""Where the rows of a run come from: a Table, or a raw log with a Plan that was fitted before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from recmill.dataset.batch import Batches
+from recmill.dataset.log_loader import LogBatches
+from recmill.dataset.table import Table
+from recmill.errors import ArtifactError, RecmillError
+from recmill.features.chain import ColumnInfo
+from recmill.features.plan import Plan
+from recmill.features.plan_artifact import check_plan, plan_at
+from recmill.learner.ranking import Ranker
+from recmill.learner.retrieval import Retriever
+from recmill.logs.counted import Each
+from recmill.logs.inputs import open_inputs
+from recmill.logs.tally import DEFAULT_MAX_BAD
+from recmill.recipe import recipe as r
+from recmill.stages.train.trainer import BatchSource, Metrics
+
+EVALUATION_BATCH = 8192
+
+Learners = Ranker | Retriever
+Evaluation = Callable[[], Metrics]
+
+
+class TrainingData(Protocol):
+    """Rows with their features, and how a learner is measured on those held out."""
+
+    @property
+    def name(self) -> str:
+        """Tells sources apart: a run goes on only with the source that it began with."""
+
+    @property
+    def data(self) -> str | None:
+        """Where the log is that the rows come from, if that is known."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def columns(self) -> list[ColumnInfo]: ...
+    def check(self, recipe: r.Recipe) -> None:
+        """Raise when the features are not those of the recipe."""
+
+    def batches(self, learner: Learners) -> BatchSource: ...
+    def evaluation(self, learner: Learners) -> Evaluation | None:
+        """Metrics of the eval rows; None when the recipe holds none out."""
+
+    def num_rows(self, learner: Learners, split: str) -> int: ...
+
+
+class TableData:
+    """Rows of a Table. A shuffled one comes in another order in each epoch; a log's order is kept."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.name = f"table {table.digest}"
+        self.data: str | None = table.manifest.get("data")
+        self.columns = table.columns
+
+    @property
+    def plan(self) -> Plan:
+        return self.table.plan
+
+    def check(self, recipe: r.Recipe) -> None:
+        for part in ("log", "rows", "features", "labels", "split"):
+            if getattr(recipe, part) != getattr(self.table.recipe, part):
+                raise ArtifactError(
+                    f'Table {self.table.path} was prepared with another [{part}] than recipe "{recipe.name}" has. '
+                    "Run `recmill prepare` again."
+                )
+
+    def batches(self, learner: Learners) -> BatchSource:
+        train = learner.train_spec
+        seed = train.seed if self.table.recipe.table.order == "shuffle" else None
+        features = learner.layout.features
+        return Batches(self.table, train.batch_size, "train", features, seed, learner.trains_on)
+
+    def evaluation(self, learner: Learners) -> Evaluation | None:
+        if not self.table.num_rows("eval"):
+            return None
+        if isinstance(learner, Retriever):
+            return lambda: learner.evaluate(self.table, "eval").means()
+        batches = Batches(self.table, EVALUATION_BATCH, "eval", learner.layout.features)
+        return lambda: learner.evaluate(batches.read()).metrics().as_dict()
+
+    def num_rows(self, learner: Learners, split: str) -> int:
+        return self.table.num_rows(split)
+
+
+class LogData:
+    """Rows of a raw log, with features applied on the fly. Rankers only: retrieval looks at a Table's catalogue."""
+
+    def __init__(
+        self,
+        recipe: r.Recipe,
+        data: str,
+        plan_from: Path | None = None,
+        max_bad: float = DEFAULT_MAX_BAD,
+        note: Callable[[str], None] = lambda line: None,
+        each: Each | None = None,
+    ) -> None:
+        """`each` is how pieces of the log are counted; on threads without it."""
+        self.each = each
+        self.recipe = recipe
+        self.data = _absolute(data)
+        self.max_bad = max_bad
+        self.note = note
+        self.plan = _plan(recipe, plan_from)
+        self.name = f"log {self.data} ({_digest(recipe, self.data)}), plan {self.plan.digest()}"
+        self.columns = self.plan.columns()
+        self._opened: LogBatches | None = None
+
+    def check(self, recipe: r.Recipe) -> None:
+        check_plan(self.plan, recipe)
+
+    def batches(self, learner: Learners) -> BatchSource:
+        return self._open(_ranker(learner))
+
+    def evaluation(self, learner: Learners) -> Evaluation | None:
+        ranker = _ranker(learner)
+        if not self.num_rows(ranker, "eval"):
+            return None
+        batches = self._open(ranker).of_split("eval", EVALUATION_BATCH)
+        return lambda: ranker.evaluate(batches.read()).metrics().as_dict()
+
+    def num_rows(self, learner: Learners, split: str) -> int:
+        return self._open(_ranker(learner)).log.num_rows(split)
+
+    def _open(self, learner: Ranker) -> LogBatches:
+        """The log, counted once, whoever asks first."""
+        if self._opened is None:
+            train = learner.train_spec
+            self._opened = LogBatches(
+                self.recipe,
+                self.plan,
+                self.data,
+                train.batch_size,
+                features=learner.layout.features,
+                num_workers=learner.num_threads,
+                max_bad=self.max_bad,
+                each=self.each,
+            )
+            for line in self._opened.notes:
+                self.note(line)
+            if self._opened.bad:
+                self.note(f"{self._opened.bad:,} bad rows are left out")
+                for line in self._opened.tally.describe():
+                    self.note(f"  {line}")
+        return self._opened
+
+
+def _absolute(data: str) -> str:
+    """A directory of logs, wherever a run goes on from; a URL is one already."""
+    return data if "://" in data else os.path.abspath(data)
+
+
+def _digest(recipe: r.Recipe, data: str) -> str:
+    """Tells the files of a log, its side tables and functions from others."""
+    text = json.dumps(open_inputs(recipe, data).fingerprint(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _ranker(learner: Learners) -> Ranker:
+    if isinstance(learner, Ranker):
+        return learner
+    raise RecmillError(
+        "[retrieval] trains from a Table, which holds the catalogue of items. "
+        "Train it with --table, or only the ranker with --only ranking."
+    )
+
+
+def _plan(recipe: r.Recipe, path: Path | None) -> Plan:
+    """The Plan of a Table or of a checkpoint; none is needed when there is nothing to fit."""
+    if path is not None:
+        return plan_at(path)
+    plan = Plan(recipe)
+    if plan.pending():
+        raise RecmillError(
+            f'Recipe "{recipe.name}" has features that are fitted. Fit them once with `recmill prepare` and add '
+            "--plan DIR, the Table's directory."
+        )
+    return plan

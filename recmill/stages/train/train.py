@@ -1,0 +1,392 @@
+"""train: Table or raw log -> Checkpoint, in one process or in several workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recmill.artifacts.checkpoint.checkpoint import METRICS, Checkpoint, CheckpointFolder, Checkpoints
+from recmill.artifacts.lock import lock_folder
+from recmill.artifacts.manifest import WORK, is_published
+from recmill.distributed.workers import SINGLE_WORKER, Workers, distribute
+from recmill.embeddings.table import DiskTier
+from recmill.errors import ArtifactError, RecmillError
+from recmill.learner.saved import models_of, new_learner
+from recmill.recipe import recipe as r
+from recmill.reporting.machine import available_cores
+from recmill.reporting.progress import Progress as Bars
+from recmill.reporting.progress import ProgressBar
+from recmill.reporting.tracking import Trackers, open_trackers
+from recmill.stages.train.profile import profiled
+from recmill.stages.train.source import Evaluation, Learners, TrainingData
+from recmill.stages.train.threads import Threads, choose_threads, keep_freed_memory
+from recmill.stages.train.trainer import Metrics, State, Trainer, TrainProgress
+
+OnReport = Callable[[Metrics, Path | None], None]
+OnStep = Callable[[str, TrainProgress], None]  # the model's name, and how it is doing
+
+_STEPS_BETWEEN_LINES = 50
+_SAME_EVERY_TIME = {"rows", "positive_rate", "constant_accuracy", "auc_margin"}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Where and how a run happens; what it learns is the recipe's."""
+
+    threads: int | None = None
+    resume: bool = False
+    models: tuple[str, ...] = ()  # all that the recipe has
+    track: tuple[str, ...] = ()  # beside JSON lines: tensorboard, mllog, mlflow
+    profile_steps: int | None = None
+    table_memory: int | None = None  # bytes; more goes to the disk
+    workers: Workers = SINGLE_WORKER  # every one of them calls `train`, with the same recipe, rows and folder
+    wire: str = "float32"  # how rows and gradients travel between workers: or float16, bfloat16
+    balance: bool = True  # slow workers get fewer rows
+    on_report: OnReport | None = None  # of each checkpoint that is published, on every worker
+    on_step: OnStep | None = None  # on the first worker
+    warn: Callable[[str], None] = field(default=lambda message: None)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How one model's run ended."""
+
+    model: str
+    path: Path
+    state: State
+    best: Checkpoint
+    threads: Threads
+    resumed_from: int | None = None  # the step
+    was_there: bool = False  # nothing to do
+    workers: int = 1
+    wire_bytes: int = 0  # that this worker sent to others
+    seconds_for_others: float = 0.0  # that this worker waited for others
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.state.samples / max(1e-9, self.state.seconds_training)
+
+    @property
+    def wait_share(self) -> float:
+        return self.state.seconds_waiting / max(1e-9, self.state.seconds_training)
+
+
+def train(
+    recipe: r.Recipe,
+    source: TrainingData,
+    into: Path,
+    options: TrainConfig = TrainConfig(),  # noqa: B008, frozen
+    bars: Bars | None = None,
+    report: Callable[[TrainResult], None] = lambda trained: None,
+) -> list[TrainResult]:
+    """Train every model of the recipe, one after the other, as the only writer of `into`.
+
+    Several workers all call this: the first one holds the folder's lock for all. `report` hears of each model as it
+    ends; `report`, bars, trackers and warnings are the first one's.
+    """
+    with ExitStack() as held:
+        options.workers.by_first(lambda: held.enter_context(lock_folder(into)))
+        return train_locked(recipe, source, into, options, bars, report)
+
+
+def train_locked(
+    recipe: r.Recipe,
+    source: TrainingData,
+    into: Path,
+    options: TrainConfig,
+    bars: Bars | None = None,
+    report: Callable[[TrainResult], None] = lambda trained: None,
+) -> list[TrainResult]:
+    """The same for workers whose driver holds the lock."""
+    workers = options.workers
+    if not workers.is_first:
+        bars, report, options = None, lambda trained: None, replace(options, warn=lambda message: None)
+    try:
+        models = _chosen(recipe, options)
+        folder = open_folder(recipe, source, into, options)
+        threads = _threads(options)
+        keep_freed_memory()
+        found = []
+        for model in models:
+            found.append(
+                _train_model(folder, recipe, model, source, threads, options, bars or Bars(quiet=True))
+            )
+            report(found[-1])
+        return found
+    except BaseException as error:
+        workers.fail(error)
+        raise
+
+
+def _threads(options: TrainConfig) -> Threads:
+    """Workers of one machine share its cores, and do not probe it at the same time."""
+    workers = options.workers
+    if workers.size == 1 or options.threads is not None:
+        return choose_threads(options.threads)
+    cores = available_cores()
+    found = choose_threads(max(1, cores // workers.num_here))
+    return replace(found, reason=f"{cores} cores for {workers.num_here} workers")
+
+
+def _chosen(recipe: r.Recipe, options: TrainConfig) -> list[str]:
+    known = models_of(recipe)
+    if not known:
+        raise RecmillError(
+            f'Recipe "{recipe.name}" has neither [ranking] nor [retrieval]: there is nothing to train.'
+        )
+    for name in options.models:
+        if name not in known:
+            raise RecmillError(f'Recipe "{recipe.name}" has no [{name}]; its models: {", ".join(known)}.')
+    return [name for name in known if name in (options.models or known)]
+
+
+def open_folder(recipe: r.Recipe, source: TrainingData, into: Path, options: TrainConfig) -> CheckpointFolder:
+    """The folder for checkpoints of this run, new or old; an old one must fit."""
+    source.check(recipe)
+
+    def open_or_create() -> None:
+        if is_published(into):
+            folder = CheckpointFolder.open(into)
+            _check_goes_on(folder, recipe, source, options)
+            if folder.recipe == recipe:
+                return
+        if (into / WORK).exists():
+            raise ArtifactError(
+                f"{into} holds unfinished work of `recmill prepare` or `recmill score`. Choose another --into."
+            )
+        CheckpointFolder.create(into, recipe, source.columns, source.plan, source.name, source.data)
+
+    options.workers.by_first(open_or_create)
+    if not is_published(into):
+        raise ArtifactError(
+            f"Worker {options.workers.rank} does not see {into}, which worker 0 has just made. "
+            "--into must be on a disk that all workers share."
+        )
+    return CheckpointFolder.open(into)
+
+
+def _check_goes_on(
+    folder: CheckpointFolder, recipe: r.Recipe, source: TrainingData, options: TrainConfig
+) -> None:
+    if not options.resume:
+        raise ArtifactError(
+            f"{folder.path} holds checkpoints already. Add --resume to go on with them, or choose another --into."
+        )
+    if folder.manifest["source"] != source.name:
+        raise ArtifactError(
+            f"{folder.path} was trained from {folder.manifest['source']}, not from {source.name}. "
+            "Choose another --into."
+        )
+    _check_same_models(folder, recipe)
+
+
+def _check_same_models(folder: CheckpointFolder, recipe: r.Recipe) -> None:
+    """A run may go on longer or stop earlier than planned, but with the same model and optimizers."""
+
+    def shape(model: r.Ranking | r.Retrieval | None) -> Any:
+        if model is None:
+            return None
+        same = r.Training(dense=model.train.dense, sparse=model.train.sparse, seed=model.train.seed)
+        return replace(model, train=replace(same, batch_size=model.train.batch_size))
+
+    for name in ("ranking", "retrieval"):
+        if shape(getattr(recipe, name)) != shape(getattr(folder.recipe, name)):
+            raise ArtifactError(
+                f"{folder.path} was trained with another [{name}] than the recipe has now. Choose another --into."
+            )
+
+
+def _train_model(
+    folder: CheckpointFolder,
+    recipe: r.Recipe,
+    model: str,
+    source: TrainingData,
+    threads: Threads,
+    options: TrainConfig,
+    bars: Bars,
+) -> TrainResult:
+    workers = options.workers
+    disk = DiskTier(folder.path, options.table_memory) if options.table_memory is not None else None
+    learner = new_learner(recipe, model, source.columns, threads.number, disk)
+    distribute(learner, workers, options.wire)
+    checkpoints = folder.of(model, learner.train_spec.saving, learner.peers)
+    trainer = Trainer(
+        learner,
+        source.batches(learner),
+        METRICS[model],
+        source.evaluation(learner),
+        checkpoints,
+        workers=workers,
+        balance=options.balance,
+    )
+    last = _last_good(checkpoints, options)
+    ended = partial(_ended, model, folder, checkpoints, threads, last, workers)
+    if last is not None and _is_finished(last, trainer):
+        checkpoints.forget_after(last.step)
+        return ended(State.read(last.state), was_there=True)
+    if last is not None:
+        trainer.resume(last)
+    else:
+        checkpoints.forget_after(0)
+    with (
+        _trackers(options, folder.path / model, last) as trackers,
+        profiled(
+            options.profile_steps if workers.is_first else None, folder.path / model / "trace.json"
+        ) as after_step,
+        bars.stage(model, trainer.total_steps) as bar,
+    ):
+        rows = {f"{split}_rows": source.num_rows(learner, split) for split in ("train", "eval")}
+        trackers.begin({**_facts(recipe, model, trainer, threads), **rows})
+        trackers.event("init_stop")
+        trackers.event("run_start")
+        watchers: list[Callable[[TrainProgress], None]] = [lambda progress: after_step()]
+        if options.on_step is not None and workers.is_first:
+            watchers.append(partial(options.on_step, model))
+        reporter = _Reporter(trackers, bar, watchers, trainer.learner.steps)
+        trainer.report = reporter.report
+        if options.on_report is not None:
+            trainer.on_saved = partial(_tell_of_saved, options.on_report)
+        if trainer.evaluate is not None:
+            trainer.evaluate = reporter.announced(trainer.evaluate, learner)
+        try:
+            trainer.train()
+        finally:
+            checkpoints.settle()  # the folder's lock must outlast whoever writes there
+    return ended(trainer.state)
+
+
+def _last_good(checkpoints: Checkpoints, options: TrainConfig) -> Checkpoint | None:
+    """The first worker looks, and sets damaged ones aside; all go on from the same one."""
+
+    def path_of_last() -> Path | None:
+        found = checkpoints.last_good(options.warn)
+        return found.path if found is not None else None
+
+    path = options.workers.by_first(path_of_last)
+    return Checkpoint.open(path) if path is not None else None
+
+
+def _ended(
+    model: str,
+    folder: CheckpointFolder,
+    checkpoints: Checkpoints,
+    threads: Threads,
+    last: Checkpoint | None,
+    workers: Workers,
+    state: State,
+    was_there: bool = False,
+) -> TrainResult:
+    return TrainResult(
+        model,
+        folder.path / model,
+        state,
+        checkpoints.find("best"),
+        threads,
+        last.step if last else None,
+        was_there,
+        workers.size,
+        workers.sent_bytes,
+        workers.seconds_waiting,
+    )
+
+
+def _trackers(options: TrainConfig, path: Path, last: Checkpoint | None) -> Trackers:
+    """Those of the run; only the first worker has any."""
+    if options.workers.is_first:
+        return open_trackers(options.track, path, last.step if last else None)
+    return Trackers([])
+
+
+def _tell_of_saved(report: OnReport, progress: TrainProgress, path: Path) -> None:
+    report({"step": progress.step, **_values(progress), **progress.metrics}, path)
+
+
+class _Reporter:
+    """Tells the bar and others of every step, and trackers of every so many and of every evaluation."""
+
+    def __init__(
+        self,
+        trackers: Trackers,
+        bar: ProgressBar,
+        watchers: Sequence[Callable[[TrainProgress], None]],
+        step: int,
+    ) -> None:
+        self.trackers = trackers
+        self.bar = bar
+        self.watchers = watchers
+        self.last: TrainProgress | None = None
+        self.metrics: Metrics = {}
+        self.bar.done = step
+
+    def announced(self, evaluate: Evaluation, learner: Learners) -> Evaluation:
+        """The same; trackers hear when it begins. That it ended they hear after its numbers."""
+
+        def announce() -> Metrics:
+            self.trackers.event("eval_start", step=learner.steps)
+            return evaluate()
+
+        return announce
+
+    def report(self, progress: TrainProgress) -> None:
+        samples = progress.samples - (self.last.samples if self.last else 0)
+        self.last = progress
+        self.metrics = progress.metrics or self.metrics
+        if progress.metrics or progress.step % _STEPS_BETWEEN_LINES == 0:
+            self.trackers.log(progress.step, _values(progress))
+        if progress.metrics:
+            self.trackers.event("eval_stop", step=progress.step)
+        self.bar.note = _note(progress, self.metrics)
+        self.bar.advance(1, samples)
+        for watch in self.watchers:
+            watch(progress)
+
+
+def _values(progress: TrainProgress) -> dict[str, float]:
+    return {
+        "loss": progress.loss,
+        "samples": progress.samples,
+        "samples_per_second": progress.samples_per_second,
+        "wait_share": progress.wait_share,
+        "rate_factor": progress.rate_factor,
+        **{name: value for name, value in progress.metrics.items() if name not in _SAME_EVERY_TIME},
+    }
+
+
+def _note(progress: TrainProgress, metrics: Metrics) -> str:
+    known = next((f"  {name} {metrics[name]:.4f}" for name in METRICS.values() if name in metrics), "")
+    return (
+        f"step {progress.step:,}/{progress.total_steps:,}  loss {progress.loss:.4f}{known}  "
+        f"waits {progress.wait_share:.0%}"
+    )
+
+
+def _is_finished(last: Checkpoint, trainer: Trainer) -> bool:
+    """Whether there is nothing left to do; a run that came to its end goes on when its recipe now asks for more."""
+    reason = last.state["stopped_by"]
+    return reason is not None and (reason not in ("end", "steps") or last.step >= trainer.total_steps)
+
+
+def _facts(recipe: r.Recipe, model: str, trainer: Trainer, threads: Threads) -> dict[str, str | float]:
+    train, total = trainer.spec, trainer.total_steps
+    decay_start = round(train.schedule.decay_from * total)
+    return {
+        "recipe": recipe.name,
+        "model": model,
+        "batch_size": train.batch_size,
+        "optimizer": train.dense.name,
+        "learning_rate": train.dense.learning_rate,
+        "embedding_optimizer": train.sparse.name,
+        "embedding_learning_rate": train.sparse.learning_rate,
+        "seed": train.seed,
+        "steps_per_epoch": trainer.batches.batches_per_epoch,
+        "total_steps": total,
+        "warmup_steps": round(train.schedule.warmup * total),
+        "decay_start_step": decay_start,
+        "decay_steps": total - decay_start,
+        "threads": threads.number,
+        "workers": trainer.workers.size,
+    }
