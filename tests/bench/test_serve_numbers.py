@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from recmill.errors import RecmillError
+from recmill.reporting.latency import LatencyHistogram, bin_of
 from recmill.stages.bench.serve.arrivals import drawn_places, poisson_times
-from recmill.stages.bench.serve.histogram import Latencies
 from recmill.stages.bench.serve.load import RequestRecords
 from recmill.stages.bench.serve.server import between
 from recmill.stages.bench.serve.slo import Slo, highest_rate
@@ -44,18 +44,23 @@ def test_users_are_drawn_alike_or_by_how_active_they_are() -> None:
 def test_percentiles_are_within_one_percent_of_the_exact_ones(share: float) -> None:
     seconds = np.random.default_rng(0).lognormal(-5, 1, 50_000)
     exact = np.quantile(seconds, share, method="inverted_cdf")
-    assert Latencies.of(seconds).percentile(share) == pytest.approx(exact, rel=0.01)
+    assert LatencyHistogram.of(seconds).percentile(share) == pytest.approx(exact, rel=0.01)
 
 
 def test_the_largest_latency_and_the_mean_are_exact() -> None:
-    found = Latencies.of(np.array([0.001, 0.002, 0.7501])).as_dict()
+    found = LatencyHistogram.of(np.array([0.001, 0.002, 0.7501])).as_dict()
     assert found["max_ms"] == 750.1
     assert found["mean_ms"] == pytest.approx(251.0333, abs=1e-3)
-    assert sum(count for _, count in Latencies.of(np.array([0.001, 0.002, 0.7501])).bins()) == 3
+    assert sum(count for _, count in LatencyHistogram.of(np.array([0.001, 0.002, 0.7501])).bins()) == 3
+
+
+def test_one_latency_falls_into_the_bin_that_many_fall_into() -> None:
+    for seconds in (0.0, 1e-6, 1e-5, 0.0123, 1.0, 59.0, 1e9):
+        assert LatencyHistogram.of(np.array([seconds])).counts[bin_of(seconds)] == 1
 
 
 def test_without_answers_there_is_no_latency() -> None:
-    assert set(Latencies.of(np.zeros(0)).as_dict().values()) == {None}
+    assert set(LatencyHistogram.of(np.zeros(0)).as_dict().values()) == {None}
 
 
 def test_late_answers_count_as_latencies_and_refusals_do_not() -> None:

@@ -19,16 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from recmill.reporting.latency import NUM_BINS, bin_of, percentile
+
 SECONDS = 120
 MAX_STAGES = 24
 COUNTS = ("requests", "errors", "refused", "degraded")
 
-# Latencies fall into bins a tenth wider each: from 10 microseconds to over a minute, read back within 5%.
-_FASTEST = 1e-5
-_STEP = math.log(1.1)
-_BINS = 168
 _ROWS = 128  # of the ring: a few more than are shown, so that a second is not overwritten while it is read
-_BIN, _SUM = 1 + len(COUNTS), 1 + len(COUNTS) + _BINS
+_BIN, _SUM = 1 + len(COUNTS), 1 + len(COUNTS) + NUM_BINS
 _WIDTH = _SUM + 2 * MAX_STAGES  # the second itself, counts, bins, then sum and number for each stage
 _NAMES_BYTES = 4096  # in front: names of the stages as JSON, in the order of their columns
 
@@ -49,13 +47,12 @@ class Ring:
 
     def add(self, seconds: float, counted: Sequence[int], stages: Mapping[str, float]) -> None:
         """One answered request: how long it took, which of `COUNTS` it is, milliseconds of its stages."""
-        bin_ = int(math.log(seconds / _FASTEST) / _STEP) if seconds > _FASTEST else 0
         with self._lock:
             values, start = self._values, self._second()
             values[start + 1] += 1
             for one in counted:
                 values[start + 1 + one] += 1
-            values[start + _BIN + min(bin_, _BINS - 1)] += 1
+            values[start + _BIN + bin_of(seconds)] += 1
             self._add_stages(start, stages)
 
     def add_stages(self, stages: Mapping[str, float]) -> None:
@@ -79,8 +76,8 @@ class Ring:
         return {
             "seconds": seconds.tolist(),
             **counts,
-            "p50_ms": _percentiles(total[:, _BIN:], 0.5),
-            "p99_ms": _percentiles(total[:, _BIN:], 0.99),
+            "p50_ms": _milliseconds(percentile(total[:, _BIN:], 0.5)),
+            "p99_ms": _milliseconds(percentile(total[:, _BIN:], 0.99)),
             "stages_ms": {name: _means(sums) for name, sums in stages.items()},
         }
 
@@ -137,13 +134,8 @@ def _rows(block: memoryview | bytes, seconds: npt.NDArray[np.int64]) -> tuple[li
     return names, rows
 
 
-def _percentiles(bins: Doubles, share: float) -> list[float | None]:
-    """For each second the latency in milliseconds that this share of its requests stayed below."""
-    below = np.cumsum(bins, axis=1)
-    totals = below[:, -1]
-    found = np.argmax(below >= share * totals[:, None], axis=1)
-    middles = _FASTEST * np.exp(_STEP * (found + 0.5)) * 1000
-    return [round(float(ms), 3) if total else None for ms, total in zip(middles, totals, strict=True)]
+def _milliseconds(seconds: Doubles) -> list[float | None]:
+    return [None if math.isnan(one) else round(one * 1000, 3) for one in seconds.tolist()]
 
 
 def _means(sums: Doubles) -> list[float | None]:

@@ -14,7 +14,7 @@ import polars as pl
 
 from recmill.errors import RecmillError
 from recmill.metrics import exact_auc
-from recmill.stages.bench.serve.histogram import Latencies
+from recmill.reporting.latency import LatencyHistogram
 from recmill.stages.bench.serve.inference import Scorer, reason_of, scorer_of, typed
 from recmill.stages.bench.serve.transports import TransportName, ask, precise_loop
 
@@ -143,7 +143,7 @@ def _timings(batches: list[_Batch], options: CsvClientConfig) -> Result:
         "batch_size": options.batch,
         "rows": rows,
         "rows_per_second": round(rows * options.clients / seconds.sum(), 1),
-        "latency": Latencies.of(seconds).as_dict(),
+        "latency": LatencyHistogram.of(seconds).as_dict(),
     }
 
 

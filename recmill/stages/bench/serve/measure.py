@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recmill.reporting.latency import LatencyHistogram
 from recmill.stages.bench.serve import echo
 from recmill.stages.bench.serve.arrivals import poisson_times
-from recmill.stages.bench.serve.histogram import Latencies
 from recmill.stages.bench.serve.load import RequestRecords, closed_loop, cpu_seconds, open_loop
 from recmill.stages.bench.serve.requests import AnswerStats, RequestShape, Words, look_at
 from recmill.stages.bench.serve.server import BenchServer, Usage, between, read_metrics
@@ -89,9 +89,9 @@ class Generator:
         return {
             **_rates(load, counted, answered, self.question.batch),
             **_outcomes(counted),
-            "latency": Latencies.of(counted.latencies()).as_dict(),
-            "histogram": Latencies.of(counted.latencies()).bins(),
-            "send_delay": Latencies.of(counted.send_delays()).as_dict(),
+            "latency": LatencyHistogram.of(counted.latencies()).as_dict(),
+            "histogram": LatencyHistogram.of(counted.latencies()).bins(),
+            "send_delay": LatencyHistogram.of(counted.send_delays()).as_dict(),
             "answers": look_at(self.words, records.kept).as_dict(),
             "traced_stages_ms": traces.as_dict()["stages_ms"],
             "server": _server(first, last, answered),
@@ -190,5 +190,5 @@ async def _cost(address: str, rate: float, request: bytes) -> Result:
     return {
         "rate": rate,
         "cpu_us_per_request": round(cpu / max(1, len(records.due)) * 1e6, 1),
-        "latency": Latencies.of(records.latencies()).as_dict(),
+        "latency": LatencyHistogram.of(records.latencies()).as_dict(),
     }

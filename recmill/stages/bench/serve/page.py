@@ -21,7 +21,7 @@ from recmill.reporting.html.content import (
 )
 from recmill.reporting.html.environment import environment_section
 from recmill.reporting.html.page import write_report
-from recmill.stages.bench.serve.histogram import PERCENTILES
+from recmill.reporting.latency import PERCENTILES
 
 Result = dict[str, Any]
 _COLUMNS = ("load", "requests/s", *PERCENTILES, "max", "refused", "late", "errors")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recmill.errors import RecmillError
-from recmill.stages.bench.serve.histogram import PERCENTILES
+from recmill.reporting.latency import PERCENTILES
 
 Result = dict[str, Any]
 LEAST_ACHIEVED = 0.98  # of the requests that were due, as well answered as they came in
