@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.dataset.table import Table
 from recmill.errors import RecmillError
 from recmill.recipe.load import load_recipe
@@ -227,7 +227,7 @@ class Local:
 
 def result_of(into: Path) -> dict[str, Any]:
     """What was learned as of the last checkpoint: rows, dense weights and all keys."""
-    checkpoints = CheckpointFolder.open(into).of("ranking")
+    checkpoints = Checkpoint.open(into).of("ranking")
     last = checkpoints.find("last")
     keys: dict[str, dict[int, bytes]] = {}
     for part in checkpoints.chain(last):

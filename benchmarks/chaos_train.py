@@ -33,7 +33,7 @@ import ray
 from chaos_local import FAULTS, run_local
 from ray.cluster_utils import Cluster
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.distributed.data_tasks import DataWorkers
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
@@ -184,7 +184,7 @@ def train(stage: Stage, recipe: Recipe, log: Path, into: Path, kill: Kill | None
 
 def sightings(into: Path) -> dict[str, dict[int, int]]:
     """How often each table has seen each key that has a row, as of the last checkpoint."""
-    checkpoints = CheckpointFolder.open(into).of("ranking")
+    checkpoints = Checkpoint.open(into).of("ranking")
     found: dict[str, dict[int, int]] = {}
     for part in checkpoints.chain(checkpoints.find("last")):
         for table in part.manifest["tables"]:

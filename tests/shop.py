@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.cli import main
 
 ROWS = 5_000
@@ -39,8 +39,8 @@ class Stages:
 
 class Shop(Stages):
     @property
-    def folder(self) -> CheckpointFolder:
-        return CheckpointFolder.open(self.checkpoint)
+    def folder(self) -> Checkpoint:
+        return Checkpoint.open(self.checkpoint)
 
 
 def make_shop(path: Path) -> Shop:

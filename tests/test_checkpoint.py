@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file
 
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint, Checkpoints
+from recmill.artifacts.checkpoint.checkpoint import Checkpoints, StepCheckpoint
 from recmill.embeddings.table import EmbeddingTable, TableSpec
 from recmill.errors import ArtifactError, ResourceError
 from recmill.recipe.recipe import Saving
@@ -151,7 +151,7 @@ def test_any_flipped_bit_of_a_manifest_is_noticed(tmp_path):
     for place in range(0, len(content) - 1, 7):
         path.write_bytes(content[:place] + bytes([content[place] ^ (1 << place % 7)]) + content[place + 1 :])
         with pytest.raises(ArtifactError):
-            Checkpoint.open(tmp_path / "step-00000010").verify()
+            StepCheckpoint.open(tmp_path / "step-00000010").verify()
 
 
 def damage(path: Path) -> None:
@@ -212,10 +212,10 @@ def test_damage_while_training_does_not_make_a_delta_of_another_base(tmp_path):
 
 def test_a_checkpoint_that_stands_on_itself_is_damaged(tmp_path):
     saved(tmp_path, 2)
-    second = Checkpoint.open(tmp_path / "step-00000020")
+    second = StepCheckpoint.open(tmp_path / "step-00000020")
     with pytest.raises(ArtifactError, match=r"stands on step-00000020, which is not there"):
         Checkpoints(tmp_path, "auc").chain(
-            Checkpoint(second.path, {**second.manifest, "delta_of": second.path.name})
+            StepCheckpoint(second.path, {**second.manifest, "delta_of": second.path.name})
         )
 
 

@@ -35,10 +35,10 @@ recmill checkpoint prune runs/quickstart/checkpoint --keep 1
 
 
 def _checkpoint(parsed: argparse.Namespace) -> None:
-    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+    from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 
     _check_flags(parsed)
-    folder = CheckpointFolder.open(parsed.path)
+    folder = Checkpoint.open(parsed.path)
     models = [parsed.only] if parsed.only else folder.models
     act = {"show": _show, "diff": _diff, "prune": _prune}[parsed.act]
     result = {model: act(parsed, folder.of(model)) for model in models}

@@ -19,7 +19,7 @@ from recmill.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+    from recmill.artifacts.checkpoint.checkpoint import Checkpoint
     from recmill.stages.evaluate.evaluate import EvaluateResult
 
 
@@ -105,7 +105,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     from pathlib import Path
 
     recipe = load(parsed)
-    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+    from recmill.artifacts.checkpoint.checkpoint import Checkpoint
     from recmill.artifacts.manifest import write_whole
     from recmill.dataset.table import Table
     from recmill.reporting.machine import available_cores
@@ -115,7 +115,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     from recmill.stages.evaluate.write import write_evaluation
 
     _check_requests_flags(parsed)
-    folder = CheckpointFolder.open(parsed.checkpoint)
+    folder = Checkpoint.open(parsed.checkpoint)
     if folder.recipe.name != recipe.name:
         raise UsageError(
             f'Checkpoint {parsed.checkpoint} is of recipe "{folder.recipe.name}", not of "{recipe.name}".'
@@ -165,7 +165,7 @@ def _check_requests_flags(parsed: argparse.Namespace) -> None:
         raise UsageError(f"--{wrong[0].replace('_', '-')} is for --table. Remove it.")
 
 
-def _evaluate_requests(parsed: argparse.Namespace, folder: CheckpointFolder) -> int:
+def _evaluate_requests(parsed: argparse.Namespace, folder: Checkpoint) -> int:
     from dataclasses import asdict
     from pathlib import Path
 

@@ -62,13 +62,13 @@ recmill export --checkpoint c --into rejected --despite-gate --no-publish     ke
 def _export(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+    from recmill.artifacts.checkpoint.checkpoint import Checkpoint
     from recmill.reporting.machine import available_cores
     from recmill.reporting.progress import Progress
     from recmill.stages.export.export import ExportConfig, export
     from recmill.stages.export.find_log import find_log
 
-    folder = CheckpointFolder.open(parsed.checkpoint)
+    folder = Checkpoint.open(parsed.checkpoint)
     data = find_log(folder, parsed.data, Path(parsed.table) if parsed.table else None)
     options = ExportConfig(
         rows=parsed.rows,

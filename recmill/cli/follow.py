@@ -58,12 +58,12 @@ def follow(parsed: argparse.Namespace) -> None:
 
     recipe = load(parsed)
     set_wait_policy(parsed)
-    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+    from recmill.artifacts.checkpoint.checkpoint import Checkpoint
     from recmill.errors import ArtifactError
     from recmill.stages.train import follow as following
     from recmill.stages.train.threads import choose_threads
 
-    folder = CheckpointFolder.open(parsed.into)
+    folder = Checkpoint.open(parsed.into)
     if folder.recipe != recipe:
         raise ArtifactError(f'{folder.path} was trained with another recipe than "{recipe.name}" is now.')
     options = following.FollowConfig(

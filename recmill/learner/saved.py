@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint, CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint, StepCheckpoint
 from recmill.embeddings.table import DiskTier
 from recmill.errors import RecmillError
 from recmill.features.chain import ColumnInfo
@@ -19,7 +19,7 @@ class Saved:
     """A learner restored from one checkpoint."""
 
     learner: Ranker | Retriever
-    checkpoint: Checkpoint
+    checkpoint: StepCheckpoint
 
 
 def models_of(recipe: Recipe) -> list[str]:
@@ -43,7 +43,7 @@ def new_learner(
     raise RecmillError(f'Recipe "{recipe.name}" has no [{model}]; its models: {known}.')
 
 
-def open_learner(folder: CheckpointFolder, model: str, which: str = "best", num_threads: int = 1) -> Saved:
+def open_learner(folder: Checkpoint, model: str, which: str = "best", num_threads: int = 1) -> Saved:
     """The model as of its `best` or `last` checkpoint, or as of a step; every file is checked against its digest."""
     checkpoints = folder.of(model)
     checkpoint = checkpoints.find(which)

@@ -19,7 +19,7 @@ from small_runs import BATCH, SHORT, SMALL, SmallRuns
 from recmill import open_bundle
 from recmill.artifacts.bundle.bundle import Bundle
 from recmill.artifacts.bundle.delta import deltas_of
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.cli import main
 from recmill.learner.saved import open_learner
 from recmill.metrics import exact_auc
@@ -38,10 +38,10 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     )
     assert (code, said["models"][0]["stopped_by"]) == (0, "steps")
     assert read_history(into / "ranking/history.jsonl")[-1]["wait_share"] >= 0
-    assert open_learner(CheckpointFolder.open(into), "ranking", "last").checkpoint.step == 16
+    assert open_learner(Checkpoint.open(into), "ranking", "last").checkpoint.step == 16
     if part.name == "train --set":
         changed = load_recipe(row.base, [part.value]).ranking
-        assert CheckpointFolder.open(into).recipe.ranking.train.epochs == changed.train.epochs
+        assert Checkpoint.open(into).recipe.ranking.train.epochs == changed.train.epochs
 
 
 @check("train --resume")
@@ -124,7 +124,7 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     code, said, into = small.run_command(row.base, row.command, capsys)
     assert (code, said["models"][0]["samples"]) == (0, 16 * BATCH)
     fitted = small.table(load_recipe(row.base)).plan
-    assert CheckpointFolder.open(into).plan.digest() == fitted.digest()
+    assert Checkpoint.open(into).plan.digest() == fitted.digest()
 
 
 @check("evaluate --checkpoint", "evaluate --split")

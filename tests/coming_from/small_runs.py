@@ -14,7 +14,7 @@ from coming_from_pages import flags_of
 from starlette.routing import Match
 
 from recmill import open_bundle
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint, CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint, StepCheckpoint
 from recmill.cli import main
 from recmill.dataset.batch import Array, Batch, Batches
 from recmill.dataset.table import Table
@@ -61,10 +61,10 @@ class Ran:
     """A training run that came to its end."""
 
     trained: TrainResult
-    folder: CheckpointFolder
+    folder: Checkpoint
 
     @property
-    def checkpoints(self) -> list[Checkpoint]:
+    def checkpoints(self) -> list[StepCheckpoint]:
         return self.folder.of("ranking").all()
 
     @property
@@ -117,7 +117,7 @@ class SmallRuns:
         recipe = load_recipe(base, [*SMALL[base], *values])
         into = into or self.new_folder()
         (trained,) = train(recipe, TableData(self.table(recipe)), into, TrainConfig(threads=1, **options))
-        return Ran(trained, CheckpointFolder.open(into))
+        return Ran(trained, Checkpoint.open(into))
 
     def stepped(self, base: str, *values: str, num_steps: int = 12) -> tuple[Ranker, list[Batch]]:
         """A small ranker after some steps, and the batches that it saw."""

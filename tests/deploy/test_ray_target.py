@@ -11,7 +11,7 @@ from cluster import Paths
 from ray_nodes import RayNodes
 from small_log import small_recipe, write_log
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.cli import build_parser
 from recmill.dataset.table import Table
 from recmill.recipe.load import load_recipe
@@ -172,4 +172,4 @@ def test_the_jobs_prepare_and_train_on_nodes_started_as_they_say(tmp_path: Path)
     table = Table.open(folders["runs"] / "table")
     assert f"digest {table.digest}" in said
     assert table.digest == prepare(recipe, str(folders["data"]), tmp_path / "here").table.digest
-    assert CheckpointFolder.open(folders["runs"] / "checkpoint").recipe == recipe
+    assert Checkpoint.open(folders["runs"] / "checkpoint").recipe == recipe

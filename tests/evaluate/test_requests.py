@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from shop import Shop
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.errors import ArtifactError
 from recmill.stages.evaluate.requests import evaluate_requests
 from recmill.stages.serve.messages import Answer, Item, Recommend
@@ -51,7 +51,7 @@ def test_clicks_after_a_request_count_for_what_it_showed(shop: Shop, requests: P
         f"{now + 10_000},u2,i2,phone,1,9.5,1",  # too late
         f"{now},u3,i3,phone,1,9.5,1",  # somebody else
     )
-    found = evaluate_requests(CheckpointFolder.open(shop.checkpoint), requests, data, 3600)
+    found = evaluate_requests(Checkpoint.open(shop.checkpoint), requests, data, 3600)
     numbers = {(one.version, one.channel): (one.requests, one.items, one.clicks) for one in found}
     assert numbers == {
         ("a", None): (2, 4, 1),
@@ -68,7 +68,7 @@ def test_clicks_after_a_request_count_for_what_it_showed(shop: Shop, requests: P
 
 def test_clicks_before_a_request_do_not_count(shop: Shop, requests: Path, tmp_path: Path) -> None:
     data = clicked(shop, tmp_path, f"{int(time.time()) - 1000},u1,i1,phone,1,9.5,1")
-    found = evaluate_requests(CheckpointFolder.open(shop.checkpoint), requests, data, 3600)
+    found = evaluate_requests(Checkpoint.open(shop.checkpoint), requests, data, 3600)
     assert sum(one.clicks for one in found) == 0
     assert found[0].auc is None
 
@@ -89,7 +89,7 @@ def test_the_command_says_so(shop: Shop, requests: Path, tmp_path: Path, recmill
 
 def test_an_empty_folder_says_how_to_fill_it(shop: Shop, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="--request-log"):
-        evaluate_requests(CheckpointFolder.open(shop.checkpoint), tmp_path, str(shop.log), 60)
+        evaluate_requests(Checkpoint.open(shop.checkpoint), tmp_path, str(shop.log), 60)
 
 
 def test_the_schema_is_what_is_read(requests: Path) -> None:

@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 from small_logs import trained_clicks  # noqa: E402
 
 from recmill.artifacts.bundle.bundle import Bundle  # noqa: E402
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder  # noqa: E402
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from recmill.stages.export.export import export  # noqa: E402
 from recmill.stages.export.find_log import find_log  # noqa: E402
 
@@ -28,13 +28,13 @@ def bundle(shop: Shop) -> Bundle:
 
 
 @pytest.fixture(scope="session")
-def clicks(tmp_path_factory: pytest.TempPathFactory) -> CheckpointFolder:
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """A ranker so small that it is exported at once."""
     return trained_clicks(tmp_path_factory.mktemp("clicks"))
 
 
 @pytest.fixture(scope="session")
-def clicks_exported(clicks: CheckpointFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clicks_exported(clicks: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     into = tmp_path_factory.mktemp("clicks_bundles")
     export(clicks, find_log(clicks), into)
     return into

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.features.plan import Plan
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import Recipe
@@ -74,7 +74,7 @@ def _lines(rows: str) -> str:
     return "".join(f"{row.strip()}\n" for row in rows.strip().splitlines())
 
 
-def trained_clicks(folder: Path) -> CheckpointFolder:
+def trained_clicks(folder: Path) -> Checkpoint:
     """A small ranker of the recipe above, trained from its log: quick to export."""
     ranking = {"model": "dlrm", "label": "clicked", "embedding_dim": 4, "bottom": [4], "top": [4]}
     features = [
@@ -87,4 +87,4 @@ def trained_clicks(folder: Path) -> CheckpointFolder:
     (folder / "log" / "events0.csv").write_text(_lines("\n".join(rows)))
     source = LogData(recipe, str(folder / "log"))
     train(recipe, source, folder / "checkpoint", TrainConfig(threads=1))
-    return CheckpointFolder.open(folder / "checkpoint")
+    return Checkpoint.open(folder / "checkpoint")

@@ -16,7 +16,7 @@ import pytest
 
 import recmill.stages.export.check as check_module
 from recmill.artifacts.bundle.bundle import Bundle, current_of, previous_of, versions_of
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.dataset.batch import collate
 from recmill.errors import ArtifactError, LogError
 from recmill.learner.retrieval import Retriever
@@ -137,7 +137,7 @@ def test_a_log_without_users_and_items_gives_a_bundle_for_scoring(recmill, tmp_p
     ]
     train = ["train", "criteo-deeprec", "--from-log", tmp_path / "log", "--into", tmp_path / "c", *small]
     recmill(*train, "--threads", 1, "--quiet")
-    folder = CheckpointFolder.open(tmp_path / "c")
+    folder = Checkpoint.open(tmp_path / "c")
     found = export(folder, find_log(folder), tmp_path / "b").bundle
     assert (found.items, found.users) == (None, None)
     assert (found.manifest["num_items"], found.manifest["log_end"], found.manifest["index"]) == (

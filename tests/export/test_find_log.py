@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.manifest import write_manifest
 from recmill.errors import ArtifactError, LogError
 from recmill.stages.export.find_log import find_log
 
 
-def checkpoint(path: Path, source: str, data: str | None = None) -> CheckpointFolder:
+def checkpoint(path: Path, source: str, data: str | None = None) -> Checkpoint:
     """A folder that says only where its rows come from."""
     path.mkdir(exist_ok=True)
     write_manifest(path, "checkpoint", {"source": source, "data": data})
-    return CheckpointFolder.open(path)
+    return Checkpoint.open(path)
 
 
 def test_a_checkpoint_knows_the_log_of_its_table(shop) -> None:

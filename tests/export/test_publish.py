@@ -11,7 +11,7 @@ from ports import free_port
 from shop import Shop
 
 from recmill.artifacts.bundle.bundle import Bundle, current_of, kept_checkpoint, set_current, versions_of
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.manifest import is_published
 from recmill.errors import ArtifactError
 from recmill.stages.evaluate.live import find_live
@@ -36,7 +36,7 @@ def test_what_is_published_is_current_and_keeps_its_checkpoint(shop: Shop, tmp_p
     assert live is not None
     assert live.folder.path == kept_checkpoint(into, found.bundle.version)
     assert live.steps == found.bundle.manifest["checkpoint"]["steps"]
-    assert live.folder.models == CheckpointFolder.open(shop.checkpoint).models
+    assert live.folder.models == Checkpoint.open(shop.checkpoint).models
     # A second time changes nothing.
     assert (
         publish(shop.bundles, into, shop.checkpoint, despite_gate=True).bundle.version == found.bundle.version
@@ -64,8 +64,8 @@ def test_a_damaged_bundle_is_not_published(own_bundles: Path, tmp_path: Path) ->
 
 def test_a_checkpoint_of_another_bundle_is_refused(shop: Shop, own_bundles: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    made_of = CheckpointFolder.open(shop.checkpoint)
-    CheckpointFolder.create(other, made_of.recipe, made_of.columns, made_of.plan, "elsewhere")
+    made_of = Checkpoint.open(shop.checkpoint)
+    Checkpoint.create(other, made_of.recipe, made_of.columns, made_of.plan, "elsewhere")
     with pytest.raises(ArtifactError, match="Give the checkpoint that it was exported from"):
         publish(own_bundles, tmp_path / "live", other, despite_gate=True)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.dataset.batch import Batch
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import Recipe
@@ -87,7 +87,7 @@ def signature(batch: Batch) -> Any:
 
 def sightings(folder: Path, model: str = "ranking") -> dict[str, dict[int, int]]:
     """How often each table has seen each key, as of the last checkpoint: exact when every row was learned once."""
-    checkpoints = CheckpointFolder.open(folder).of(model)
+    checkpoints = Checkpoint.open(folder).of(model)
     found: dict[str, dict[int, int]] = {}
     for part in checkpoints.chain(checkpoints.find("last")):
         for table in part.manifest["tables"]:
@@ -98,4 +98,4 @@ def sightings(folder: Path, model: str = "ranking") -> dict[str, dict[int, int]]
 
 
 def last_state(folder: Path, model: str = "ranking") -> dict[str, Any]:
-    return CheckpointFolder.open(folder).of(model).find("last").state
+    return Checkpoint.open(folder).of(model).find("last").state

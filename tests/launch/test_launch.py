@@ -16,7 +16,7 @@ import pytest
 import small_trainings
 from small_trainings import last_state, recipe_of, sightings, write_log
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.dataset.table import Table
 from recmill.errors import LogError, TrainingError
 from recmill.stages.prepare.prepare import PrepareConfig as PrepareOptions
@@ -180,7 +180,7 @@ def test_a_run_goes_on_with_another_number_of_workers_and_ray_knows_its_checkpoi
     train(recipe_of(max_steps=7), source(), into, TrainConfig(threads=1))
     second = launched(source, into, workers=2, recipe=recipe_of(max_steps=31), resume=True)[0]
     assert (second.resumed_from, second.workers) == (7, 2)
-    best = CheckpointFolder.open(into).of("ranking").find("best")
+    best = Checkpoint.open(into).of("ranking").find("best")
     seen_by_ray = ray.train.Result.from_path(into)
     assert seen_by_ray.get_best_checkpoint("auc", "max").path == str(best.path)
     assert seen_by_ray.metrics["samples"] == second.state.samples

@@ -17,7 +17,7 @@ from ports import free_port
 from processes import together
 from worker_runs import in_turn, run
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.dataset.table import Table
 from recmill.distributed.workers import SINGLE_WORKER, Workers, distribute
 from recmill.errors import RecmillError
@@ -92,7 +92,7 @@ def test_a_killed_worker_is_named_and_the_run_goes_on_without_it(even_odd_table,
         assert kind == "WorkerLost"
         assert "Worker 2 of 3 is gone" in message
         assert seconds < 30
-    saved = CheckpointFolder.open(into).of("ranking").all()
+    saved = Checkpoint.open(into).of("ranking").all()
     assert saved
     assert saved[-1].step <= 7
     for checkpoint in saved:
@@ -213,5 +213,5 @@ def test_torchrun_starts_workers(even_odd_table, tmp_path):
         "0 2 2 12 end",
         "1 2 2 12 end",
     ]
-    last = CheckpointFolder.open(tmp_path / "into").of("ranking").find("last")
+    last = Checkpoint.open(tmp_path / "into").of("ranking").find("last")
     assert last.state["workers"] == 2

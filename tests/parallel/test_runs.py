@@ -7,7 +7,7 @@ import pytest
 from even_odd import MODELS
 from worker_runs import assert_same_tables, contents
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.checkpoint.compare import diff
 from recmill.learner.saved import open_learner
 
@@ -39,7 +39,7 @@ def test_tables_have_the_keys_and_counts_of_one_process(runs, name, size):
 
 def test_keys_came_and_went_in_the_runs_that_are_compared(runs):
     tables = contents(runs.into("dynamic", 1))
-    states = CheckpointFolder.open(runs.into("dynamic", 1)).of("ranking").find("last").admission()
+    states = Checkpoint.open(runs.into("dynamic", 1)).of("ranking").find("last").admission()
     assert all(len(keys) > 20 for keys in tables.values())
     assert len(states["deep/item_key.keys"]) > 20
     assert len(states["deep/item_key.removed"]) > 0
@@ -48,15 +48,15 @@ def test_keys_came_and_went_in_the_runs_that_are_compared(runs):
 def test_a_run_goes_on_with_another_number_of_workers(runs):
     assert [ran.state.workers for size in (1, 2, 4) for ran in runs.found["moving", size][:1]] == [1, 2, 4]
     assert_same_tables(runs.moving, runs.into("dynamic", 1))
-    last = CheckpointFolder.open(runs.moving).of("ranking").find("last")
-    straight = CheckpointFolder.open(runs.into("dynamic", 1)).of("ranking").find("last")
+    last = Checkpoint.open(runs.moving).of("ranking").find("last")
+    straight = Checkpoint.open(runs.into("dynamic", 1)).of("ranking").find("last")
     assert last.state["cursor"] == straight.state["cursor"]
     assert last.metrics["auc"] == pytest.approx(straight.metrics["auc"], abs=2e-3)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_every_worker_writes_its_shard_and_the_first_one_the_rest(runs, size):
-    last = CheckpointFolder.open(runs.into("dynamic", size)).of("ranking").find("last")
+    last = Checkpoint.open(runs.into("dynamic", size)).of("ranking").find("last")
     table = last.manifest["tables"]["deep/item_key"]
     assert table["files"] == [f"tables/deep/item_key.{rank}-{size}.arrow" for rank in range(size)]
     assert "dense.safetensors" in last.manifest["files"]
@@ -65,8 +65,8 @@ def test_every_worker_writes_its_shard_and_the_first_one_the_rest(runs, size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_checkpoints_of_several_workers_open_in_one_process(runs, size):
-    folder = CheckpointFolder.open(runs.into("fixed", size))
-    saved, alone = (open_learner(CheckpointFolder.open(runs.into("fixed", n)), "ranking") for n in (size, 1))
+    folder = Checkpoint.open(runs.into("fixed", size))
+    saved, alone = (open_learner(Checkpoint.open(runs.into("fixed", n)), "ranking") for n in (size, 1))
     keys = {name: table.statistics().keys for name, table in saved.learner.tables.items()}
     assert keys == {name: table.statistics().keys for name, table in alone.learner.tables.items()}
     checkpoints = folder.of("ranking")

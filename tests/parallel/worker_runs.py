@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.dataset.table import Table
 from recmill.distributed.workers import Workers
 from recmill.recipe import recipe as r
@@ -49,7 +49,7 @@ def run(workers: Workers, recipe: r.Recipe, table: Path, into: Path, **options: 
 
 def contents(into: Path, model: str = "ranking") -> dict[str, dict[int, tuple[Any, int, int]]]:
     """Of each table of the last checkpoint: key -> row, count, step."""
-    checkpoints = CheckpointFolder.open(into).of(model)
+    checkpoints = Checkpoint.open(into).of(model)
     found: dict[str, dict[int, tuple[Any, int, int]]] = {}
     for part in checkpoints.chain(checkpoints.find("last")):
         admission = part.admission()
@@ -69,7 +69,7 @@ def contents(into: Path, model: str = "ranking") -> dict[str, dict[int, tuple[An
 
 def waiting(into: Path, model: str = "ranking") -> dict[str, dict[int, tuple[int, int]]]:
     """Of each table of the last checkpoint: keys without a row -> count, step."""
-    last = CheckpointFolder.open(into).of(model).find("last")
+    last = Checkpoint.open(into).of(model).find("last")
     admission = last.admission()
     return {
         name: dict(

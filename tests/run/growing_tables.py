@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.manifest import MANIFEST, WORK, write_whole
 from recmill.artifacts.work import write_record
 from recmill.dataset.batch import Batch
@@ -106,7 +106,7 @@ def plain(batch: Batch) -> Any:
 
 def weights(folder: Path) -> dict[str, bytes]:
     """Every bit of what was learned."""
-    learner = open_learner(CheckpointFolder.open(folder), "ranking", "last").learner
+    learner = open_learner(Checkpoint.open(folder), "ranking", "last").learner
     found = {name: value.tobytes() for name, value in learner.arrays().items()}
     for name, table in learner.tables.items():
         with table.begin_snapshot() as snapshot:

@@ -17,7 +17,7 @@ import pytest
 from shop import Shop
 from small_criteo import Criteo, read, write_log
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.manifest import read_manifest, write_manifest
 from recmill.artifacts.work import read_record
 from recmill.dataset.batch import collate
@@ -35,19 +35,19 @@ pytestmark = pytest.mark.stages
 
 
 def ranker_of(checkpoint: Path) -> Ranker:
-    learner = open_learner(CheckpointFolder.open(checkpoint), "ranking").learner
+    learner = open_learner(Checkpoint.open(checkpoint), "ranking").learner
     assert isinstance(learner, Ranker)
     return learner
 
 
 def raw_rows(criteo: Criteo, folder: Path | None = None) -> pl.DataFrame:
     """Good rows of a log, read by other means than scoring does."""
-    source = open_source(CheckpointFolder.open(criteo.checkpoint).recipe.log, str(folder or criteo.log))
+    source = open_source(Checkpoint.open(criteo.checkpoint).recipe.log, str(folder or criteo.log))
     return pl.concat([batch.frame for unit in source.units() for batch in source.read(unit)])
 
 
 def predicted(criteo: Criteo, rows: pl.DataFrame) -> np.ndarray:
-    ranker, plan = ranker_of(criteo.checkpoint), CheckpointFolder.open(criteo.checkpoint).plan
+    ranker, plan = ranker_of(criteo.checkpoint), Checkpoint.open(criteo.checkpoint).plan
     features = plan.apply(rows, labels=False, only=ranker.layout.features)
     return ranker.predict(collate(features, ranker.layout, with_labels=False))
 

@@ -12,7 +12,7 @@ from shop import Shop
 
 import recmill
 from recmill.artifacts.bundle.bundle import Bundle
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.errors import BadRequest, TooLate
 from recmill.learner.ranking import Ranker
 from recmill.learner.saved import open_learner
@@ -206,7 +206,7 @@ def test_served_scores_are_those_of_the_trainer(shared: Recommender, shop: Shop)
     rows = rows.join(users, on="user_id", how="left").join(items, on="item_id", how="left")
     kept = [name for name in rows.columns if name in shared.lookup.raw_columns.kinds]
     found = shared.score(rows.select(kept))
-    folder = CheckpointFolder.open(shop.checkpoint)
+    folder = Checkpoint.open(shop.checkpoint)
     ranker = open_learner(folder, "ranking").learner
     assert isinstance(ranker, Ranker)
     frame = shared.lookup.raw_columns.cast(rows, list(shared.lookup.raw_columns.kinds))
@@ -214,7 +214,7 @@ def test_served_scores_are_those_of_the_trainer(shared: Recommender, shop: Shop)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def _batch(folder: CheckpointFolder, ranker: Ranker, frame: pl.DataFrame):  # type: ignore[no-untyped-def]
+def _batch(folder: Checkpoint, ranker: Ranker, frame: pl.DataFrame):  # type: ignore[no-untyped-def]
     from recmill.dataset.batch import collate
 
     applied = folder.plan.apply(frame, labels=False, only=ranker.layout.features)

@@ -19,7 +19,7 @@ from servers import Start
 from shop import Shop
 
 import recmill
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.cli import main
 from recmill.dataset.batch import collate
 from recmill.learner.ranking import Ranker
@@ -71,7 +71,7 @@ class Rows:
 
     def trained(self, rows: pl.DataFrame) -> np.ndarray:
         """Scores by the trainer's own model."""
-        folder = CheckpointFolder.open(self.shop.checkpoint)
+        folder = Checkpoint.open(self.shop.checkpoint)
         ranker = open_learner(folder, "ranking").learner
         assert isinstance(ranker, Ranker)
         rows = self.recommender.lookup.raw_columns.cast(rows, list(self.recommender.lookup.raw_columns.kinds))

@@ -10,7 +10,7 @@ import pytest
 from shop import Shop
 
 from recmill.artifacts.bundle.delta import deltas_of
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.dataset.batch import collate
 from recmill.errors import ArtifactError, LogError
 from recmill.stages.serve.messages import Features, Recommend
@@ -31,7 +31,7 @@ def log(shop: Shop, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def follower(shop: Shop, log: Path, own_bundles: Path) -> Follower:
-    return Follower(CheckpointFolder.open(shop.checkpoint), str(log), own_bundles, FollowConfig())
+    return Follower(Checkpoint.open(shop.checkpoint), str(log), own_bundles, FollowConfig())
 
 
 def write(log: Path, *rows: str, end: str = "\n") -> None:
@@ -114,7 +114,7 @@ def test_a_side_table_that_is_being_written_is_taken_as_it_was(
 ) -> None:
     heard: list[str] = []
     follower = Follower(
-        CheckpointFolder.open(shop.checkpoint), str(log), own_bundles, FollowConfig(warn=heard.append)
+        Checkpoint.open(shop.checkpoint), str(log), own_bundles, FollowConfig(warn=heard.append)
     )
     write(log, click("u1", "i3"))
     assert follower.publish_once() is not None
@@ -159,7 +159,7 @@ def test_a_killed_follower_goes_on_with_the_next_delta_and_loses_nothing(
     write(log, click("first", "i3"))
     follower.publish_once()
     write(log, click("second", "i4"))
-    again = Follower(CheckpointFolder.open(shop.checkpoint), str(log), own_bundles, FollowConfig())
+    again = Follower(Checkpoint.open(shop.checkpoint), str(log), own_bundles, FollowConfig())
     published = again.publish_once()
     assert published is not None
     assert (published.number, published.num_rows) == (2, 1)
@@ -177,7 +177,7 @@ def test_a_follower_that_is_started_again_publishes_no_click_twice(
     write(log, *(click(f"u{number}", "i3", number) for number in range(5)))
     follower.publish_once()
     for _ in range(2):
-        again = Follower(CheckpointFolder.open(shop.checkpoint), str(log), own_bundles, FollowConfig())
+        again = Follower(Checkpoint.open(shop.checkpoint), str(log), own_bundles, FollowConfig())
         assert again.publish_once() is None
     write(log, click("late", "i3", 9))
     assert again.publish_once() is not None
@@ -215,7 +215,7 @@ def test_follow_runs_until_it_is_told_to_stop(shop: Shop, log: Path, own_bundles
     stop = threading.Event()
     write(log, click("u1", "i3"))
     options = FollowConfig(every_seconds=0.05)
-    folder = CheckpointFolder.open(shop.checkpoint)
+    folder = Checkpoint.open(shop.checkpoint)
     count = follow(folder, str(log), own_bundles, options, stop, lambda published: stop.set())
     assert (
         count
@@ -234,4 +234,4 @@ def test_a_bundle_of_another_recipe_cannot_be_followed(
     few = ["--set", "ranking.train.max_steps=2", "--set", "retrieval.train.max_steps=2"]
     assert main(["train", "quickstart", *arguments, *few]) == 0
     with pytest.raises(ArtifactError, match="another recipe"):
-        Follower(CheckpointFolder.open(other), str(log), own_bundles, FollowConfig())
+        Follower(Checkpoint.open(other), str(log), own_bundles, FollowConfig())

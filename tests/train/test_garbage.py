@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.dataset.batch import Batch, Batches, Keys
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, RecmillError, TrainingError
@@ -85,7 +85,7 @@ def test_a_loss_that_explodes_is_an_error_and_nothing_bad_is_saved(table, tmp_pa
     )
     with pytest.raises(TrainingError, match=r"Step \d+: .*nothing was updated. Lower the learning rates"):
         train(wild, TableData(table), tmp_path, TrainConfig(threads=1))
-    for checkpoint in CheckpointFolder.open(tmp_path).of("ranking").all():
+    for checkpoint in Checkpoint.open(tmp_path).of("ranking").all():
         checkpoint.verify()
         assert all(np.isfinite(value).all() for value in checkpoint.arrays().values())
         for name in checkpoint.manifest["tables"]:
@@ -228,7 +228,7 @@ def test_the_plan_of_a_run_that_was_killed_at_once_is_not_that_of_the_next_one(t
         with pytest.raises(KeyboardInterrupt):
             train(short, TableData(other), into, TrainConfig(threads=1))
     train(short, TableData(table), into, TrainConfig(threads=1))
-    assert CheckpointFolder.open(into).plan.digest() == table.plan.digest() != other.plan.digest()
+    assert Checkpoint.open(into).plan.digest() == table.plan.digest() != other.plan.digest()
 
 
 def test_unfinished_work_of_prepare_is_left_alone(table, tmp_path):

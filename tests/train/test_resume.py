@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.recipe.load import load_recipe
 from recmill.reporting.tracking import read_history
 from recmill.stages.prepare.prepare import prepare
@@ -81,7 +81,7 @@ def weights(into: Path) -> dict[str, bytes]:
     """Everything that the last checkpoint holds, whatever chain of deltas it is made of."""
     from recmill.learner.saved import open_learner
 
-    saved = open_learner(CheckpointFolder.open(into), "ranking", "last")
+    saved = open_learner(Checkpoint.open(into), "ranking", "last")
     found = {name: value.tobytes() for name, value in saved.learner.arrays().items()}
     for name, table in saved.learner.tables.items():
         with table.begin_snapshot() as snapshot:
@@ -136,6 +136,6 @@ def test_a_second_writer_is_refused_and_the_first_goes_on(table, tmp_path):
     assert second.returncode == 1
     assert f"process {first.pid} on" in said
     finish(first)
-    checkpoints = CheckpointFolder.open(tmp_path / "c").of("ranking")
+    checkpoints = Checkpoint.open(tmp_path / "c").of("ranking")
     for checkpoint in checkpoints.all():
         checkpoints.chain(checkpoint)

@@ -57,14 +57,14 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 
 @dataclass(frozen=True)
-class CheckpointFolder(PlanArtifact):
+class Checkpoint(PlanArtifact):
     """What `recmill train` writes: the models of one recipe, and the Plan and columns they were trained with."""
 
     path: Path
     manifest: Mapping[str, Any]
 
     @classmethod
-    def open(cls, path: str | Path) -> CheckpointFolder:
+    def open(cls, path: str | Path) -> Checkpoint:
         return cls(Path(path), read_manifest(Path(path), "checkpoint"))
 
     @classmethod
@@ -76,7 +76,7 @@ class CheckpointFolder(PlanArtifact):
         plan: Plan,
         source: str,
         data: str | None = None,
-    ) -> CheckpointFolder:
+    ) -> Checkpoint:
         """A folder for checkpoints; those that are there stay.
 
         `source` tells the rows that they learn from from others, `data` is where the log of these rows is.
@@ -109,14 +109,14 @@ class CheckpointFolder(PlanArtifact):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """One published checkpoint."""
+class StepCheckpoint:
+    """One model as of one step, published."""
 
     path: Path
     manifest: Mapping[str, Any]
 
     @classmethod
-    def open(cls, path: Path) -> Checkpoint:
+    def open(cls, path: Path) -> StepCheckpoint:
         manifest = read_manifest(path, "step")
         if manifest.pop("digest", None) != _manifest_digest(manifest):
             raise ArtifactError(f"Checkpoint {path} is damaged: manifest.json does not have its own digest.")
@@ -217,19 +217,19 @@ class Checkpoints:
         found = (path for path in self.folder.glob("step-*") if _NAME.fullmatch(path.name))
         return sorted(found, key=_step_of)
 
-    def all(self) -> list[Checkpoint]:
+    def all(self) -> list[StepCheckpoint]:
         """Every whole checkpoint, oldest first; a damaged manifest is an error."""
-        return [Checkpoint.open(path) for path in self.paths()]
+        return [StepCheckpoint.open(path) for path in self.paths()]
 
-    def readable(self) -> list[Checkpoint]:
+    def readable(self) -> list[StepCheckpoint]:
         """Those of them whose manifest is not damaged."""
         found = []
         for path in self.paths():
             with suppress(ArtifactError):
-                found.append(Checkpoint.open(path))
+                found.append(StepCheckpoint.open(path))
         return found
 
-    def find(self, which: str) -> Checkpoint:
+    def find(self, which: str) -> StepCheckpoint:
         """`last`, `best` (by the metric; the last when there is none) or a step. No other needs to be whole."""
         paths = self.paths()
         if not paths:
@@ -241,9 +241,9 @@ class Checkpoints:
             raise ArtifactError(
                 f"{self.folder} has no checkpoint of step {which}; it has: {', '.join(steps)}, last, best."
             )
-        return Checkpoint.open(paths[-1] if which == "last" else steps[which])
+        return StepCheckpoint.open(paths[-1] if which == "last" else steps[which])
 
-    def chain(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+    def chain(self, checkpoint: StepCheckpoint) -> list[StepCheckpoint]:
         """The full checkpoint that this one stands on, the deltas after it, and itself; all verified, by one worker."""
         chain = self._bases(checkpoint)
         if self.is_first:
@@ -251,7 +251,7 @@ class Checkpoints:
                 part.verify()
         return chain
 
-    def _bases(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+    def _bases(self, checkpoint: StepCheckpoint) -> list[StepCheckpoint]:
         """What the chain is, as far as manifests tell."""
         chain = [checkpoint]
         while (name := chain[0].delta_of) is not None:
@@ -260,7 +260,7 @@ class Checkpoints:
                 raise ArtifactError(
                     f"Checkpoint {checkpoint.path} is damaged: it stands on {name}, which is not there."
                 )
-            chain.insert(0, Checkpoint.open(path))
+            chain.insert(0, StepCheckpoint.open(path))
         return chain
 
     @property
@@ -268,12 +268,12 @@ class Checkpoints:
         """Whether this worker looks after the folder."""
         return self.peers is None or self.peers.rank == 0
 
-    def last_good(self, warn: Callable[[str], None]) -> Checkpoint | None:
+    def last_good(self, warn: Callable[[str], None]) -> StepCheckpoint | None:
         """The newest checkpoint that can be restored. Damaged ones are named, set aside and passed over."""
         good = None
         for path in reversed(self._folders()):
             try:
-                checkpoint = Checkpoint.open(path)
+                checkpoint = StepCheckpoint.open(path)
                 if good is None:
                     self.chain(checkpoint)
                 else:  # nobody needs it now: its payload is compared when somebody does
@@ -286,7 +286,7 @@ class Checkpoints:
                 os.rename(path, path.with_name(f"{path.name}.damaged"))
         return good
 
-    def restore(self, checkpoint: Checkpoint, tables: Mapping[str, EmbeddingTable]) -> dict[str, Array]:
+    def restore(self, checkpoint: StepCheckpoint, tables: Mapping[str, EmbeddingTable]) -> dict[str, Array]:
         """Fill empty tables; the dense arrays are returned. The next delta stands on this checkpoint."""
         for part in self.chain(checkpoint):
             part.restore_into(tables)
@@ -374,7 +374,7 @@ class Checkpoints:
             _remove(path)
         self.prune()
 
-    def prune(self, keep: int | None = None) -> list[Checkpoint]:
+    def prune(self, keep: int | None = None) -> list[StepCheckpoint]:
         """Keep the last ones, the best one and what they stand on; returns what went."""
         known = self.readable()
         best = best_of(known, self.metric)
@@ -388,7 +388,7 @@ class Checkpoints:
             _remove(checkpoint.path)
         return gone
 
-    def _base(self) -> Checkpoint | None:
+    def _base(self) -> StepCheckpoint | None:
         """What the next delta stands on; None when the next checkpoint is to be full."""
         known = self.readable()
         if not known or known[-1].path.name != self._saved:  # a delta holds what changed since that one
@@ -494,7 +494,7 @@ def _done(part: T | OSError) -> T:
     return part
 
 
-def best_of(checkpoints: Sequence[Checkpoint], metric: str) -> Checkpoint | None:
+def best_of(checkpoints: Sequence[StepCheckpoint], metric: str) -> StepCheckpoint | None:
     """The one with the highest value of the metric; the earliest of equals."""
     measured = [checkpoint for checkpoint in checkpoints if metric in checkpoint.metrics]
     return max(measured, key=lambda checkpoint: checkpoint.metrics[metric], default=None)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint, Checkpoints
+from recmill.artifacts.checkpoint.checkpoint import Checkpoints, StepCheckpoint
 from recmill.embeddings.table import Array
 
 
-def diff(checkpoints: Checkpoints, first: Checkpoint, second: Checkpoint) -> dict[str, Any]:
+def diff(checkpoints: Checkpoints, first: StepCheckpoint, second: StepCheckpoint) -> dict[str, Any]:
     """What changed from one checkpoint to another: keys that came and went, and how far weights moved."""
     chains = checkpoints.chain(first), checkpoints.chain(second)
     before, after = first.arrays(), second.arrays()
@@ -33,7 +33,7 @@ def diff(checkpoints: Checkpoints, first: Checkpoint, second: Checkpoint) -> dic
     return {"from": first.step, "to": second.step, "tables": tables, "dense": dense}
 
 
-def _rows_by_key(chain: Sequence[Checkpoint], table: str) -> tuple[Array, Array]:
+def _rows_by_key(chain: Sequence[StepCheckpoint], table: str) -> tuple[Array, Array]:
     """The keys of a table, sorted, and their rows, as a full checkpoint and its deltas add up to."""
     keys, rows = np.empty(0, np.int64), np.empty((0, chain[0].manifest["tables"][table]["dim"]), np.float32)
     for part in chain:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from recmill import __version__
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.errors import RecmillError
 from recmill.recipe.load import load_recipe
 from recmill.reporting.machine import available_cores
@@ -160,7 +160,7 @@ def _run_command(command: Sequence[str]) -> Result:
 
 def _dense_parameters(checkpoint: Path) -> int:
     """Weights that every worker holds."""
-    arrays = CheckpointFolder.open(checkpoint).of("ranking").find("last").arrays()
+    arrays = Checkpoint.open(checkpoint).of("ranking").find("last").arrays()
     return sum(value.size for name, value in arrays.items() if name.startswith("model."))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint, CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint, StepCheckpoint
 from recmill.dataset.batch import collate
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError
@@ -49,7 +49,7 @@ class EvaluateResult:
     """One model on one split."""
 
     model: str
-    checkpoint: Checkpoint
+    checkpoint: StepCheckpoint
     split: str
     metrics: dict[str, float]
     sums: ScoreSums | RankingSums
@@ -65,7 +65,7 @@ class EvaluateResult:
 
 
 def evaluate(
-    folder: CheckpointFolder,
+    folder: Checkpoint,
     table: Table,
     options: EvaluateConfig = EvaluateConfig(),  # noqa: B008, frozen
     progress: Progress | None = None,
@@ -114,7 +114,7 @@ def _split(table: Table, options: EvaluateConfig) -> str:
     )
 
 
-def _models(folder: CheckpointFolder, options: EvaluateConfig) -> list[str]:
+def _models(folder: Checkpoint, options: EvaluateConfig) -> list[str]:
     known = folder.models
     if not known:
         raise ArtifactError(f"Checkpoint {folder.path} has no models yet. Run `recmill train` first.")
@@ -124,7 +124,7 @@ def _models(folder: CheckpointFolder, options: EvaluateConfig) -> list[str]:
     return [model for model in known if model in (options.models or known)]
 
 
-def _check_columns(folder: CheckpointFolder, table: Table) -> None:
+def _check_columns(folder: Checkpoint, table: Table) -> None:
     """The features must mean the same: the checkpoint's Plan made the Table's rows."""
     if folder.columns != table.columns or folder.plan.digest() != table.plan.digest():
         raise ArtifactError(
@@ -143,7 +143,7 @@ def _check_gate(gate: Sequence[Condition], found: Sequence[EvaluateResult]) -> N
 
 
 def _measure(
-    folder: CheckpointFolder,
+    folder: Checkpoint,
     model: str,
     which: str,
     table: Table,

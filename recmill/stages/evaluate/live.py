@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from recmill.artifacts.bundle.bundle import Bundle, current_of, kept_checkpoint
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.manifest import is_published, read_manifest
 from recmill.dataset.shard import ShardFile, checksums_of
 from recmill.dataset.table import Table
@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 1 << 16
 class Live:
     """The checkpoint that the live model is of, and its step of each model if that is known."""
 
-    folder: CheckpointFolder
+    folder: Checkpoint
     steps: Mapping[str, int]
     otherwise: str
 
@@ -41,7 +41,7 @@ def find_live(path: Path, which: str, allow_none: bool) -> Live | None:
     None, if that is allowed, when nothing was published yet.
     """
     if is_published(path) and not _is_bundle(path):
-        return Live(CheckpointFolder.open(path), {}, which)
+        return Live(Checkpoint.open(path), {}, which)
     if current_of(path) is None and not is_published(path):
         if allow_none:
             return None
@@ -58,7 +58,7 @@ def find_live(path: Path, which: str, allow_none: bool) -> Live | None:
             f"Version {bundle.version} is live, but its checkpoint is neither at {kept} nor at {folder}. "
             "Publish with `recmill bundle publish --checkpoint DIR`, which keeps it, or name it with --live."
         )
-    return Live(CheckpointFolder.open(folder), made_of["steps"], which)
+    return Live(Checkpoint.open(folder), made_of["steps"], which)
 
 
 def _is_bundle(path: Path) -> bool:
@@ -70,7 +70,7 @@ def _is_bundle(path: Path) -> bool:
 
 
 @contextmanager
-def as_planned(live: CheckpointFolder, table: Table, splits: Sequence[str], beside: Path) -> Iterator[Table]:
+def as_planned(live: Checkpoint, table: Table, splits: Sequence[str], beside: Path) -> Iterator[Table]:
     """The same rows with the features of the live model's Plan; a Table that is gone afterwards.
 
     Made of the raw columns that the Table keeps, unless both have the same Plan.
@@ -94,7 +94,7 @@ def raw_columns(recipe: Recipe) -> list[str]:
     return list(dict.fromkeys(of_features + of_labels))
 
 
-def _check_kept(live: CheckpointFolder, table: Table) -> None:
+def _check_kept(live: Checkpoint, table: Table) -> None:
     needed = raw_columns(live.recipe)
     missing = [name for name in needed if name not in table.recipe.table.keep]
     if missing:
@@ -104,7 +104,7 @@ def _check_kept(live: CheckpointFolder, table: Table) -> None:
         )
 
 
-def _replanned(live: CheckpointFolder, table: Table, splits: Sequence[str], folder: Path) -> Table:
+def _replanned(live: Checkpoint, table: Table, splits: Sequence[str], folder: Path) -> Table:
     live.plan.save(folder / "plan")
     shards = []
     for split in splits:
@@ -126,7 +126,7 @@ def _replanned(live: CheckpointFolder, table: Table, splits: Sequence[str], fold
     return Table(folder, {"shards": shards, "columns": columns, "recipe": recipe_to_dict(live.recipe)})
 
 
-def _applied(live: CheckpointFolder, shard: ShardFile) -> pl.DataFrame:
+def _applied(live: Checkpoint, shard: ShardFile) -> pl.DataFrame:
     """Features of a shard's raw columns. Rows are new to the live model: nothing of them was used to fit its Plan."""
     names = raw_columns(live.recipe)
     stored = pl.concat(shard.frames([f"raw_{name}" for name in names]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.errors import ArtifactError, FeatureError, LogError
 from recmill.logs.base import open_source
 from recmill.metrics import ScoreSums
@@ -28,7 +28,7 @@ class RequestMetrics:
 
 
 def evaluate_requests(
-    folder: CheckpointFolder, requests: Path, data: str, window_seconds: float
+    folder: Checkpoint, requests: Path, data: str, window_seconds: float
 ) -> list[RequestMetrics]:
     """Versions, each followed by its channels. An item counts as clicked when its user clicked it within the window."""
     shown = _read_requests(requests)
@@ -63,7 +63,7 @@ def _read_requests(folder: Path) -> pl.DataFrame:
     return shown.explode("items", "scores", "channels").drop_nulls(["user", "items"])
 
 
-def _read_clicks(folder: CheckpointFolder, data: str, users: pl.Series) -> pl.DataFrame:
+def _read_clicks(folder: Checkpoint, data: str, users: pl.Series) -> pl.DataFrame:
     """User, item and time of clicks by these users."""
     recipe, plan = folder.recipe, folder.plan
     log, model = recipe.log, recipe.retrieval or recipe.ranking

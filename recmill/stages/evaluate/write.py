@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.manifest import write_whole
 from recmill.metrics import ScoreSums
 from recmill.recipe.load import recipe_to_dict
@@ -29,9 +29,7 @@ from recmill.stages.evaluate.gate import is_better
 EVALUATION = "evaluation.json"
 
 
-def write_evaluation(
-    folder: CheckpointFolder, evaluated: Sequence[EvaluateResult], report: Path
-) -> dict[str, Any]:
+def write_evaluation(folder: Checkpoint, evaluated: Sequence[EvaluateResult], report: Path) -> dict[str, Any]:
     """Write both; what the JSON holds is returned.
 
     `outcome` is passed, improving (not yet passed, but better than the evaluation before, or the first) or failed.
@@ -54,7 +52,7 @@ def write_evaluation(
     return content
 
 
-def _read_earlier(folder: CheckpointFolder) -> dict[str, Any]:
+def _read_earlier(folder: Checkpoint) -> dict[str, Any]:
     """Models of the evaluation before; nothing when there was none that can be read."""
     try:
         return dict(json.loads((folder.path / EVALUATION).read_text(encoding="utf-8"))["models"])
@@ -79,7 +77,7 @@ def _before(earlier: Mapping[str, Any], last_step: int, condition: str) -> float
     return known[condition].get(name)  # type: ignore[no-any-return]
 
 
-def _as_json(folder: CheckpointFolder, model: EvaluateResult, earlier: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json(folder: Checkpoint, model: EvaluateResult, earlier: Mapping[str, Any]) -> dict[str, Any]:
     last_step = folder.of(model.model).find("last").step
     return {
         "step": model.checkpoint.step,
@@ -104,7 +102,7 @@ def _as_json(folder: CheckpointFolder, model: EvaluateResult, earlier: Mapping[s
     }
 
 
-def _report(folder: CheckpointFolder, evaluated: Sequence[EvaluateResult]) -> Report:
+def _report(folder: Checkpoint, evaluated: Sequence[EvaluateResult]) -> Report:
     sections: list[Section] = [_gate_section(evaluated)] if any(model.verdicts for model in evaluated) else []
     for model in evaluated:
         sections += [_titled(section, model.model) for section in _sections(folder, model)]
@@ -129,7 +127,7 @@ def _facts(model: EvaluateResult) -> list[Fact]:
     return [Fact(name, model.metrics[name], where) for name in names[:3]]
 
 
-def _sections(folder: CheckpointFolder, model: EvaluateResult) -> list[Section]:
+def _sections(folder: Checkpoint, model: EvaluateResult) -> list[Section]:
     if isinstance(model.sums, ScoreSums):
         by_column = {part.column: dict(part.metrics()) for part in model.segments}
         measured = ranking_sections(model.sums, by_column)

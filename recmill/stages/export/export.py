@@ -19,7 +19,7 @@ from recmill.artifacts.bundle.bundle import (
     table_folder,
     write_rows,
 )
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint, CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint, StepCheckpoint
 from recmill.errors import ArtifactError
 from recmill.learner.graphs.graphs import write_graphs
 from recmill.learner.ranking import Ranker
@@ -70,7 +70,7 @@ class ExportResult:
 
 
 def export(
-    folder: CheckpointFolder,
+    folder: Checkpoint,
     data: str,
     into: Path,
     options: ExportConfig = ExportConfig(),  # noqa: B008, frozen
@@ -102,7 +102,7 @@ def export(
     return ExportResult(bundle, num_rows, num_bad, time.monotonic() - started, was_there, tuple(removed))
 
 
-def choose(folder: CheckpointFolder, which: str) -> dict[str, Checkpoint]:
+def choose(folder: Checkpoint, which: str) -> dict[str, StepCheckpoint]:
     """The best or last checkpoint of each model, or that of a step; a model without that step gives its best."""
     steps = {model: [str(known.step) for known in folder.of(model).all()] for model in folder.models}
     is_step = any(which in known for known in steps.values())
@@ -115,8 +115,8 @@ def choose(folder: CheckpointFolder, which: str) -> dict[str, Checkpoint]:
 def _write(
     aside: Path,
     version: str,
-    folder: CheckpointFolder,
-    chosen: Mapping[str, Checkpoint],
+    folder: Checkpoint,
+    chosen: Mapping[str, StepCheckpoint],
     found: AsOfEnd,
     log_sizes: Mapping[str, int],
     options: ExportConfig,
@@ -152,7 +152,7 @@ def _write(
 
 def _write_sides(
     aside: Path,
-    folder: CheckpointFolder,
+    folder: Checkpoint,
     models: Mapping[str, Any],
     retriever: Ranker | Retriever | None,
     found: AsOfEnd,
@@ -171,7 +171,7 @@ def _write_sides(
 
 
 def _facts(
-    folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], found: AsOfEnd, log_sizes: Mapping[str, int]
+    folder: Checkpoint, chosen: Mapping[str, StepCheckpoint], found: AsOfEnd, log_sizes: Mapping[str, int]
 ) -> dict[str, Any]:
     """What the bundle was made of."""
     recipe = recipe_to_dict(folder.recipe)
@@ -216,7 +216,7 @@ def _describe(learner: Ranker | Retriever, aside: Path) -> dict[str, Any]:
 
 
 def _evaluation(
-    folder: CheckpointFolder, chosen: Mapping[str, Checkpoint]
+    folder: Checkpoint, chosen: Mapping[str, StepCheckpoint]
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Metrics and the gate's verdict of the very checkpoints that are exported; None where there are none."""
     measured = {
@@ -235,7 +235,7 @@ def _evaluation(
     return evaluation, {"passed": passed, "verdicts": verdicts} if verdicts else None
 
 
-def _copy_report(folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], aside: Path) -> None:
+def _copy_report(folder: Checkpoint, chosen: Mapping[str, StepCheckpoint], aside: Path) -> None:
     """The page that evaluate wrote goes along, if it is about what is exported."""
     if _evaluation(folder, chosen)[0] is None:
         return
@@ -244,7 +244,7 @@ def _copy_report(folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], asi
         shutil.copyfile(report, aside / REPORT)
 
 
-def _check_gate(folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], options: ExportConfig) -> None:
+def _check_gate(folder: Checkpoint, chosen: Mapping[str, StepCheckpoint], options: ExportConfig) -> None:
     gate = _evaluation(folder, chosen)[1]
     if gate is not None and not gate["passed"] and not options.despite_gate:
         raise ArtifactError(
@@ -253,7 +253,7 @@ def _check_gate(folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], opti
         )
 
 
-def _evaluated(folder: CheckpointFolder) -> dict[str, Any]:
+def _evaluated(folder: Checkpoint) -> dict[str, Any]:
     path = folder.path / EVALUATION
     if not path.is_file():
         return {}
@@ -264,7 +264,7 @@ def _evaluated(folder: CheckpointFolder) -> dict[str, Any]:
 
 
 def _version(
-    folder: CheckpointFolder, chosen: Mapping[str, Checkpoint], inputs: Inputs, options: ExportConfig
+    folder: Checkpoint, chosen: Mapping[str, StepCheckpoint], inputs: Inputs, options: ExportConfig
 ) -> str:
     """Equal for bundles that would be equal: made of the same checkpoints and log, in the same way."""
     steps = {model: checkpoint.manifest["files"] for model, checkpoint in chosen.items()}

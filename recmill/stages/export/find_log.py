@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, LogError
 
 
-def find_log(folder: CheckpointFolder, data: str | None = None, table: Path | None = None) -> str:
+def find_log(folder: Checkpoint, data: str | None = None, table: Path | None = None) -> str:
     """The log's directory or URL; an error that names the flags when it is not to be found."""
     if data is not None:
         return data
@@ -28,7 +28,7 @@ def find_log(folder: CheckpointFolder, data: str | None = None, table: Path | No
     return found
 
 
-def _of_table(folder: CheckpointFolder, path: Path) -> str | None:
+def _of_table(folder: Checkpoint, path: Path) -> str | None:
     table = Table.open(path)
     source = folder.manifest["source"]
     if source.startswith("table ") and source != f"table {table.digest}":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recmill.artifacts.bundle.bundle import Bundle, kept_checkpoint, previous_of, set_current
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.lock import LOCK
 from recmill.artifacts.manifest import is_published, link_or_copy
 from recmill.errors import ArtifactError
@@ -60,7 +60,7 @@ def _check_gate(bundle: Bundle, despite_gate: bool) -> None:
 
 
 def _check_checkpoint(bundle: Bundle, path: Path) -> None:
-    folder = CheckpointFolder.open(path)
+    folder = Checkpoint.open(path)
     for model, step in bundle.manifest["checkpoint"]["steps"].items():
         if step not in [known.step for known in folder.of(model).all()]:
             raise ArtifactError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recmill import open_bundle
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.lock import lock_folder
 from recmill.artifacts.manifest import is_published
 from recmill.dataset.table import Table
@@ -160,7 +160,7 @@ def _source_of_finished(into: Path, data: str) -> MakeSource:
     """The Table; a run that began while it was prepared goes on as it began."""
     table = str((into / "table").absolute())
     if is_published(into / "checkpoint"):
-        began_with = CheckpointFolder.open(into / "checkpoint").manifest["source"]
+        began_with = Checkpoint.open(into / "checkpoint").manifest["source"]
         if began_with.startswith(FOLLOWED):
             return partial(open_growing, table, _known_place(data))
     return partial(_open_table, table)
@@ -180,7 +180,7 @@ def _known_place(data: str) -> str | None:
 def _evaluate(
     into: Path, table: Any, options: RunConfig, progress: Progress
 ) -> list[evaluation.EvaluateResult]:
-    folder = CheckpointFolder.open(into / "checkpoint")
+    folder = Checkpoint.open(into / "checkpoint")
     num_threads = options.train.threads or available_cores()
     wanted = evaluation.EvaluateConfig(
         models=options.train.models, gate=options.gate, num_threads=num_threads
@@ -191,14 +191,14 @@ def _evaluate(
 
 
 def _export(into: Path, data: str, progress: Progress) -> exporting.ExportResult:
-    folder = CheckpointFolder.open(into / "checkpoint")
+    folder = Checkpoint.open(into / "checkpoint")
     options = exporting.ExportConfig(num_threads=available_cores())
     return exporting.export(folder, data, into / "bundle", options, progress)
 
 
 def recommend(into: Path, k: int = 10) -> tuple[Id, Answer] | None:
     """An example from the bundle that a run left behind: a user and their items; None when it has no items."""
-    own_code = modules_of(CheckpointFolder.open(into / "checkpoint").recipe)
+    own_code = modules_of(Checkpoint.open(into / "checkpoint").recipe)
     recommender = open_bundle(into / "bundle", trust_code=own_code)
     users = recommender.bundle.users
     if recommender.recaller is None or users is None or not len(users):

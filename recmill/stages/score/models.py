@@ -122,9 +122,9 @@ class Models(ABC):
 def checkpoint_ref(path: str | Path, which: str, models: Sequence[str]) -> ModelRef:
     """These models of a checkpoint, as of `best`, `last` or a step; an error when one is not there."""
     _check_torch()
-    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+    from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 
-    folder = CheckpointFolder.open(path)
+    folder = Checkpoint.open(path)
     for model in models:
         if model not in folder.models:
             known = ", ".join(folder.models) or "none yet; run `recmill train` first"
@@ -187,11 +187,11 @@ class CheckpointModels(Models):
         _check_torch()
         import torch
 
-        from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+        from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 
         torch.set_num_threads(1)  # an engine runs a task on each core, and each asks on its own
         self._steps = dict(ref.steps)
-        self._folder = CheckpointFolder.open(ref.path)
+        self._folder = Checkpoint.open(ref.path)
         super().__init__(self._folder)
 
     def _open_ranking(self) -> RankScorer:

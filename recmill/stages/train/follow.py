@@ -25,7 +25,7 @@ import polars as pl
 
 from recmill.artifacts.bundle.bundle import Bundle, current_of
 from recmill.artifacts.bundle.delta import Changes, Delta, TableChange, deltas_folder, deltas_of, write_delta
-from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.lock import lock_folder
 from recmill.dataset.batch import Batch, Layout, collate
 from recmill.dataset.log_loader import between, joined
@@ -76,7 +76,7 @@ class PublishedDelta:
 class Follower:
     """Learns on from where a bundle's log ended."""
 
-    def __init__(self, folder: CheckpointFolder, data: str, bundles: Path, options: FollowConfig) -> None:
+    def __init__(self, folder: Checkpoint, data: str, bundles: Path, options: FollowConfig) -> None:
         self.bundles, self.data, self.options = bundles, data, options
         self.bundle = Bundle.open(bundles, modules_of(folder.recipe))
         self.recipe = folder.recipe
@@ -98,7 +98,7 @@ class Follower:
         self._recent: Batch | None = None  # clicks of the past, to tell new ones apart from
         self._learn_published()
 
-    def _check(self, folder: CheckpointFolder) -> None:
+    def _check(self, folder: Checkpoint) -> None:
         if folder.recipe != self.bundle.recipe:
             raise ArtifactError(
                 f"Bundle {self.bundle.path} was exported from another recipe than {folder.path} holds. "
@@ -270,7 +270,7 @@ class Follower:
 
 
 def follow(
-    folder: CheckpointFolder,
+    folder: Checkpoint,
     data: str,
     bundles: Path,
     options: FollowConfig,

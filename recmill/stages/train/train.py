@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts.checkpoint.checkpoint import METRICS, Checkpoint, CheckpointFolder, Checkpoints
+from recmill.artifacts.checkpoint.checkpoint import METRICS, Checkpoint, Checkpoints, StepCheckpoint
 from recmill.artifacts.lock import lock_folder
 from recmill.artifacts.manifest import WORK, is_published
 from recmill.distributed.workers import SINGLE_WORKER, Workers, distribute
@@ -58,7 +58,7 @@ class TrainResult:
     model: str
     path: Path
     state: State
-    best: Checkpoint
+    best: StepCheckpoint
     threads: Threads
     resumed_from: int | None = None  # the step
     was_there: bool = False  # nothing to do
@@ -144,13 +144,13 @@ def _chosen(recipe: r.Recipe, options: TrainConfig) -> list[str]:
     return [name for name in known if name in (options.models or known)]
 
 
-def open_folder(recipe: r.Recipe, source: TrainingData, into: Path, options: TrainConfig) -> CheckpointFolder:
+def open_folder(recipe: r.Recipe, source: TrainingData, into: Path, options: TrainConfig) -> Checkpoint:
     """The folder for checkpoints of this run, new or old; an old one must fit."""
     source.check(recipe)
 
     def open_or_create() -> None:
         if is_published(into):
-            folder = CheckpointFolder.open(into)
+            folder = Checkpoint.open(into)
             _check_goes_on(folder, recipe, source, options)
             if folder.recipe == recipe:
                 return
@@ -158,7 +158,7 @@ def open_folder(recipe: r.Recipe, source: TrainingData, into: Path, options: Tra
             raise ArtifactError(
                 f"{into} holds unfinished work of `recmill prepare` or `recmill score`. Choose another --into."
             )
-        CheckpointFolder.create(into, recipe, source.columns, source.plan, source.name, source.data)
+        Checkpoint.create(into, recipe, source.columns, source.plan, source.name, source.data)
 
     options.workers.by_first(open_or_create)
     if not is_published(into):
@@ -166,12 +166,10 @@ def open_folder(recipe: r.Recipe, source: TrainingData, into: Path, options: Tra
             f"Worker {options.workers.rank} does not see {into}, which worker 0 has just made. "
             "--into must be on a disk that all workers share."
         )
-    return CheckpointFolder.open(into)
+    return Checkpoint.open(into)
 
 
-def _check_goes_on(
-    folder: CheckpointFolder, recipe: r.Recipe, source: TrainingData, options: TrainConfig
-) -> None:
+def _check_goes_on(folder: Checkpoint, recipe: r.Recipe, source: TrainingData, options: TrainConfig) -> None:
     if not options.resume:
         raise ArtifactError(
             f"{folder.path} holds checkpoints already. Add --resume to go on with them, or choose another --into."
@@ -184,7 +182,7 @@ def _check_goes_on(
     _check_same_models(folder, recipe)
 
 
-def _check_same_models(folder: CheckpointFolder, recipe: r.Recipe) -> None:
+def _check_same_models(folder: Checkpoint, recipe: r.Recipe) -> None:
     """A run may go on longer or stop earlier than planned, but with the same model and optimizers."""
 
     def shape(model: r.Ranking | r.Retrieval | None) -> Any:
@@ -201,7 +199,7 @@ def _check_same_models(folder: CheckpointFolder, recipe: r.Recipe) -> None:
 
 
 def _train_model(
-    folder: CheckpointFolder,
+    folder: Checkpoint,
     recipe: r.Recipe,
     model: str,
     source: TrainingData,
@@ -259,7 +257,7 @@ def _train_model(
     return ended(trainer.state)
 
 
-def _last_good(checkpoints: Checkpoints, options: TrainConfig) -> Checkpoint | None:
+def _last_good(checkpoints: Checkpoints, options: TrainConfig) -> StepCheckpoint | None:
     """The first worker looks, and sets damaged ones aside; all go on from the same one."""
 
     def path_of_last() -> Path | None:
@@ -267,15 +265,15 @@ def _last_good(checkpoints: Checkpoints, options: TrainConfig) -> Checkpoint | N
         return found.path if found is not None else None
 
     path = options.workers.by_first(path_of_last)
-    return Checkpoint.open(path) if path is not None else None
+    return StepCheckpoint.open(path) if path is not None else None
 
 
 def _ended(
     model: str,
-    folder: CheckpointFolder,
+    folder: Checkpoint,
     checkpoints: Checkpoints,
     threads: Threads,
-    last: Checkpoint | None,
+    last: StepCheckpoint | None,
     workers: Workers,
     state: State,
     was_there: bool = False,
@@ -294,7 +292,7 @@ def _ended(
     )
 
 
-def _trackers(options: TrainConfig, path: Path, last: Checkpoint | None) -> Trackers:
+def _trackers(options: TrainConfig, path: Path, last: StepCheckpoint | None) -> Trackers:
     """Those of the run; only the first worker has any."""
     if options.workers.is_first:
         return open_trackers(options.track, path, last.step if last else None)
@@ -364,7 +362,7 @@ def _note(progress: TrainProgress, metrics: Metrics) -> str:
     )
 
 
-def _is_finished(last: Checkpoint, trainer: Trainer) -> bool:
+def _is_finished(last: StepCheckpoint, trainer: Trainer) -> bool:
     """Whether there is nothing left to do; a run that came to its end goes on when its recipe now asks for more."""
     reason = last.state["stopped_by"]
     return reason is not None and (reason not in ("end", "steps") or last.step >= trainer.total_steps)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint, Checkpoints
+from recmill.artifacts.checkpoint.checkpoint import Checkpoints, StepCheckpoint
 from recmill.dataset.batch import Batch, Cursor
 from recmill.distributed.workers import (
     SINGLE_WORKER,
@@ -103,7 +103,7 @@ class Trainer:
         all_steps = max(1, math.ceil(self.spec.epochs * batches.batches_per_epoch))
         self.total_steps = min(all_steps, self.spec.max_steps or all_steps)
 
-    def resume(self, checkpoint: Checkpoint) -> None:
+    def resume(self, checkpoint: StepCheckpoint) -> None:
         """Go on from a checkpoint: the next batch is the one after its last."""
         assert self.checkpoints is not None
         self.learner.load_arrays(self.checkpoints.restore(checkpoint, self.learner.tables))

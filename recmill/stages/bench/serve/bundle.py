@@ -41,7 +41,7 @@ def make_bundle(
 
 
 def _make(folder: Path, bundle: Path, size: Size, rows_dtype: RowsDtype, say: Callable[[str], None]) -> None:
-    from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+    from recmill.artifacts.checkpoint.checkpoint import Checkpoint
     from recmill.dataset.table import Table
     from recmill.stages.export import export as exporting
     from recmill.stages.prepare.prepare import prepare
@@ -59,7 +59,7 @@ def _make(folder: Path, bundle: Path, size: Size, rows_dtype: RowsDtype, say: Ca
             training.TrainConfig(resume=True),
         ),
         f"export {rows_dtype}": lambda: exporting.export(
-            CheckpointFolder.open(folder / "checkpoint"),
+            Checkpoint.open(folder / "checkpoint"),
             str(log),
             bundle,
             exporting.ExportConfig(rows=rows_dtype),

@@ -129,14 +129,14 @@ def _torch(bundle: Bundle, candidates: int, random: np.random.Generator) -> Act 
     try:
         import torch
 
-        from recmill.artifacts.checkpoint.checkpoint import CheckpointFolder
+        from recmill.artifacts.checkpoint.checkpoint import Checkpoint
         from recmill.learner.saved import open_learner
     except ImportError:
         return None
     if not folder.is_dir():
         return None
     torch.set_num_threads(1)
-    learner = open_learner(CheckpointFolder.open(folder), "ranking").learner
+    learner = open_learner(Checkpoint.open(folder), "ranking").learner
     spec = bundle.models["ranking"]
     deep = learner.collections["deep"]
     shapes = [(candidates, len(spec["numbers"])), (candidates, len(spec["keys"]), deep.dim)]
