@@ -1,0 +1,30 @@
+"""Where a row is, as one int64: the number of its file (of a log, or shard of a Table) and its offset in that file.
+
+A position depends on the files alone, so whatever is decided by it (order, splits, samples, random draws) is the same
+for any engine and partitioning. 44 bits hold offsets up to 16 TiB, more than a file has; 19 bits are left for files.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+
+OFFSET_BITS = 44
+END_OF_FILE = 1 << OFFSET_BITS  # past every offset
+
+P = TypeVar("P", int, np.ndarray[Any, np.dtype[Any]])
+
+
+def position(file_index: int, offset: int = 0) -> int:
+    return (file_index << OFFSET_BITS) + offset
+
+
+def file_of(positions: P) -> P:
+    """The index of the file."""
+    return positions >> OFFSET_BITS
+
+
+def offset_of(positions: P) -> P:
+    """Bytes of text or rows of Parquet before it in its file."""
+    return positions & (END_OF_FILE - 1)
