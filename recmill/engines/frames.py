@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 
 from recmill.artifacts.work import damage_is_of_work, read_record, write_record
+from recmill.dataset.positions import offset_of
 from recmill.dataset.prefetch import prefetch
 from recmill.dataset.shard import ShardFile
 from recmill.engines.base import Format, MapFunction, Order, RowSource, ShardRecord
@@ -39,7 +40,6 @@ BucketOf = Callable[[pl.DataFrame], Array]
 Task = Callable[[int, Iterator[pl.DataFrame]], T]  # of a part's number and its batches
 
 MIN_MEMORY = 256 << 20
-_OFFSET_BITS = 44
 _USEFUL_BUCKET_BYTES = 1 << 20
 
 
@@ -256,7 +256,7 @@ def order_keys(order: Order, seed: int, rows: pl.DataFrame) -> Array:
     if order == "log":
         return positions.view(np.uint64)
     if order == "interleave":
-        return (positions & ((1 << _OFFSET_BITS) - 1)).view(np.uint64)
+        return offset_of(positions).view(np.uint64)
     copies = rows[COPY].to_numpy().astype(np.uint64) if COPY in rows.columns else np.uint64(0)
     return hash_positions(rows[POSITION], seed) + copies * np.uint64(0x9E3779B185EBCA87)
 

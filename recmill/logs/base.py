@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from recmill.dataset.positions import position
 from recmill.errors import LogError
 from recmill.recipe.recipe import POSITION as POSITION
 from recmill.recipe.recipe import Column, Log, SideTable
@@ -17,7 +18,6 @@ from recmill.recipe.recipe import Column, Log, SideTable
 if TYPE_CHECKING:
     from recmill.logs.describe import FilesReport
 
-_OFFSET_BITS = 44
 _TYPES: dict[str, type[pl.DataType]] = {
     "int": pl.Int64,
     "float": pl.Float64,
@@ -124,7 +124,7 @@ class LogFiles(ABC):
     def row_offsets(self, unit: LogRange, numbers: Sequence[int]) -> list[int]:
         """Where the unit's rows of these numbers (from 0, good and bad, increasing) begin."""
         found: list[int] = []
-        first, start = 0, first_position(unit.file_index)
+        first, start = 0, position(unit.file_index)
         for batch in self.read(unit):
             wanted = [number - first for number in numbers[len(found) :] if number - first < batch.num_rows]
             if wanted:
@@ -145,11 +145,6 @@ class LogFiles(ABC):
         """How large a unit should be."""
         total = sum(file.size for file in self.files)
         return max(1, target_bytes or (-(-total // parts) if parts else DEFAULT_UNIT_BYTES))
-
-
-def first_position(file_index: int) -> int:
-    """The position of offset 0 of a file. Positions order rows by file, then by place in the file."""
-    return file_index << _OFFSET_BITS
 
 
 def open_source(spec: Log | SideTable, data: str, may_grow: bool = False) -> LogFiles:

@@ -10,8 +10,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import polars as pl
 
+from recmill.dataset.positions import offset_of
 from recmill.features.kernels import Counter, CountOptions
-from recmill.logs.base import LogFiles, LogRange, first_position, open_source
+from recmill.logs.base import LogFiles, LogRange, open_source
 from recmill.logs.rows import RowFunction, row_functions
 from recmill.logs.splits import (
     SplitFunction,
@@ -199,5 +200,4 @@ def _taking_turns(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
     held = list(frames)
     if held:
         rows = pl.concat(held)
-        offsets = rows[POSITION].to_numpy() & (first_position(1) - 1)
-        yield rows[np.argsort(offsets, kind="stable")]
+        yield rows[np.argsort(offset_of(rows[POSITION].to_numpy()), kind="stable")]

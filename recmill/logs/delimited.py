@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 
 from recmill import _native
+from recmill.dataset.positions import position
 from recmill.errors import LogError
 from recmill.logs.base import (
     POSITION,
@@ -18,7 +19,6 @@ from recmill.logs.base import (
     LogFile,
     LogFiles,
     LogRange,
-    first_position,
 )
 from recmill.logs.columns import allowed_values, explain_missing
 from recmill.logs.text import TextSource, Window
@@ -107,7 +107,7 @@ class DelimitedSource(TextSource):
             window.view,
             stop - window.offset,
             window.ended,
-            first_position(file_index) + window.offset,
+            position(file_index, window.offset),
             _MAX_BAD_IN_BATCH,
         )
         arrays = [_arrow(c, num_good, buffers) for c, buffers in zip(self.columns, columns, strict=True)]

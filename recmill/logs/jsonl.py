@@ -12,8 +12,9 @@ import numpy.typing as npt
 import polars as pl
 
 from recmill import _native
+from recmill.dataset.positions import position
 from recmill.errors import LogError
-from recmill.logs.base import POSITION, BadRow, LogBatch, LogRange, first_position
+from recmill.logs.base import POSITION, BadRow, LogBatch, LogRange
 from recmill.logs.columns import Problems, add_problems, empty_as_null, parse_texts, without_rows
 from recmill.logs.text import TextSource, Window
 from recmill.recipe.recipe import Column
@@ -66,7 +67,7 @@ class JsonLinesSource(TextSource):
             yield series.alias(column.name)
 
     def _positions(self, window: Window, starts: _Positions, file_index: int) -> pl.Series:
-        return pl.Series(POSITION, starts[:-1] + (first_position(file_index) + window.offset))
+        return pl.Series(POSITION, starts[:-1] + position(file_index, window.offset))
 
     def _bad_row(
         self, window: Window, starts: _Positions, row: int, reason: str, column: str | None

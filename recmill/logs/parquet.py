@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recmill import _native
+from recmill.dataset.positions import position
 from recmill.errors import LogError
 from recmill.logs.base import (
     POSITION,
@@ -22,7 +23,6 @@ from recmill.logs.base import (
     LogFile,
     LogFiles,
     LogRange,
-    first_position,
 )
 from recmill.logs.columns import (
     Problems,
@@ -171,7 +171,7 @@ def _total_bytes(metadata: Any, groups: list[int]) -> int:
 
 
 def _positions(file_index: int, offset: int, num_rows: int) -> pl.Series:
-    start = first_position(file_index) + offset
+    start = position(file_index, offset)
     return pl.Series(POSITION, np.arange(start, start + num_rows, dtype=np.int64))
 
 

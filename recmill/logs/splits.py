@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from recmill.dataset.positions import file_of, position
 from recmill.errors import LogError
 from recmill.features.kernels import hash64, hash_positions
-from recmill.logs.base import COMPRESSIONS, LogFiles, LogRange, first_position
+from recmill.logs.base import COMPRESSIONS, LogFiles, LogRange
 from recmill.recipe.recipe import POSITION, SPLIT, Holdout
 
 SplitFunction = Callable[[pl.DataFrame], pl.DataFrame]
@@ -49,7 +50,7 @@ def by_position(cuts: tuple[int, int], frame: pl.DataFrame) -> pl.DataFrame:
 
 def by_files(held_out: frozenset[int], cut: int, frame: pl.DataFrame) -> pl.DataFrame:
     positions = frame[POSITION].to_numpy()
-    held = np.isin(positions >> 44, list(held_out))
+    held = np.isin(file_of(positions), list(held_out))
     return _with_split(frame, np.where(held, 1 + (positions >= cut), 0))
 
 
@@ -227,7 +228,7 @@ class _Counted:
         for unit, rows in zip(self.units, self.rows, strict=True):
             wanted = [number - first for number in numbers[len(places) :] if number - first < rows]
             if wanted:
-                start = first_position(unit.file_index)
-                places += [start + offset for offset in self.source.row_offsets(unit, wanted)]
+                offsets = self.source.row_offsets(unit, wanted)
+                places += [position(unit.file_index, offset) for offset in offsets]
             first += rows
         return (*places, *[_NEVER] * (len(numbers) - len(places)))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from recmill import _native
+from recmill.dataset.positions import END_OF_FILE
 from recmill.errors import LogError
 from recmill.logs.base import LogFile, LogFiles, LogRange
 from recmill.logs.files import decompressed, explained, open_bytes
@@ -19,7 +20,6 @@ from recmill.logs.files import decompressed, explained, open_bytes
 MAX_ROW_BYTES = 256 << 20
 _READ_AHEAD = 64 << 10
 _SAMPLE_BYTES = 4 << 20
-_WHOLE_TEXT = 1 << 44  # past every offset: the end of a text whose length is not known before it is read
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -209,5 +209,5 @@ class TextSource(LogFiles):
         """Read past what stands before the first row, such as a header."""
 
     def stop_of(self, unit: LogRange) -> int:
-        """Rows that start here or later are not the unit's."""
-        return unit.end if self.can_cut(self.files[unit.file_index]) else _WHOLE_TEXT
+        """Rows that start here or later are not the unit's. The length of a compressed text is not known before."""
+        return unit.end if self.can_cut(self.files[unit.file_index]) else END_OF_FILE

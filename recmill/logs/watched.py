@@ -14,7 +14,8 @@ import polars as pl
 
 from recmill.artifacts.manifest import unique_aside
 from recmill.artifacts.work import read_record, write_record
-from recmill.logs.base import BadRow, LogFile, LogFiles, LogRange, first_position
+from recmill.dataset.positions import position
+from recmill.logs.base import BadRow, LogFile, LogFiles, LogRange
 from recmill.logs.tally import Tally, too_many
 
 _UNIT_BYTES = 64 << 20
@@ -63,7 +64,7 @@ class StableLogFiles:
         return self.source.max_offset()
 
     def first_position(self, unit: LogRange) -> int:
-        return first_position(unit.file_index) + unit.start
+        return position(unit.file_index, unit.start)
 
     def read(self, unit: LogRange) -> Iterator[pl.DataFrame]:
         name = f"{unit.file_index:05d}-{unit.start:015d}"

@@ -22,7 +22,7 @@ Owner = Literal["user", "item", "context"]
 Shape = Literal["criteo", "recsys2021", "movielens", "shop"]
 
 # Columns that recmill adds to rows. Names that begin with __ are ours.
-POSITION = "__position"  # place in the log: file number << 44 | offset; the same for any partitioning
+POSITION = "__position"  # of a row in the log: see dataset/positions.py
 SPLIT = "__split"  # index into SPLITS
 COPY = "__copy"  # 0 for a row of the log, from 1 for the negatives made from it
 SPLITS = ("train", "eval", "test")

@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
+from recmill.dataset.positions import file_of, offset_of, position
 from recmill.dataset.shard import ShardFile
 from recmill.dataset.table import Table
 from recmill.recipe.recipe import POSITION
 
 ROWS_AT_ONCE = 1 << 14
 _ROWS_PER_UNIT = 1 << 18
-_OFFSET_BITS = 44  # as in the positions of a log: the shard's number, then the row in it
 _BYTES_PER_PLACE = 256
 
 
 def file_and_offset(positions: pl.Series, files: Sequence[str]) -> list[pl.Series]:
-    """Columns that say where rows are: names of files, and places in them."""
-    numbers, offsets = positions // (1 << _OFFSET_BITS), positions % (1 << _OFFSET_BITS)
+    """Columns with the file of each row and its offset in the file."""
     names = pl.Series("file", list(files), dtype=pl.String)
-    return [names.gather(numbers), offsets.cast(pl.Int64).alias("offset")]
+    numbers = positions.to_numpy()
+    return [names.gather(file_of(numbers)), pl.Series("offset", offset_of(numbers), dtype=pl.Int64)]
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,19 @@ class TableRows:
         return unit.num_bytes
 
     def first_position(self, unit: TableUnit) -> int:
-        return (unit.shard << _OFFSET_BITS) + unit.first_row
+        return position(unit.shard, unit.first_row)
 
     def max_offset(self) -> int:
         return max((unit.first_row + unit.num_rows for unit in self.units()), default=0)
 
     def read(self, unit: TableUnit) -> Iterator[pl.DataFrame]:
-        position = self.first_position(unit)
+        first = self.first_position(unit)
         for group in unit.groups:
             rows = self.shards[unit.shard].read(group, self.columns)
             for some in rows.iter_slices(ROWS_AT_ONCE):
-                places = pl.int_range(position, position + some.height, dtype=pl.Int64, eager=True)
-                yield some.with_columns(places.alias(POSITION))
-                position += some.height
+                positions = pl.int_range(first, first + some.height, dtype=pl.Int64, eager=True)
+                yield some.with_columns(positions.alias(POSITION))
+                first += some.height
 
 
 @dataclass(frozen=True)
