@@ -15,7 +15,7 @@ import polars as pl
 
 from recmill.engines import counting
 from recmill.engines.cluster import Cluster, ClusterEngine, Gather, Report, decode, encode
-from recmill.engines.frames import Frame
+from recmill.engines.engine import Frame
 from recmill.features.kernels import CountOptions, ExtractedValues, Measurements
 
 P = TypeVar("P")

@@ -97,6 +97,12 @@ def add_engine_options(parser: Any) -> None:
     )
 
 
+def engine_settings(parsed: argparse.Namespace) -> dict[str, Any]:
+    """What the flags set of an `EngineConfig`."""
+    names = ("engine", "address", "workers", "memory")
+    return {**{name: getattr(parsed, name) for name in names}, "conf": dict(parsed.spark_conf)}
+
+
 def add_spark_conf(parser: Any) -> None:
     parser.add_argument(
         "--spark-conf",
@@ -139,14 +145,10 @@ def prepare_options(parsed: argparse.Namespace) -> PrepareConfig:
     from recmill.stages.prepare.prepare import PrepareConfig
 
     return PrepareConfig(
-        workers=parsed.workers,
-        memory=parsed.memory,
+        **engine_settings(parsed),
         max_bad=parsed.max_bad,
         partitions=getattr(parsed, "partitions", None),
         binary=getattr(parsed, "binary", False),
-        engine=parsed.engine,
-        address=parsed.address,
-        conf=dict(parsed.spark_conf),
     )
 
 

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recmill.errors import MissingPackage, RecmillError
 
 if TYPE_CHECKING:
-    from recmill.engines.frames import FrameEngine
+    from recmill.engines.engine import Engine
     from recmill.reporting.progress import Progress
 
 ENGINES = ("local", "ray", "spark")
 _PACKAGES = {"ray": "ray", "spark": "pyspark"}
 
 
-def check_engine(
-    name: str, workers: int | None = None, address: str | None = None, conf: Mapping[str, str] | None = None
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Where rows are worked on and with how much of it; none of it changes the rows that are written."""
+
+    engine: str = "local"
+    address: str | None = None  # of a cluster; none: one that is started on this machine
+    conf: Mapping[str, str] = field(default_factory=dict)  # Spark's own settings
+    workers: int | None = None  # tasks at once: threads of this process, or tasks of a cluster
+    memory: int = 2 << 30  # bounds this process and, on a cluster, each task
+
+
+def check_engine(config: EngineConfig) -> None:
     """Fail before any work if there is no such engine, or it has no such settings."""
+    name, address = config.engine, config.address
     if name not in ENGINES:
         raise RecmillError(f'There is no engine "{name}"; there are: {", ".join(ENGINES)}.')
     if address is not None and name == "local":
@@ -28,11 +39,11 @@ def check_engine(
             f"--address {address} has no meaning with engine local, which is this process. "
             "Add --engine ray or --engine spark, or remove --address."
         )
-    if conf and name != "spark":
+    if config.conf and name != "spark":
         raise RecmillError(
             f"--spark-conf has no meaning with engine {name}. Add --engine spark, or remove it."
         )
-    if workers is not None and address is not None and name == "spark":
+    if config.workers is not None and address is not None and name == "spark":
         raise RecmillError(
             "--workers has no meaning for Spark at an address: Spark itself decides how many tasks run at once. "
             "Use its own settings instead, such as --spark-conf spark.cores.max=8."
@@ -41,35 +52,23 @@ def check_engine(
         raise MissingPackage(f'Engine "{name}"', _PACKAGES[name], name)
 
 
-def open_engine(
-    name: str,
-    work: Path,
-    workers: int | None = None,
-    memory: int = 2 << 30,
-    progress: Progress | None = None,
-    address: str | None = None,
-    conf: Mapping[str, str] | None = None,
-) -> FrameEngine:
-    """An engine, which is closed by `close` or as a context. `work` holds what a rerun can reuse.
-
-    `workers` is how many tasks run at once: threads of this process, or tasks of a cluster. `memory` bounds this
-    process and, on a cluster, each task. Without an address, a cluster is started on this machine.
-    """
-    check_engine(name, workers, address, conf)
-    if name == "local":
+def open_engine(config: EngineConfig, work: Path, progress: Progress | None = None) -> Engine:
+    """An engine, which is closed by `close` or as a context. `work` holds what a rerun can reuse."""
+    check_engine(config)
+    if config.engine == "local":
         from recmill.engines.local import LocalEngine
 
-        return LocalEngine(work, workers, memory, progress)
+        return LocalEngine(work, config.workers, config.memory, progress)
     from recmill.engines.cluster import Cluster, ClusterEngine
 
     cluster: Cluster
-    if name == "ray":
+    if config.engine == "ray":
         from recmill.engines.ray import RayCluster
 
-        cluster = RayCluster(work, address, workers, memory)
+        cluster = RayCluster(work, config.address, config.workers, config.memory)
     else:
         from recmill.engines.spark import SparkCluster
 
-        address = f"local[{workers}]" if workers is not None else address
-        cluster = SparkCluster(work, address, conf, memory)
-    return ClusterEngine(cluster, work, memory, progress)
+        address = f"local[{config.workers}]" if config.workers is not None else config.address
+        cluster = SparkCluster(work, address, config.conf, config.memory)
+    return ClusterEngine(cluster, work, config.memory, progress)

@@ -19,8 +19,21 @@ import polars as pl
 import pyarrow as pa
 
 from recmill.artifacts.work import check_file, file_checksum, read_record, write_record
-from recmill.engines.base import Format, MapFunction, Order, ShardRecord
-from recmill.engines.frames import BucketOf, Frame, FrameEngine, Partition, Task, merged, record_of
+from recmill.engines.engine import (
+    Answers,
+    BucketOf,
+    Engine,
+    Frame,
+    MapFunction,
+    Order,
+    Partition,
+    Question,
+    StoredTable,
+    Task,
+    merged,
+    record_of,
+)
+from recmill.engines.shards import Format, ShardRecord
 from recmill.engines.spill import read_frames, write_frames
 from recmill.errors import ResourceError
 from recmill.features.kernels import Array, CountOptions, ExtractedValues, Measurements
@@ -69,8 +82,10 @@ class Cluster(Protocol):
     def close(self) -> None: ...
 
 
-class ClusterEngine(FrameEngine):
+class ClusterEngine(Engine):
     """Runs on a cluster. `memory` bounds this process and each task; `work` is visible to all machines."""
+
+    leaves_tables_on_disk = True
 
     def __init__(
         self, cluster: Cluster, work: Path, memory: int = 2 << 30, progress: Progress | None = None
@@ -138,6 +153,18 @@ class ClusterEngine(FrameEngine):
         self._num_measured += 1
         folder = self.work / "counts" / f"{self._num_measured:04d}"
         return counting.measure(self, frame, extract, counts, title, folder)
+
+    def join(
+        self,
+        frame: Frame,
+        tables: Mapping[str, StoredTable],
+        questions: Sequence[Question],
+        function: Callable[[Answers], MapFunction],
+        stage: str,
+    ) -> Frame:
+        from recmill.engines.join import join  # which builds on this module
+
+        return join(self, frame, tables, questions, function, stage)
 
     def write(
         self,

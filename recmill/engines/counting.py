@@ -18,7 +18,7 @@ from pathlib import Path
 import polars as pl
 
 from recmill.engines.cluster import ClusterEngine, cut
-from recmill.engines.frames import Frame
+from recmill.engines.engine import Frame
 from recmill.features.kernels import (
     BYTES_FOR_LOOKUP,
     Counter,

@@ -11,29 +11,14 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import polars as pl
 
 from recmill.artifacts.work import check_file, file_checksum, read_record, write_record
-from recmill.engines.base import MapFunction
 from recmill.engines.cluster import ClusterEngine, cut
-from recmill.engines.frames import Frame, Partition
+from recmill.engines.engine import Answers, Frame, MapFunction, Partition, Question, StoredTable
 from recmill.engines.spill import read_bucket, write_buckets
 from recmill.features.kernels import ValueIndex, runs_of_values
-
-Answers = Mapping[str, pl.DataFrame]
-ValuesOf = Callable[[pl.DataFrame], Mapping[str, pl.Series]]
-Question = Callable[[Answers], ValuesOf]
-
-
-class StoredTable(Protocol):
-    """A table on disk in runs, which `runs_of_values` tells apart."""
-
-    @property
-    def num_runs(self) -> int: ...
-    def run(self, number: int) -> pl.DataFrame:
-        """Column value, each once, and columns of what is known about it."""
 
 
 def join(

@@ -14,8 +14,7 @@ import numpy as np
 import polars as pl
 
 from recmill.artifacts.work import read_record, write_record
-from recmill.engines.base import MapFunction
-from recmill.engines.frames import BucketOf, Frame, FrameEngine, Partition, T, Task, merged, record_of
+from recmill.engines.engine import BucketOf, Engine, Frame, MapFunction, Partition, T, Task, merged, record_of
 from recmill.engines.spill import read_bucket, write_buckets
 from recmill.errors import ResourceError
 from recmill.features.kernels import (
@@ -47,7 +46,7 @@ class BucketPart:
         yield self.function(read_bucket(self.files, self.bucket))
 
 
-class LocalEngine(FrameEngine):
+class LocalEngine(Engine):
     """Runs on this machine's cores. `memory` bounds counters and buckets of all threads together."""
 
     def __init__(

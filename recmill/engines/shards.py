@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -16,10 +17,10 @@ import pyarrow.parquet as pq
 
 from recmill.artifacts.manifest import unique_aside
 from recmill.dataset.shard import checksums_of
-from recmill.engines.base import Format, ShardRecord
 from recmill.features.kernels import RowDigest
 from recmill.recipe.recipe import COPY, POSITION, SPLIT, SPLITS
 
+Format = Literal["parquet", "int32"]
 ROWS_PER_GROUP = 1 << 16
 ROWS_PER_SHARD = 1 << 22
 # Plain pages: a dictionary costs more than it saves for ids, and nobody looks for ranges of them.
@@ -29,6 +30,18 @@ PARQUET: dict[str, Any] = {
     "write_statistics": False,
     "write_batch_size": ROWS_PER_GROUP,
 }
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """One file of a Table."""
+
+    split: str
+    file: str
+    rows: int
+    num_bytes: int
+    digest: str
+    checksums: tuple[str, ...] = ()  # of the bytes, where they are Parquet
 
 
 def forget_unfinished(into: Path, folders: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from recmill.dataset.positions import file_of, offset_of, position
-from recmill.engines.frames import order_keys
+from recmill.engines.engine import order_keys
 from recmill.logs.base import open_source
 from recmill.logs.splits import by_files
 from recmill.recipe.recipe import POSITION, SPLIT, Column, Log

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recmill.engines import open_engine
+from recmill.engines import EngineConfig, open_engine
 from recmill.errors import RecmillError
 
 WITHOUT_PACKAGE = """
@@ -50,7 +50,7 @@ def test_a_missing_package_is_the_line_that_installs_it(tmp_path: Path, name: st
 )
 def test_settings_that_an_engine_does_not_have_are_errors(tmp_path, name, settings, message) -> None:
     with pytest.raises(RecmillError, match=message):
-        open_engine(name, tmp_path, **settings)
+        open_engine(EngineConfig(engine=name, **settings), tmp_path)
 
 
 def test_a_sample_is_taken_in_this_process(recmill, tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_the_driver_gets_few_rows_or_a_clear_error(tmp_path: Path, cluster_engin
                 yield pl.DataFrame({"number": pl.repeat(unit, 2_000_000, dtype=pl.Int64, eager=True)})
 
     options = cluster_engine.options(memory=256 << 20)
-    with open_engine(options.engine, tmp_path, memory=options.memory) as engine:
+    with open_engine(options, tmp_path) as engine:
         assert isinstance(engine, ClusterEngine)
         frame = engine.read(Large())
         with pytest.raises(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
-from recmill.engines.base import ShardRecord
+from recmill.engines.shards import ShardRecord
 from recmill.errors import FeatureError
 from recmill.features.chain import Chain, run_chains
 from recmill.features.plan import Plan

@@ -7,8 +7,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,8 @@ from recmill.artifacts.manifest import (
 )
 from recmill.artifacts.work import damage_is_of_work, read_record, resume_or_start_over, write_record
 from recmill.dataset.table import Table, table_digest
-from recmill.engines import check_engine, open_engine
-from recmill.engines.base import Engine, MapFunction
-from recmill.engines.frames import FrameEngine
+from recmill.engines import EngineConfig, check_engine, open_engine
+from recmill.engines.engine import Engine, Frame, MapFunction
 from recmill.engines.local import LocalEngine
 from recmill.errors import ArtifactError, LogError
 from recmill.features.kernels import Measurements
@@ -47,24 +46,18 @@ from recmill.stages.prepare import rows as row_operations
 from recmill.stages.prepare.binary import as_int32_rows, concatenate
 from recmill.stages.prepare.split import assign_splits
 
-DEFAULT_MEMORY = 2 << 30
 _NOTHING_TO_TRAIN_ON = (
     "No rows are left to train on: the split or the row operations take them all. See [split] and [[rows]]."
 )
 
 
-@dataclass(frozen=True)
-class PrepareConfig:
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig(EngineConfig):
     """Where and how prepare runs; none of it changes the rows of the Table."""
 
-    workers: int | None = None
-    memory: int = DEFAULT_MEMORY
     max_bad: float = DEFAULT_MAX_BAD
     partitions: int | None = None
     binary: bool = False
-    engine: str = "local"
-    address: str | None = None  # of a cluster; none: one that is started on this machine
-    conf: Mapping[str, str] = field(default_factory=dict)  # Spark's own settings
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,7 @@ def prepare(
     options = options or PrepareConfig()
     if plan is not None:
         check_plan(plan, recipe)
-    check_engine(options.engine, options.workers, options.address, options.conf)
+    check_engine(options)
     if options.engine != "local":  # tasks have working directories of their own
         into, data = into.absolute(), data if "://" in data else os.path.abspath(data)
     _check_against_reality(recipe)
@@ -122,7 +115,7 @@ def _prepare(
     work = open_work(into, job, "table")
     went_on = (work / "plan").exists()
     started = time.monotonic()
-    with full_disk_is_an_error(into, "table"), _engine(options, work, progress) as engine:
+    with full_disk_is_an_error(into, "table"), open_engine(options, work, progress) as engine:
         units = cut_log(source, work / "units.json", options.partitions, options.memory, engine.tasks_at_once)
         chunk_bytes = max(1 << 20, min(8 << 20, options.memory // 128))
         watched = StableLogFiles(source, units, into / "rejected", options.max_bad, chunk_bytes)
@@ -149,7 +142,7 @@ def preview(recipe: Recipe, data: str, num_rows: int, work: Path) -> tuple[Plan,
     source = open_source(recipe.log, data)
     first = _FirstRows(source, num_rows)
     engine = LocalEngine(work, workers=1)
-    frame = row_operations.before_split(engine, engine.read(first), recipe, data, DEFAULT_MEMORY)
+    frame = row_operations.before_split(engine, engine.read(first), recipe, data, PrepareConfig().memory)
     frame = assign_splits(engine, frame, StableLogFiles(source, [], work / "rejected", 1.0, 1 << 20), None)
     frame = row_operations.after_split(engine, frame, recipe)
     plan = fit(engine, frame, recipe)
@@ -169,7 +162,7 @@ def check_first_labels(recipe: Recipe, data: str, num_rows: int, work: Path) -> 
         preview(replace(recipe, rows=filters, labels=labels, features=(), table=layout), data, num_rows, work)
 
 
-def fit(engine: Engine, frame: Any, recipe: Recipe, check: Callable[[], object] = lambda: None) -> Plan:
+def fit(engine: Engine, frame: Frame, recipe: Recipe, check: Callable[[], object] = lambda: None) -> Plan:
     """Learn a plan from the training rows, in as many passes as its longest chain of fitted steps.
 
     `check` is called after each pass, before its result is used.
@@ -196,7 +189,7 @@ def fit(engine: Engine, frame: Any, recipe: Recipe, check: Callable[[], object] 
     return plan
 
 
-def _reaching(engine: Engine, frame: Any, plan: Plan) -> Any:
+def _reaching(engine: Engine, frame: Frame, plan: Plan) -> Frame:
     """Rows with what reaches the steps that learn next, where that takes a vocabulary too large to hold."""
     if not plan.joins():
         return frame
@@ -204,7 +197,7 @@ def _reaching(engine: Engine, frame: Any, plan: Plan) -> Any:
     return _joined(engine, frame, plan, attrgetter("reach"), f"reach-{num_learned}")
 
 
-def _applied(engine: Engine, frame: Any, plan: Plan, function: Callable[[Plan], MapFunction]) -> Any:
+def _applied(engine: Engine, frame: Frame, plan: Plan, function: Callable[[Plan], MapFunction]) -> Frame:
     """Rows that went through what `function` makes of the plan."""
     if not plan.joins():
         return engine.map(frame, function(plan))
@@ -212,14 +205,10 @@ def _applied(engine: Engine, frame: Any, plan: Plan, function: Callable[[Plan], 
 
 
 def _joined(
-    engine: Engine, frame: Any, plan: Plan, function: Callable[[Plan], MapFunction], stage: str
-) -> Any:
+    engine: Engine, frame: Frame, plan: Plan, function: Callable[[Plan], MapFunction], stage: str
+) -> Frame:
     """The same, with each part's values looked up in vocabularies that stay on disk."""
-    from recmill.engines.cluster import ClusterEngine
-    from recmill.engines.join import join
-
-    assert isinstance(engine, ClusterEngine), "other engines hold their vocabularies"
-    return join(engine, frame, plan.stored, plan.joins(), plan.joined(function), stage)
+    return engine.join(frame, plan.stored, plan.joins(), plan.joined(function), stage)
 
 
 def training_rows(frame: pl.DataFrame) -> pl.DataFrame:
@@ -272,25 +261,19 @@ def _check_against_reality(recipe: Recipe) -> None:
     Plan(recipe)
 
 
-def _engine(options: PrepareConfig, work: Path, progress: Progress | None) -> FrameEngine:
-    return open_engine(
-        options.engine, work, options.workers, options.memory, progress, options.address, options.conf
-    )
-
-
-def _rows(engine: Engine, watched: StableLogFiles, recipe: Recipe, data: str, memory: int) -> Any:
+def _rows(engine: Engine, watched: StableLogFiles, recipe: Recipe, data: str, memory: int) -> Frame:
     frame = row_operations.before_split(engine, engine.read(watched), recipe, data, memory)
     frame = assign_splits(engine, frame, watched, recipe.split)
     return row_operations.after_split(engine, frame, recipe)
 
 
 def _fitted_plan(
-    engine: Engine, frame: Any, watched: StableLogFiles, recipe: Recipe, work: Path, given: Plan | None
+    engine: Engine, frame: Frame, watched: StableLogFiles, recipe: Recipe, work: Path, given: Plan | None
 ) -> Plan:
     """The plan that an earlier, interrupted run fitted, the one that was given, or a new one."""
     saved, on_disk = work / "plan", work / "stored.json"
     if (saved / "plan.json").exists():
-        folders = {} if isinstance(engine, LocalEngine) else read_record(on_disk)
+        folders = read_record(on_disk) if engine.leaves_tables_on_disk else {}
         with damage_is_of_work():
             return Plan.read(saved, {name: Path(folder) for name, folder in folders.items()})
     plan = given.for_recipe(recipe) if given is not None else fit(engine, frame, recipe, watched.check)

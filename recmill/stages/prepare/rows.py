@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import polars as pl
 
-from recmill.engines.base import Engine
+from recmill.engines.engine import Engine, Frame
 from recmill.errors import LogError
 from recmill.features.base import ValueTable, to_lists
 from recmill.features.expressions import matches
@@ -23,7 +22,7 @@ from recmill.recipe.kinds import owners_of_columns
 from recmill.recipe.recipe import COPY, POSITION, SPLIT
 
 
-def before_split(engine: Engine, frame: Any, recipe: r.Recipe, data: str, memory: int) -> Any:
+def before_split(engine: Engine, frame: Frame, recipe: r.Recipe, data: str, memory: int) -> Frame:
     """Apply the operations that need no split, in recipe order."""
     for operation in recipe.rows:
         function = row_function(recipe, operation, data, memory)
@@ -38,7 +37,7 @@ def before_split(engine: Engine, frame: Any, recipe: r.Recipe, data: str, memory
     return frame
 
 
-def after_split(engine: Engine, frame: Any, recipe: r.Recipe) -> Any:
+def after_split(engine: Engine, frame: Frame, recipe: r.Recipe) -> Frame:
     """Apply the operations that draw items: only what training rows know may be drawn."""
     drawing = [op for op in recipe.rows if isinstance(op, (r.Negatives, r.HistoryNegatives))]
     if not drawing:
@@ -140,7 +139,7 @@ class _ItemCounts:
         return ExtractedValues(training.height, {}, {"items": [(training[self.item], training[POSITION])]})
 
 
-def read_catalogue(engine: Engine, frame: Any, recipe: r.Recipe) -> NegativeSampler:
+def read_catalogue(engine: Engine, frame: Frame, recipe: r.Recipe) -> NegativeSampler:
     item = str(recipe.log.item)
     is_text = next(column.type == "text" for column in recipe.log.columns if column.name == item)
     found = engine.measure(frame, _ItemCounts(item), {"items": CountOptions(is_text)}, "items")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import polars as pl
 
-from recmill.engines.base import Engine
+from recmill.engines.engine import Engine, Frame
 from recmill.features.kernels import CountOptions, ExtractedValues
 from recmill.logs.base import LogFile, LogFiles, LogRange
 from recmill.logs.splits import (
@@ -24,7 +24,7 @@ from recmill.logs.watched import StableLogFiles
 from recmill.recipe.recipe import POSITION, Holdout
 
 
-def assign_splits(engine: Engine, frame: Any, source: StableLogFiles, split: Holdout | None) -> Any:
+def assign_splits(engine: Engine, frame: Frame, source: StableLogFiles, split: Holdout | None) -> Frame:
     """The same rows with a SPLIT column: 0 train, 1 eval, 2 test."""
     counted = cast(LogFiles, _CountedUnits(engine, source, _units_to_count(source, split)))
     function = split_function(counted, source.units(), split, threads=1)
@@ -55,7 +55,7 @@ class _Times:
         return ExtractedValues(frame.height, {}, {"time": [(times, frame[POSITION])]})
 
 
-def _time_cuts(engine: Engine, frame: Any, split: Holdout) -> tuple[float, float]:
+def _time_cuts(engine: Engine, frame: Frame, split: Holdout) -> tuple[float, float]:
     found = engine.measure(frame, _Times(str(split.column)), {"time": CountOptions(is_text=False)}, "times")
     counts = found.counts["time"].load(str(split.column))
     return time_cuts(counts.values, counts.counts, split)

@@ -13,7 +13,7 @@ import polars as pl
 
 from recmill.dataset.batch import Array, collate
 from recmill.dataset.table import Table
-from recmill.engines.base import Engine
+from recmill.engines.engine import Engine, Frame
 from recmill.errors import ArtifactError, FeatureError
 from recmill.features.chain import run_chains
 from recmill.features.plan import Plan
@@ -39,7 +39,7 @@ class Input(Protocol):
     def facts(self) -> dict[str, Any]:
         """What tells these rows from others."""
 
-    def scores(self, engine: Engine, model: ModelRef, work: Path, rejected: Path) -> Any:
+    def scores(self, engine: Engine, model: ModelRef, work: Path, rejected: Path) -> Frame:
         """A frame with a row for each good row, in order: file, offset, score, label and raw columns."""
 
     def finish(self) -> Tally | None:
@@ -78,7 +78,7 @@ class LogInput:
     def facts(self) -> dict[str, Any]:
         return {**self.inputs.fingerprint(), "keep": list(self.keep), "labels": self.with_labels}
 
-    def scores(self, engine: Engine, model: ModelRef, work: Path, rejected: Path) -> Any:
+    def scores(self, engine: Engine, model: ModelRef, work: Path, rejected: Path) -> Frame:
         units = cut_log(self.source, work / "units.json", self.partitions, self.memory, engine.tasks_at_once)
         chunk_bytes = max(1 << 20, min(8 << 20, self.memory // 128))
         self._watched = StableLogFiles(self.source, units, rejected, self.max_bad, chunk_bytes)
@@ -174,7 +174,7 @@ class TableInput:
         keep = [column.name for column in self.kept]
         return {"table": self.table.digest, "split": self.split, "keep": keep}
 
-    def scores(self, engine: Engine, model: ModelRef, work: Path, rejected: Path) -> Any:
+    def scores(self, engine: Engine, model: ModelRef, work: Path, rejected: Path) -> Frame:
         ranking = open_models(model).ranking()
         stored = [column.stored for column in self.kept]
         rows = TableRows.of(self.table, [self.split], [*ranking.layout.features, ranking.label, *stored])

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -18,7 +17,7 @@ from recmill.artifacts.vector_index import Index, build_index, open_index
 from recmill.artifacts.work import read_record, write_record
 from recmill.dataset.batch import Array
 from recmill.dataset.table import Table
-from recmill.engines.base import Engine
+from recmill.engines.engine import Engine, Frame
 from recmill.errors import ArtifactError
 from recmill.features.base import to_lists
 from recmill.features.kernels import ValueIndex
@@ -32,7 +31,7 @@ _VECTORS, _IDS, _INDEX = "vectors.npy", "ids.arrow", "index"
 
 def recall(
     engine: Engine, model: ModelRef, users: Table | None, items: Path | None, k: int, new_only: bool
-) -> Any:
+) -> Frame:
     """A frame with a row for each user of the Table, or of the bundle: raw id, ids of its k best items, scores.
 
     `items` is what `write_catalogue` made; a bundle has its own. `new_only` leaves out what a user clicked.

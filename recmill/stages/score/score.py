@@ -14,7 +14,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ from recmill.artifacts.manifest import (
 )
 from recmill.artifacts.work import resume_or_start_over
 from recmill.dataset.table import Table
-from recmill.engines import check_engine, open_engine
-from recmill.engines.base import ShardRecord
-from recmill.engines.frames import FrameEngine
+from recmill.engines import EngineConfig, check_engine, open_engine
+from recmill.engines.engine import Engine, Frame
+from recmill.engines.shards import ShardRecord
 from recmill.errors import ArtifactError
 from recmill.logs.tally import Tally
 from recmill.logs.watched import forget_records
@@ -46,18 +46,13 @@ KIND = "scores"
 _FOLDERS: Mapping[Side, str] = {"user": "users", "item": "items"}
 
 
-@dataclass(frozen=True)
-class ScoreConfig:
+@dataclass(frozen=True, kw_only=True)
+class ScoreConfig(EngineConfig):
     """What to write beside scores, and where the work runs."""
 
     embeddings: tuple[Side, ...] = ()
     recall: int | None = None  # items for each user
     without_seen: bool = False  # recall leaves out what a user clicked
-    engine: str = "local"
-    address: str | None = None
-    conf: Mapping[str, str] = field(default_factory=dict)
-    workers: int | None = None
-    memory: int = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def score(
 
     Killed and run again, it keeps what was finished.
     """
-    check_engine(options.engine, options.workers, options.address, options.conf)
+    check_engine(options)
     into = into.absolute()
     asked = _asked(model, rows, table, options)
     job = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
@@ -128,7 +123,7 @@ def _score(
 ) -> ScoreResult:
     work = open_work(into, job, KIND)
     went_on = any(path.is_dir() for path in work.iterdir())
-    with full_disk_is_an_error(into, KIND), _engine(options, work, progress) as engine:
+    with full_disk_is_an_error(into, KIND), open_engine(options, work, progress) as engine:
         writer = _Writer(engine, model, into, work)
         if rows is not None:
             writer.write_scores(rows)
@@ -170,16 +165,10 @@ def _already_there(into: Path, job: str) -> ScoreResult:
     return ScoreResult(into, found.manifest, was_there=True)
 
 
-def _engine(options: ScoreConfig, work: Path, progress: Progress | None) -> FrameEngine:
-    return open_engine(
-        options.engine, work, options.workers, options.memory, progress, options.address, options.conf
-    )
-
-
 class _Writer:
     """Writes one output after the other."""
 
-    def __init__(self, engine: FrameEngine, model: ModelRef, into: Path, work: Path) -> None:
+    def __init__(self, engine: Engine, model: ModelRef, into: Path, work: Path) -> None:
         self.engine = engine
         self.model = model
         self.into = into
@@ -211,7 +200,7 @@ class _Writer:
         shards = self._run("items", lambda engine: vectors(engine, self.model, table, "item"), self.work)
         return [self.work / shard.file for shard in shards]
 
-    def _write(self, name: str, frame_of: Callable[[FrameEngine], Any]) -> list[Path]:
+    def _write(self, name: str, frame_of: Callable[[Engine], Frame]) -> list[Path]:
         started = time.monotonic()
         shards = self._run(name, frame_of, self.into)
         self.outputs[name] = {
@@ -221,7 +210,7 @@ class _Writer:
         }
         return [self.into / shard.file for shard in shards]
 
-    def _run(self, name: str, frame_of: Callable[[FrameEngine], Any], into: Path) -> list[ShardRecord]:
+    def _run(self, name: str, frame_of: Callable[[Engine], Frame], into: Path) -> list[ShardRecord]:
         # Records of what is done are kept by part and format: each output needs a folder of its own.
         self.engine.work = self.work / name
         self.engine.work.mkdir(parents=True, exist_ok=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
 
 from recmill.dataset.batch import Array, collate
 from recmill.dataset.table import Table
-from recmill.engines.base import Engine
+from recmill.engines.engine import Engine, Frame
 from recmill.errors import FeatureError
 from recmill.learner.eval_queries import id_feature, retrieval_of
 from recmill.recipe.recipe import POSITION, SPLIT, SPLITS
@@ -35,7 +34,7 @@ def id_column(models: Models, side: Side) -> str:
     return name
 
 
-def vectors(engine: Engine, model: ModelRef, table: Table | None, side: Side) -> Any:
+def vectors(engine: Engine, model: ModelRef, table: Table | None, side: Side) -> Frame:
     """A frame with a row for each different user or item of the Table, or of the bundle: raw id and vector."""
     models = open_models(model)
     if table is not None:
@@ -49,7 +48,7 @@ def vectors(engine: Engine, model: ModelRef, table: Table | None, side: Side) ->
 # of a Table
 
 
-def entities(engine: Engine, model: ModelRef, table: Table, side: Side, with_seen: bool = False) -> Any:
+def entities(engine: Engine, model: ModelRef, table: Table, side: Side, with_seen: bool = False) -> Frame:
     """A frame with the last row of each different user or item: ID, the features of its tower, and POSITION.
 
     Rows of later splits come last. An item whose id is 0 is none. `with_seen` adds SEEN.

@@ -1,7 +1,9 @@
-"""Frames as parts and maps, and the order and grouping of their rows: what all our engines share.
+"""What an engine is: frames as parts and maps, and how their rows are grouped, ordered and written.
 
-An engine that builds on `FrameEngine` says only how the parts of a frame are run and how rows are moved
-between buckets; which bucket a row belongs to, and what a finished piece of work looks like, is said here.
+An engine defines only how the parts of a frame are run and how rows are moved between buckets; which bucket a row
+belongs to and what finished work looks like is the same for all. Functions given to an engine take and return Polars
+frames and treat them as values; each may run in another thread, process or machine. Rows carry their position in the
+log, so no result depends on how the log was cut or in which order its units ran.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import polars as pl
@@ -21,8 +23,7 @@ from recmill.artifacts.work import damage_is_of_work, read_record, write_record
 from recmill.dataset.positions import offset_of
 from recmill.dataset.prefetch import prefetch
 from recmill.dataset.shard import ShardFile
-from recmill.engines.base import Format, MapFunction, Order, RowSource, ShardRecord
-from recmill.engines.shards import ShardWriter, forget_unfinished
+from recmill.engines.shards import Format, ShardRecord, ShardWriter, forget_unfinished
 from recmill.errors import ResourceError
 from recmill.features.kernels import (
     Array,
@@ -36,15 +37,33 @@ from recmill.recipe.recipe import COPY, POSITION, SPLITS
 from recmill.reporting.progress import Progress
 
 T = TypeVar("T")
+MapFunction = Callable[[pl.DataFrame], pl.DataFrame]
+Order = Literal["log", "shuffle", "interleave"]
 BucketOf = Callable[[pl.DataFrame], Array]
+Answers = Mapping[str, pl.DataFrame]
+Question = Callable[[Answers], Callable[[pl.DataFrame], Mapping[str, pl.Series]]]
 Task = Callable[[int, Iterator[pl.DataFrame]], T]  # of a part's number and its batches
 
 MIN_MEMORY = 256 << 20
 _USEFUL_BUCKET_BYTES = 1 << 20
 
 
+class RowSource(Protocol):
+    """Rows that can be read unit by unit, in any order, more than once."""
+
+    def units(self) -> Sequence[Any]: ...
+    def unit_bytes(self, unit: Any) -> int:
+        """About how much a unit's rows take as text."""
+
+    def first_position(self, unit: Any) -> int: ...
+    def max_offset(self) -> int:
+        """About the largest offset that a position holds."""
+
+    def read(self, unit: Any) -> Iterator[pl.DataFrame]: ...
+
+
 class Partition(Protocol):
-    """A piece of a frame that one task works through."""
+    """Rows of a frame that one task works through."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -66,11 +85,11 @@ class UnitPart:
 
 @dataclass(frozen=True)
 class Frame:
-    """Rows to come: parts, and what to do with each batch of them."""
+    """An engine's lazy view of rows: parts, and what to do with each batch of them."""
 
     parts: tuple[Partition, ...]
     maps: tuple[MapFunction, ...]
-    starts: tuple[int, ...]  # places in the log that cut it into pieces of about equal size
+    starts: tuple[int, ...]  # positions that cut the log into ranges of about equal size
     max_offset: int
     grouped_by: tuple[str, ...] = ()  # each part is one batch, with all rows of every group it holds
 
@@ -85,11 +104,22 @@ class Frame:
             yield batch
 
 
-class FrameEngine(ABC):
-    """Frames are built, grouped and ordered in one way; where their parts run is up to the engine.
+class StoredTable(Protocol):
+    """A table on disk in runs, which `runs_of_values` tells apart."""
+
+    @property
+    def num_runs(self) -> int: ...
+    def run(self, number: int) -> pl.DataFrame:
+        """Column value, each once, and columns of what is known about it."""
+
+
+class Engine(ABC):
+    """Where rows are worked on: frames are built, grouped and ordered in one way, their parts run on some machine.
 
     `work` holds what a rerun can reuse. `memory` bounds what one process holds.
     """
+
+    leaves_tables_on_disk: ClassVar[bool] = False  # those that do not fit in memory; else they are an error
 
     def __init__(self, work: Path, memory: int, progress: Progress | None) -> None:
         if memory < MIN_MEMORY:
@@ -126,7 +156,8 @@ class FrameEngine(ABC):
         """Call the task for each part, with its batches; what it returns is small."""
 
     @abstractmethod
-    def collect(self, frame: Frame) -> pl.DataFrame: ...
+    def collect(self, frame: Frame) -> pl.DataFrame:
+        """All rows, which must be few."""
 
     @abstractmethod
     def measure(
@@ -135,7 +166,8 @@ class FrameEngine(ABC):
         extract: Callable[[pl.DataFrame], ExtractedValues],
         counts: Mapping[str, CountOptions],
         title: str,
-    ) -> Measurements: ...
+    ) -> Measurements:
+        """Moments and counts of extracted columns, in one pass. Counting is a shuffle: it may exceed memory."""
 
     @abstractmethod
     def _scatter(
@@ -146,14 +178,17 @@ class FrameEngine(ABC):
     # building frames
 
     def read(self, source: RowSource) -> Frame:
+        """A frame of a source's rows."""
         units = source.units()
         starts = tuple(sorted(source.first_position(unit) for unit in units))
         return Frame(tuple(UnitPart(source, unit) for unit in units), (), starts, source.max_offset())
 
     def map(self, frame: Frame, function: MapFunction) -> Frame:
+        """A frame whose every row depends on one row of the input (or on none, when it is dropped)."""
         return replace(frame, maps=(*frame.maps, function))
 
     def group(self, frame: Frame, by: Sequence[str], function: MapFunction, title: str) -> Frame:
+        """A frame made by calling `function` with all rows of each group, in log order; several groups a call."""
         if frame.grouped_by == tuple(by):
             return self.map(frame, partial(_in_log_order, function))
         self._num_groups += 1
@@ -162,6 +197,17 @@ class FrameEngine(ABC):
         bucket_of = partial(_bucket_of_group, tuple(by), buckets)
         parts = self._scatter(frame, stage, bucket_of, buckets, partial(_in_log_order, function), title)
         return replace(frame, parts=parts, maps=(), grouped_by=tuple(by))
+
+    def join(
+        self,
+        frame: Frame,
+        tables: Mapping[str, StoredTable],
+        questions: Sequence[Question],
+        function: Callable[[Answers], MapFunction],
+        stage: str,
+    ) -> Frame:
+        """The frame whose batches went through `function`, which is given what the tables have of a part's values."""
+        raise NotImplementedError("this engine leaves no tables on disk")
 
     def _ordered(self, frame: Frame, order: Order, seed: int, format: Format) -> Frame:
         """The same rows in parts that follow each other in the order asked for."""
@@ -186,6 +232,10 @@ class FrameEngine(ABC):
         format: Format = "parquet",
         folders: Sequence[str] = SPLITS,
     ) -> list[ShardRecord]:
+        """Write `<into>/<folder>/shard-*`, a folder for each value of SPLIT.
+
+        Resumes: shards that an earlier call finished are kept.
+        """
         if order != "log" or frame.grouped_by:
             frame = self._ordered(frame, order, seed, format)
         forget_unfinished(into, folders)
@@ -251,7 +301,7 @@ def _written(record: Path, into: Path) -> list[ShardRecord]:
 
 
 def order_keys(order: Order, seed: int, rows: pl.DataFrame) -> Array:
-    """A number for each row by which the Table is sorted; ties are broken by place in the log."""
+    """A number for each row by which the Table is sorted; ties are broken by position in the log."""
     positions = rows[POSITION].cast(pl.Int64).to_numpy()
     if order == "log":
         return positions.view(np.uint64)
