@@ -1,0 +1,69 @@
+"""Every pass over a raw log gives the same good rows and counts the same bad ones, whichever stage makes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from recmill.logs.base import open_source
+from recmill.logs.counted import CountedLog
+from recmill.logs.tail import Tail
+from recmill.logs.watched import StableLogFiles
+from recmill.recipe.load import recipe_from_dict
+from recmill.recipe.recipe import POSITION, Recipe
+from recmill.reporting.progress import Progress
+from recmill.stages.export.snapshot import LogRows
+from recmill.stages.prepare.prepare import _FirstRows
+
+GOOD = [[0, 0, 1], [0, 11, 3], [1, 0, 4], [1, 4, 5]]  # file, offset and x
+BAD = 2
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    (folder / "a.tsv").write_text("1\t0\nx\t1\n2\t\n3\t1\n")  # no integer, and no value where one is required
+    (folder / "b.tsv").write_text("4\t0\n5\t1\n")
+    return folder
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    columns = [{"name": "x", "type": "int"}, {"name": "click", "type": "int", "required": True}]
+    tree = {
+        "name": "small",
+        "log": {"files": ["*.tsv"], "columns": columns},
+        "labels": [{"name": "clicked", "columns": "click"}],
+        "features": [{"columns": "x", "steps": ["key"]}],
+    }
+    return recipe_from_dict(tree)
+
+
+def _rows(frames: list[pl.DataFrame]) -> list[list[int]]:
+    rows = pl.concat(frames).select(POSITION, "x").rows()
+    return [[position >> 44, position & (2**44 - 1), x] for position, x in rows]
+
+
+def test_all_passes_over_a_log_agree_on_good_and_bad_rows(data: Path, recipe: Recipe, tmp_path: Path):
+    source = open_source(recipe.log, str(data))
+    for_engines = StableLogFiles(source, source.units(), tmp_path / "rejected", 0.5, 1 << 20)
+    assert _rows([frame for unit in source.units() for frame in for_engines.read(unit)]) == GOOD
+    tally = for_engines.check()
+    assert (tally.rows, tally.bad) == (6, BAD)
+
+    counted = CountedLog(recipe, str(data), max_bad=0.5)
+    assert _rows([frame for piece in counted.pieces for frame in counted.read(piece)]) == GOOD
+    assert (counted.tally.rows, counted.tally.reasons, counted.tally.shown) == (6, tally.reasons, tally.shown)
+
+    exported = LogRows(recipe, str(data), 1 << 30, Progress(quiet=True))
+    assert _rows(list(exported.read())) == GOOD
+    assert (exported.tally.rows, exported.tally.reasons) == (6, tally.reasons)
+
+    followed = list(Tail(recipe.log, str(data)).read())
+    assert _rows([batch.frame for batch in followed]) == GOOD
+    assert sum(len(batch.bad) for batch in followed) == BAD
+
+    assert _rows(list(_FirstRows(source, 100).read(0))) == GOOD
