@@ -77,6 +77,10 @@ class TrainingError(RecmillError):
     """Training cannot go on: a loss or gradient is not finite, or a model gives a wrong shape."""
 
 
+class StopTraining(Exception):  # not an error: the caller raises it, and train returns
+    """Raise it in a callback of `train` to end the model's run after this step, with a checkpoint."""
+
+
 class ArtifactError(RecmillError):
     """An artifact is incomplete, damaged, of another kind or already there."""
 

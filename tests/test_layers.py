@@ -17,7 +17,7 @@ import recmill
 PACKAGE = Path(recmill.__file__).parent
 # From the top down. A module belongs to the longest name here that it begins with.
 LAYERS = (
-    ("cli", "__main__"),
+    ("cli", "api", "__main__"),
     ("stages.run", "stages.tune", "stages.bench"),
     (
         "stages.prepare",

@@ -116,6 +116,14 @@ def is_published(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
+def is_of_kind(path: Path, kind: str) -> bool:
+    """Whether a directory is an artifact of this kind, as far as its manifest tells."""
+    try:
+        return bool(json.loads((path / MANIFEST).read_text(encoding="utf-8"))["kind"] == kind)
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
 def read_manifest(path: Path, kind: str) -> dict[str, Any]:
     """The manifest of a whole artifact of this kind; anything else is an error that says what to do."""
     name = kind.capitalize()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from recmill.artifacts.manifest import read_manifest
 from recmill.dataset.shard import ShardFile
@@ -19,7 +20,7 @@ from recmill.features.plan_artifact import PlanArtifact
 from recmill.recipe.recipe import SPLITS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table(PlanArtifact):
     """Prepared rows: Parquet shards plus a manifest and the Plan that made them. Immutable once published."""
 
@@ -66,6 +67,23 @@ class Table(PlanArtifact):
         for shard in self.files(split):
             shard.verify()
         return pl.scan_parquet(self.shards(split))
+
+    def to_polars(self, split: str = "train") -> pl.DataFrame:
+        """The split's rows: features, labels, and the raw columns that the recipe keeps."""
+        return self.scan(split).collect()
+
+    def to_arrow(self, split: str = "train") -> pa.Table:
+        """The same as a pyarrow Table."""
+        return self.to_polars(split).to_arrow()
+
+    def to_pandas(self, split: str = "train") -> Any:
+        """The same as a pandas DataFrame."""
+        return self.to_arrow(split).to_pandas()
+
+    def summary(self) -> dict[str, str]:
+        rows = {f"{split} rows": self.num_rows(split) for split in SPLITS}
+        counts = {name: f"{number:,}" for name, number in rows.items() if number}
+        return {"recipe": str(self.manifest["recipe"]["name"]), **counts, "digest": self.digest}
 
     def verify(self) -> None:
         """Compare every shard with its record."""

@@ -33,7 +33,7 @@ from recmill.learner.base import Learner
 T = TypeVar("T")
 
 # What workers tell each other with every step.
-FLAGS = ("seconds_per_row", "out_of_time", "save", "saved")
+FLAGS = ("seconds_per_row", "out_of_time", "stop", "save", "saved")
 TIMEOUT_MINUTES = 10.0
 _FAILED = "recmill/failed"
 _ROLL_CALL_SECONDS = 3.0

@@ -13,6 +13,7 @@ from recmill.features.plan import Plan
 from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import Feature, Label, Recipe
+from recmill.reporting.tables import html_table
 
 
 class PlanArtifact:
@@ -20,6 +21,18 @@ class PlanArtifact:
 
     path: Path
     manifest: Mapping[str, Any]
+
+    def summary(self) -> dict[str, str]:
+        """What a reader wants to see of it first: a word or a number under each name."""
+        return {}
+
+    def __repr__(self) -> str:
+        facts = "".join(f", {name} {fact}" for name, fact in self.summary().items())
+        return f"{type(self).__name__}({str(self.path)!r}{facts})"
+
+    def _repr_html_(self) -> str:
+        rows = [("path", str(self.path)), *self.summary().items()]
+        return html_table((type(self).__name__, ""), rows)
 
     @cached_property
     def recipe(self) -> Recipe:

@@ -150,13 +150,14 @@ class LogFiles(ABC):
 def open_source(spec: Log | SideTable, data: str, may_grow: bool = False) -> LogFiles:
     """Find the files of a log under a data directory or URL.
 
-    Files that change while they are read are an error; those that `may_grow` must only not become shorter.
+    Files that change while they are read are an error; those that `may_grow` must only not become shorter. Parquet is
+    recognised by its content, whatever the recipe's format: the columns are the same.
     """
     # The readers build on this module, so they are imported late; and only the one that is needed.
-    from recmill.logs.files import find_files
+    from recmill.logs.files import find_files, is_parquet
 
     files = find_files(spec.files, data)
-    if spec.format == "parquet":
+    if spec.format == "parquet" or is_parquet(files[0]):
         from recmill.logs.parquet import ParquetSource
 
         return ParquetSource(spec, files, may_grow)

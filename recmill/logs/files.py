@@ -20,6 +20,7 @@ _UNCHANGED = (
     "A log must not change while it is read: name only finished files, or read a copy (which keeps its times, "
     "if several machines have one each). Then run the same command again."
 )
+_PARQUET = b"PAR1"
 # bz2: pyarrow fails on files of several streams; the standard library drops a damaged second one in silence.
 _UNREADABLE_SUFFIXES = (".bz2", ".xz", ".zip", ".lz4", ".7z")
 
@@ -81,6 +82,17 @@ def open_bytes(file: LogFile) -> pa.NativeFile:
     filesystem, inner = locate(file.path)
     with explained(file.path):
         return filesystem.open_input_file(inner)
+
+
+def is_parquet(file: LogFile) -> bool:
+    """Whether a file begins and ends as Parquet files do."""
+    if file.size < 2 * len(_PARQUET):
+        return False
+    with open_bytes(file) as stream, explained(file.path):
+        if stream.read(len(_PARQUET)) != _PARQUET:
+            return False
+        stream.seek(file.size - len(_PARQUET))
+        return bool(stream.read(len(_PARQUET)) == _PARQUET)
 
 
 def decompressed(stream: pa.NativeFile, file: LogFile) -> pa.NativeFile:

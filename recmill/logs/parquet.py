@@ -201,10 +201,18 @@ def _is_number(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
+def is_readable(column: Column, kind: pa.DataType) -> bool:
+    """Whether values of this Arrow type can be read as the recipe wants them."""
+    return _cast(column, pa.nulls(0, kind)) is not None
+
+
 def _cast(column: Column, array: pa.Array) -> _Cast | None:
     """The column as the recipe wants it, or None if values of this type cannot be."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
+        reader = _TIME_READERS.get(column.type)
+        return None if reader is None else _with_mask(_as_microseconds(array), reader)
     if column.type == "text" and (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
         return _joined(array)
     if _is_text(array.type) or pa.types.is_null(array.type):
@@ -248,6 +256,12 @@ def _from_texts(type_name: str, array: pa.Array) -> _Cast:
     return values, unreadable | broken
 
 
+def _as_microseconds(times: pa.Array) -> pl.Series:
+    """Times as microseconds since 1970; those without a time zone are taken as UTC."""
+    zone = getattr(times.type, "tz", None)
+    return pl.Series(times.cast(pa.timestamp("us", zone), safe=False).view(pa.int64()))
+
+
 def _family(dtype: pl.DataType) -> str:
     if dtype == pl.Boolean:
         return "bool"
@@ -274,6 +288,12 @@ def _int_to_bool(series: pl.Series) -> pl.Series:
     return series.set((series != 0) & (series != 1), None).cast(pl.Boolean)
 
 
+# Logs count time in seconds since 1970.
+_TIME_READERS: dict[str, Callable[[pl.Series], pl.Series]] = {
+    "int": lambda microseconds: microseconds // 1_000_000,
+    "float": lambda microseconds: microseconds / 1_000_000,
+    "text": lambda microseconds: microseconds.cast(pl.Datetime("us")).dt.to_string("%Y-%m-%dT%H:%M:%S%.f"),
+}
 _NUMBER_READERS: dict[tuple[str, str], Callable[[pl.Series], pl.Series]] = {
     ("int", "int"): lambda series: series.cast(pl.Int64, strict=False),
     ("int", "bool"): lambda series: series.cast(pl.Int64),

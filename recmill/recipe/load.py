@@ -23,6 +23,7 @@ from recmill.recipe.recipe import Recipe
 
 SHIPPED = Path(__file__).parent / "shipped"
 _FUNCTION = re.compile(r"(.+):([A-Za-z_]\w*)")
+_NO_VALUE = object()  # of an override: the default holds
 _KEY = re.compile(r"[^.\[\]]+")
 
 
@@ -31,10 +32,10 @@ def shipped_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"), key=lambda path: path.stem)}
 
 
-def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(reference: str, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Recipe:
     """Open a shipped recipe by name, a TOML file by path, or a function by `file.py:name` or `module:name`.
 
-    `overrides` are `key=value` texts, applied before anything is checked.
+    `overrides` are `key=value` texts, or values by key, applied before anything is checked.
     """
     path = _find_file(reference)
     if path is not None:
@@ -45,10 +46,20 @@ def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
     else:
         hint = nearest(reference, shipped_recipes())
         raise RecipeError(reference, [f"no such recipe file or shipped recipe{hint}"])
-    problems = [problem for override in overrides if (problem := _override(tree, override))]
-    if problems:
+    return recipe_from_dict(override(tree, overrides, source), source)
+
+
+def override(
+    tree: dict[str, Any], overrides: Mapping[str, Any] | Sequence[str], source: str
+) -> dict[str, Any]:
+    """Change values of a plain tree, in place; RecipeError has all that cannot be."""
+    if isinstance(overrides, Mapping):
+        found = [_set(tree, key, value, f"{key}={value}") for key, value in overrides.items()]
+    else:
+        found = [_override(tree, text) for text in ([overrides] if isinstance(overrides, str) else overrides)]
+    if problems := [problem for problem in found if problem]:
         raise RecipeError(source, list(dict.fromkeys(problems)))
-    return recipe_from_dict(tree, source)
+    return tree
 
 
 def recipe_from_dict(raw: Mapping[str, Any], source: str = "recipe") -> Recipe:
@@ -127,14 +138,15 @@ def _call(reference: str, location: str, name: str) -> dict[str, Any]:
         )
         raise RecipeError(reference, [f"failed: {type(error).__name__}: {error}{where}"]) from error
     if isinstance(made, Recipe):
-        return _without_default_owners(to_plain(made))
+        return tree_of(made)
     if not isinstance(made, dict):
         raise RecipeError(reference, [f"must return a Recipe or a dict, got {type(made).__name__}"])
     return made
 
 
-def _without_default_owners(tree: dict[str, Any]) -> dict[str, Any]:
-    """Owners that the function left at their default are derived, as for TOML."""
+def tree_of(recipe: Recipe) -> dict[str, Any]:
+    """The plain tree of a recipe that was built in Python. Owners left at their default are derived, as for TOML."""
+    tree: dict[str, Any] = to_plain(recipe)
     for feature in tree["features"] if isinstance(tree.get("features"), list) else ():
         if isinstance(feature, dict) and feature.get("of") == "context":
             del feature["of"]
@@ -161,22 +173,26 @@ def _override(tree: dict[str, Any], override: str) -> str | None:
     A key without a value, `split.seed=`, is taken out, so that its default holds.
     """
     key, equals, text = override.partition("=")
-    keys = _KEY.findall(key)
-    if not equals or not keys:
+    if not equals or not _KEY.findall(key):
         return f'--set {override}: expected key=value, for example --set "split.held_out=0.2"'
+    return _set(tree, key, _value_of(text) if text.strip() else _NO_VALUE, override)
+
+
+def _set(tree: dict[str, Any], key: str, value: Any, override: str) -> str | None:
+    keys = _KEY.findall(key)
     place: Any = tree
     for number, name in enumerate(keys):
         last = number == len(keys) - 1
         if isinstance(place, dict):
             if not last:
                 place = place.setdefault(name, {})
-            elif text.strip():
-                place[name] = _value_of(text)
-            else:
+            elif value is _NO_VALUE:
                 place.pop(name, None)
+            else:
+                place[name] = value
         elif isinstance(place, list) and re.fullmatch(r"\d{1,9}", name) and int(name) < len(place):
             if last:
-                place[int(name)] = _value_of(text)
+                place[int(name)] = "" if value is _NO_VALUE else value
             else:
                 place = place[int(name)]
         else:

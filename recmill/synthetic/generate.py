@@ -33,6 +33,15 @@ class GeneratedLog:
     best: dict[str, float]
     note: str
 
+    @property
+    def path(self) -> Path:
+        """The directory that holds the files."""
+        return self.files[0].parent
+
+    def __fspath__(self) -> str:
+        """So that it can be given wherever a log's directory is."""
+        return str(self.path)
+
 
 @dataclass(frozen=True)
 class LogShape:

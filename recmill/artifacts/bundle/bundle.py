@@ -66,7 +66,7 @@ _NEEDED = ("version", "recipe", "columns", "rows_dtype", "models")
 _FOLDER_OF: Mapping[Side, str] = {"user": "users", "item": "items"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bundle(PlanArtifact):
     """One version of a recommender on disk. Opening verifies every file; parts are mapped when first asked for."""
 
@@ -92,6 +92,14 @@ class Bundle(PlanArtifact):
     @property
     def version(self) -> str:
         return str(self.manifest["version"])
+
+    def summary(self) -> dict[str, str]:
+        counts = {"users": self.manifest.get("num_users"), "items": self.manifest.get("num_items")}
+        return {
+            "recipe": str(self.manifest["recipe"]["name"]),
+            "models": " and ".join(self.models),
+            **{name: f"{count:,}" for name, count in counts.items() if count},
+        }
 
     @property
     def models(self) -> Mapping[str, Mapping[str, Any]]:

@@ -56,7 +56,7 @@ METRICS = {"ranking": "auc", "retrieval": "ndcg@10"}
 _NAME = re.compile(r"step-(\d{8,})")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Checkpoint(PlanArtifact):
     """What `recmill train` writes: the models of one recipe, and the Plan and columns they were trained with."""
 
@@ -103,6 +103,13 @@ class Checkpoint(PlanArtifact):
     def models(self) -> list[str]:
         """The models that have checkpoints: retrieval, ranking or both."""
         return [name for name in ("retrieval", "ranking") if Checkpoints(self.path / name).paths()]
+
+    def summary(self) -> dict[str, str]:
+        best = {model: self.of(model).find("best") for model in self.models}
+        return {
+            "recipe": str(self.manifest["recipe"]["name"]),
+            **{model: _step_and_metric(model, found) for model, found in best.items()},
+        }
 
     def of(self, model: str, saving: Saving | None = None, peers: Peers | None = None) -> Checkpoints:
         return Checkpoints(self.path / model, METRICS[model], saving or Saving(), peers)
@@ -185,6 +192,12 @@ class StepCheckpoint:
         return {
             key: values[0] if len(values) == 1 else np.concatenate(values) for key, values in every.items()
         }
+
+
+def _step_and_metric(model: str, checkpoint: StepCheckpoint) -> str:
+    metric = METRICS[model]
+    value = checkpoint.metrics.get(metric)
+    return f"step {checkpoint.step:,}" + (f" {metric} {value:.4f}" if value is not None else "")
 
 
 _WAITING = tuple(field.name for field in fields(Waiting))

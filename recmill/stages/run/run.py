@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recmill import open_bundle
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.lock import lock_folder
 from recmill.artifacts.manifest import is_published
-from recmill.dataset.table import Table
 from recmill.errors import RecmillError
 from recmill.learner.saved import models_of
 from recmill.recipe.recipe import Recipe
@@ -31,10 +29,11 @@ from recmill.stages.evaluate.write import write_evaluation
 from recmill.stages.export import export as exporting
 from recmill.stages.prepare import prepare as preparation
 from recmill.stages.run.overlap import preparing
-from recmill.stages.serve.messages import Answer, Id, Recommend
+from recmill.stages.serve.messages import Answer, Id
+from recmill.stages.serve.recommender import open_bundle
 from recmill.stages.train import train as training
 from recmill.stages.train.partial_table import FOLLOWED, open_growing
-from recmill.stages.train.source import TableData, TrainingData
+from recmill.stages.train.source import open_table_data
 from recmill.synthetic.generate import generate, read_truth
 
 if TYPE_CHECKING:
@@ -163,11 +162,7 @@ def _source_of_finished(into: Path, data: str) -> MakeSource:
         began_with = Checkpoint.open(into / "checkpoint").manifest["source"]
         if began_with.startswith(FOLLOWED):
             return partial(open_growing, table, _known_place(data))
-    return partial(_open_table, table)
-
-
-def _open_table(path: str, note: Callable[[str], None]) -> TrainingData:
-    return TableData(Table.open(path))
+    return partial(open_table_data, table)
 
 
 def _known_place(data: str) -> str | None:
@@ -204,7 +199,7 @@ def recommend(into: Path, k: int = 10) -> tuple[Id, Answer] | None:
     if recommender.recaller is None or users is None or not len(users):
         return None
     user = users.ids(np.zeros(1, np.int64))[0]
-    return user, recommender.recommend(Recommend(user=user, k=k))
+    return user, recommender.recommend(user, k=k)
 
 
 def _generate(recipe: Recipe, into: Path, rows: int) -> Any:

@@ -62,7 +62,7 @@ class LogInput:
         memory: int = 2 << 30,
         partitions: int | None = None,
     ) -> None:
-        self.recipe = _scoring_recipe(models.recipe, with_labels)
+        self.recipe = scoring_recipe(models.recipe, with_labels)
         data = data if "://" in data else os.path.abspath(data)  # tasks run in other directories
         self.data = data
         self.inputs = open_inputs(self.recipe, data)
@@ -94,7 +94,7 @@ class LogInput:
         return self._watched.check()
 
 
-def _scoring_recipe(recipe: Recipe, with_labels: bool) -> Recipe:
+def scoring_recipe(recipe: Recipe, with_labels: bool) -> Recipe:
     """The recipe for rows whose labels may be missing, or whose log does not have the columns of labels at all."""
     of_labels = {name for label in recipe.labels for name in label.columns}
     of_labels -= {name for feature in recipe.features for name in feature.columns}

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from recmill.artifacts.lock import lock_folder
 from recmill.artifacts.manifest import (
     WORK,
@@ -76,6 +78,10 @@ class ScoreResult:
     @property
     def metrics(self) -> Mapping[str, float] | None:
         return self.manifest["metrics"]  # type: ignore[no-any-return]
+
+    def to_polars(self, output: str | None = None) -> pl.DataFrame:
+        """The rows of an output; of the first one without a name, which is scores where there are any."""
+        return pl.read_parquet(self.files(output or next(iter(self.outputs))))
 
     def files(self, output: str) -> list[Path]:
         """Parquet files in the order of their rows."""

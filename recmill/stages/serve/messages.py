@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
+
+from recmill.errors import BadRequest
 
 Id = str | int  # of a user or an item, as the log writes it
 Values = dict[str, Any]  # raw columns of the log by name; a missing one is unknown
@@ -59,6 +62,48 @@ class Rank(Query, frozen=True, kw_only=True):
     """Ask for the chance of a click on each of these items."""
 
     items: list[Id]
+
+
+class QueryFields(TypedDict, total=False):
+    """Fields of a Query as keyword arguments."""
+
+    context: Values
+    features: Values
+    recent: list[Id]
+    deadline_ms: float | None
+
+
+class RecallFields(QueryFields, total=False):
+    """Fields of a Recall as keyword arguments."""
+
+    k: int
+    exclude: list[Id]
+    only: list[Id] | None
+    where: str | None
+    channels: list[str] | None
+    show_seen: bool
+
+
+class RecommendFields(RecallFields, total=False):
+    """Fields of a Recommend as keyword arguments."""
+
+    candidates: int
+    trace: bool
+
+
+Q = TypeVar("Q", bound=Query)
+
+
+def query_of(kind: type[Q], user: Q | Id | None, fields: Mapping[str, Any]) -> Q:
+    """The query itself, or one made of a user and keyword arguments, whose types are checked."""
+    if isinstance(user, kind):
+        return user
+    try:
+        return msgspec.convert({"user": user, **fields}, kind, dec_hook=None, from_attributes=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(
+            f"{kind.__name__.lower()}: {error}. It takes: {', '.join(kind.__struct_fields__)}."
+        ) from None
 
 
 class Features(Message, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import polars as pl
@@ -91,8 +91,14 @@ class Recommender:
 
     # questions
 
-    def recommend(self, query: m.Recommend) -> m.Answer:
-        """The k best items. Never an error for what is not known: unknown users and unknown items have answers too."""
+    def recommend(
+        self, user: m.Recommend | m.Id | None = None, **fields: Unpack[m.RecommendFields]
+    ) -> m.Answer:
+        """The k best items of a user. Unknown users and unknown items have answers too.
+
+        Ask by a user's id and keyword arguments, `recommend("u1", k=10, where="price < 30")`, or with a Recommend.
+        """
+        query = m.query_of(m.Recommend, user, fields)
         clock = Clock(query.deadline_ms)
         check_sizes(query.k, query.candidates)
         recaller = self._recaller()
@@ -137,8 +143,9 @@ class Recommender:
         self._seconds_each += _SMOOTHING * (each - self._seconds_each)
         return chosen, scores
 
-    def recall(self, query: m.Recall) -> m.Answer:
+    def recall(self, user: m.Recall | m.Id | None = None, **fields: Unpack[m.RecallFields]) -> m.Answer:
         """Candidates alone, by their recall score within each channel."""
+        query = m.query_of(m.Recall, user, fields)
         clock = Clock(query.deadline_ms)
         check_sizes(1, query.k)
         recaller = self._recaller()
@@ -150,16 +157,19 @@ class Recommender:
                 candidates = recaller.recall(person, query, query.k, clock.deadline)
             return self._answer(candidates, candidates.scores, list(person.degraded), clock.stages)
 
-    def rank(self, query: m.Rank) -> m.RankAnswer:
-        """Chances of a click on these items; an unknown item is ranked by what its id alone says."""
+    def rank(
+        self, user: m.Rank | m.Id | None, items: Sequence[m.Id] = (), **fields: Unpack[m.QueryFields]
+    ) -> m.RankAnswer:
+        """Probabilities of a click on these items; an unknown item is ranked by what its id alone tells."""
+        query = m.query_of(m.Rank, user, {"items": list(items), **fields})
         clock = Clock(query.deadline_ms)
         check_sizes(1, len(query.items))
         ranker = self._ranker()
         with self.gate.reading():
             person = self.lookup.person(query, clock.deadline)
             clock.check()
-            items, degraded = self._any_items(query.items, person, clock.deadline)
-            scores = ranker.rank(person.features, items)
+            rows, degraded = self._any_items(query.items, person, clock.deadline)
+            scores = ranker.rank(person.features, rows)
         return m.RankAnswer(
             scores=scores.tolist(), degraded=[*person.degraded, *degraded], version=self.version
         )

@@ -156,6 +156,18 @@ class LogData:
         return self._opened
 
 
+def open_table_data(path: str, note: Callable[[str], None]) -> TrainingData:
+    """The rows of a Table, opened by whichever process reads them."""
+    return TableData(Table.open(path))
+
+
+def open_log_data(
+    recipe: r.Recipe, data: str, plan: str | None, max_bad: float, note: Callable[[str], None]
+) -> TrainingData:
+    """The same of a raw log, with the features of an artifact."""
+    return LogData(recipe, data, Path(plan) if plan else None, max_bad, note)
+
+
 def _absolute(data: str) -> str:
     """A directory of logs, wherever a run goes on from; a URL is one already."""
     return data if "://" in data else os.path.abspath(data)

@@ -47,7 +47,8 @@ class TrainConfig:
     wire: str = "float32"  # how rows and gradients travel between workers: or float16, bfloat16
     balance: bool = True  # slow workers get fewer rows
     on_report: OnReport | None = None  # of each checkpoint that is published, on every worker
-    on_step: OnStep | None = None  # on the first worker
+    on_step: OnStep | None = None  # on the first worker; may raise StopTraining
+    on_evaluation: OnStep | None = None  # the same, after steps with metrics
     warn: Callable[[str], None] = field(default=lambda message: None)
 
 
@@ -244,6 +245,8 @@ def _train_model(
         watchers: list[Callable[[TrainProgress], None]] = [lambda progress: after_step()]
         if options.on_step is not None and workers.is_first:
             watchers.append(partial(options.on_step, model))
+        if options.on_evaluation is not None and workers.is_first:
+            watchers.append(partial(_after_evaluation, partial(options.on_evaluation, model)))
         reporter = _Reporter(trackers, bar, watchers, trainer.learner.steps)
         trainer.report = reporter.report
         if options.on_report is not None:
@@ -301,6 +304,11 @@ def _trackers(options: TrainConfig, path: Path, last: StepCheckpoint | None) -> 
 
 def _tell_of_saved(report: OnReport, progress: TrainProgress, path: Path) -> None:
     report({"step": progress.step, **_values(progress), **progress.metrics}, path)
+
+
+def _after_evaluation(call: Callable[[TrainProgress], None], progress: TrainProgress) -> None:
+    if progress.metrics:
+        call(progress)
 
 
 class _Reporter:
@@ -365,7 +373,9 @@ def _note(progress: TrainProgress, metrics: Metrics) -> str:
 def _is_finished(last: StepCheckpoint, trainer: Trainer) -> bool:
     """Whether there is nothing left to do; a run that came to its end goes on when its recipe now asks for more."""
     reason = last.state["stopped_by"]
-    return reason is not None and (reason not in ("end", "steps") or last.step >= trainer.total_steps)
+    return reason is not None and (
+        reason not in ("end", "steps", "callback") or last.step >= trainer.total_steps
+    )
 
 
 def _facts(recipe: r.Recipe, model: str, trainer: Trainer, threads: Threads) -> dict[str, str | float]:

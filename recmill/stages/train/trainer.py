@@ -20,6 +20,7 @@ from recmill.distributed.workers import (
     scatter_randomness,
     worker_batches,
 )
+from recmill.errors import StopTraining
 from recmill.learner.base import Learner
 from recmill.learner.optimizers import rate_factor
 from recmill.metrics import meets
@@ -64,7 +65,7 @@ class State:
     seconds_waiting: float = 0.0  # for data, part of the time of training
     drops: int = 0  # evaluations that were worse than the best before them
     evaluations: list[dict[str, float]] = field(default_factory=list)
-    stopped_by: str | None = None  # end, steps, minutes, target or patience
+    stopped_by: str | None = None  # end, steps, minutes, target, patience or callback
     units: int | None = None  # of an epoch; the cursor says which one is next
     workers: int = 1
 
@@ -98,6 +99,7 @@ class Trainer:
         self.evaluate = evaluate
         self.checkpoints = checkpoints
         self.report = report
+        self._is_stop_requested = False
         self.spec = learner.train_spec
         self.state = State(units=_num_units(batches), workers=workers.size)
         all_steps = max(1, math.ceil(self.spec.epochs * batches.batches_per_epoch))
@@ -127,7 +129,7 @@ class Trainer:
                 progress = meter.progress(
                     self.learner.steps, self.total_steps, self.state.samples, factor, metrics
                 )
-                self.report(progress)
+                self._report(progress)
                 self.state.seconds += clock.tick()
                 self.state.stopped_by = self._reason_to_stop(metrics)
                 self._tell_of_saved()
@@ -138,6 +140,12 @@ class Trainer:
                     break
         self._wait_for_saved()
         return self.state
+
+    def _report(self, progress: TrainProgress) -> None:
+        try:
+            self.report(progress)
+        except StopTraining:
+            self._is_stop_requested = True
 
     def _own_batches(self) -> Generator[tuple[Batch, Cursor], None, None]:
         if self.workers.size == 1:
@@ -160,6 +168,7 @@ class Trainer:
         """Worker 0's clock is everybody's; and all must know when a checkpoint is complete."""
         if self.workers.size > 1:
             self.workers.set_flag("out_of_time", self._is_out_of_time())
+            self.workers.set_flag("stop", self._is_stop_requested)
             self.workers.set_flag("save", clock.saving_is_due())
             self.workers.set_flag("saved", self.checkpoints is not None and not self.checkpoints.is_writing)
 
@@ -199,6 +208,8 @@ class Trainer:
             return "patience"
         if self.learner.steps >= self.total_steps:
             return "steps" if self.total_steps == self.spec.max_steps else "end"
+        if self._agreed("stop", lambda: self._is_stop_requested):
+            return "callback"
         return "minutes" if self._agreed("out_of_time", self._is_out_of_time) else None
 
     def _is_out_of_time(self) -> bool:

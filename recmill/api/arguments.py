@@ -1,0 +1,153 @@
+"""What callers pass to the public functions, turned into what stages take; and where results land by default."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from recmill.errors import ArtifactError, RecipeError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from recmill.artifacts.bundle.bundle import Bundle
+    from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+    from recmill.dataset.table import Table
+    from recmill.recipe.recipe import Recipe
+    from recmill.reporting.progress import Progress
+
+
+class ArrowStream(Protocol):
+    """A frame of any library that offers Arrow's C stream: Polars, pandas, pyarrow, DuckDB, ..."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+Frame: TypeAlias = "ArrowStream | pl.LazyFrame"
+PathLike: TypeAlias = "str | os.PathLike[str]"
+Source: TypeAlias = "PathLike | Frame"
+Data: TypeAlias = "Source | Sequence[Source] | Mapping[str, Source | Sequence[Source]]"
+RecipeLike: TypeAlias = "Recipe | PathLike | Mapping[str, Any]"
+
+
+def load_recipe(recipe: RecipeLike, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Recipe:
+    """A recipe by its name or file, or from a dict with the keys of the TOML file. Every problem is reported at once.
+
+    A name is that of a shipped recipe; a file is TOML, or Python as `file.py:function`. `overrides` change values
+    before anything is checked: `{"ranking.train.epochs": 1}`, or texts as `--set` takes them.
+    """
+    from recmill.recipe.load import load_recipe as load
+    from recmill.recipe.load import override, recipe_from_dict, tree_of
+    from recmill.recipe.recipe import Recipe
+
+    if isinstance(recipe, (str, os.PathLike)):
+        return load(os.fspath(recipe), overrides)
+    if isinstance(recipe, Recipe):
+        tree = tree_of(recipe)
+    elif isinstance(recipe, Mapping):
+        tree = _copied(recipe)
+    else:
+        raise RecipeError(
+            "recipe", [f"expected a name, a TOML file, a dict or a Recipe, got {type(recipe).__name__}"]
+        )
+    return recipe_from_dict(override(tree, overrides, "recipe"))
+
+
+def _copied(value: Any) -> Any:
+    """Plain dicts and lists of what was given, so that overrides change nothing of the caller's."""
+    if isinstance(value, Mapping):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def recipe_of(recipe: RecipeLike) -> Recipe:
+    """The recipe that an argument stands for; one that is loaded already is taken as it is."""
+    from recmill.recipe.recipe import Recipe
+
+    return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+
+
+def table_of(table: Table | PathLike) -> Table:
+    from recmill.dataset.table import Table
+
+    if isinstance(table, (str, os.PathLike)):
+        return Table.open(Path(table))
+    if isinstance(table, Table):
+        return table
+    raise _wrong("table", "a Table or its directory", table, "recmill.prepare(recipe, data) makes one")
+
+
+def checkpoint_of(checkpoint: Checkpoint | PathLike) -> Checkpoint:
+    from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+
+    if isinstance(checkpoint, (str, os.PathLike)):
+        return Checkpoint.open(Path(checkpoint))
+    if isinstance(checkpoint, Checkpoint):
+        return checkpoint
+    raise _wrong(
+        "checkpoint", "a Checkpoint or its directory", checkpoint, "recmill.train(recipe, table) makes one"
+    )
+
+
+def bundle_of(bundle: Bundle | PathLike, trust_code: Collection[str] = ()) -> Bundle:
+    from recmill.artifacts.bundle.bundle import Bundle
+
+    if isinstance(bundle, (str, os.PathLike)):
+        return Bundle.open(Path(bundle), trust_code)
+    if isinstance(bundle, Bundle):
+        return Bundle.open(bundle.path, trust_code or bundle.trust_code)
+    raise _wrong("bundle", "a Bundle or its directory", bundle, "recmill.export(checkpoint) makes one")
+
+
+def _wrong(name: str, expected: str, found: object, remedy: str) -> ArtifactError:
+    return ArtifactError(f"{name}: expected {expected}, got {type(found).__name__}; {remedy}.")
+
+
+def data_of(recipe: Recipe, data: Data) -> str:
+    """The directory or URL of a log; frames and single files get a directory of this process."""
+    from recmill.logs.frames import open_data
+
+    return open_data(recipe, data, lambda: new_folder("data"))
+
+
+def progress_of(quiet: bool) -> Progress:
+    from recmill.reporting.progress import Progress
+
+    return Progress(quiet)
+
+
+# where results land
+
+
+def folder_of(into: PathLike | None, name: str) -> Path:
+    """The directory that was asked for, or one that lives as long as this process."""
+    return Path(into) if into is not None else new_folder(name)
+
+
+_numbers = itertools.count(1)
+
+
+def new_folder(name: str) -> Path:
+    """A directory of this process, not yet there. All of them are removed when it ends."""
+    folder = _process_folder(os.getpid()) / f"{name}-{next(_numbers)}"
+    folder.mkdir()
+    return folder
+
+
+@cache
+def _process_folder(pid: int) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="recmill-"))
+    atexit.register(_remove, folder, pid)
+    return folder
+
+
+def _remove(folder: Path, pid: int) -> None:
+    if os.getpid() == pid:  # not in a process that was forked from it
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,403 @@
+"""The stages as plain functions: their arguments are the fields of the stages' config dataclasses."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from recmill.api.arguments import (
+    Data,
+    PathLike,
+    RecipeLike,
+    bundle_of,
+    checkpoint_of,
+    data_of,
+    folder_of,
+    new_folder,
+    progress_of,
+    recipe_of,
+    table_of,
+)
+from recmill.errors import MissingPackage, RecmillError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from recmill.api.results import EvaluationReport
+    from recmill.artifacts.bundle.bundle import Bundle
+    from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+    from recmill.dataset.table import Table
+    from recmill.recipe.recipe import Recipe
+    from recmill.stages.score.inputs import Input
+    from recmill.stages.score.models import ModelRef
+    from recmill.stages.score.score import ScoreResult
+    from recmill.stages.serve.recommender import Recommender
+    from recmill.stages.train.launch import MakeSource
+    from recmill.stages.train.train import TrainConfig
+    from recmill.stages.train.trainer import TrainProgress
+
+Engine = Literal["local", "ray", "spark"]
+Split = Literal["train", "eval", "test"]
+MAX_BAD = 0.001  # the fraction of bad rows that is an error
+MEMORY = 2 << 30
+
+
+def prepare(
+    recipe: RecipeLike,
+    data: Data,
+    *,
+    into: PathLike | None = None,
+    plan: Table | Checkpoint | Bundle | PathLike | None = None,
+    engine: Engine = "local",
+    address: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    workers: int | None = None,
+    memory: int = MEMORY,
+    max_bad: float = MAX_BAD,
+    partitions: int | None = None,
+    binary: bool = False,
+    quiet: bool = False,
+) -> Table:
+    """Turn a raw log into a Table: fit the features on the training rows and apply them to all.
+
+    `data` is the log's directory or URL, a file, a frame, a list of them, or a dict of them: `log` for the log itself
+    and the names of the recipe's side tables. With `plan`, an artifact, nothing is fitted: its features are applied.
+    """
+    from recmill.features.plan_artifact import plan_at
+    from recmill.stages.prepare.prepare import PrepareConfig
+    from recmill.stages.prepare.prepare import prepare as run
+
+    recipe = recipe_of(recipe)
+    config = PrepareConfig(
+        workers=workers,
+        memory=memory,
+        max_bad=max_bad,
+        partitions=partitions,
+        binary=binary,
+        engine=engine,
+        address=address,
+        conf=dict(conf or {}),
+    )
+    fitted = None if plan is None else plan_at(_path_of(plan))
+    where = data_of(recipe, data)
+    return run(recipe, where, folder_of(into, "table"), config, progress_of(quiet), fitted).table
+
+
+def preview(recipe: RecipeLike, data: Data, num_rows: int = 5) -> pl.DataFrame:
+    """The first rows of a log with their features, fitted on these rows alone; writes no Table."""
+    from recmill.stages.prepare.prepare import preview as run
+
+    recipe = recipe_of(recipe)
+    _, rows = run(recipe, data_of(recipe, data), num_rows, new_folder("preview"))
+    return rows.select([name for name in rows.columns if not name.startswith("__")])
+
+
+def train(
+    recipe: RecipeLike,
+    table: Table | PathLike | None = None,
+    *,
+    from_log: Data | None = None,
+    plan: Table | Checkpoint | PathLike | None = None,
+    max_bad: float = MAX_BAD,
+    into: PathLike | None = None,
+    resume: bool = False,
+    models: Sequence[str] = (),
+    threads: int | None = None,
+    track: Sequence[str] = (),
+    profile_steps: int | None = None,
+    table_memory: int | None = None,
+    engine: Literal["local", "ray"] = "local",
+    workers: int | tuple[int, int] = 1,
+    address: str | None = None,
+    wire: Literal["float32", "float16", "bfloat16"] = "float32",
+    balance: bool = True,
+    on_step: Callable[[str, TrainProgress], None] | None = None,
+    on_evaluation: Callable[[str, TrainProgress], None] | None = None,
+    quiet: bool = False,
+) -> Checkpoint:
+    """Train the recipe's models on a Table, or straight from a raw log with `from_log`.
+
+    `on_step` and `on_evaluation` get the model's name and its progress; raise `StopTraining` in one to end the model's
+    run with a checkpoint. With `resume`, a run goes on from the last checkpoint in `into`. With engine "ray", `workers`
+    (or between two numbers of them) train together, and callbacks run in the first one.
+    """
+    if (table is None) == (from_log is None):
+        raise RecmillError(
+            "train: give a Table or from_log, one of them. recmill.prepare(recipe, data) makes a Table."
+        )
+    if plan is not None and from_log is None:
+        raise RecmillError("train: plan is for from_log; a Table has its own. Remove it.")
+    # OpenMP reads it once, when torch is first imported. Threads that spin would slow down all others of a notebook.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+    from recmill.stages.train.source import open_log_data, open_table_data
+    from recmill.stages.train.train import TrainConfig
+    from recmill.stages.train.train import train as run
+
+    recipe = recipe_of(recipe)
+    config = TrainConfig(
+        threads=threads,
+        resume=resume,
+        models=tuple(models),
+        track=tuple(track),
+        profile_steps=profile_steps,
+        table_memory=table_memory,
+        wire=wire,
+        balance=balance,
+        on_step=on_step,
+        on_evaluation=on_evaluation,
+        warn=_warn,
+    )
+    make_source: MakeSource
+    if from_log is not None:
+        where, fitted = data_of(recipe, from_log), None if plan is None else str(_path_of(plan))
+        make_source = partial(open_log_data, recipe, where, fitted, max_bad)
+    else:
+        assert table is not None
+        make_source = partial(open_table_data, str(table_of(table).path.absolute()))
+    folder = folder_of(into, "checkpoint")
+    if engine == "ray":
+        _train_on_ray(recipe, make_source, folder, config, workers, address, quiet)
+    elif workers != 1 or address is not None:
+        raise RecmillError('train: workers and address are for engine="ray". Add it, or remove them.')
+    else:
+        run(recipe, make_source(_warn), folder, config, progress_of(quiet))
+    return Checkpoint.open(folder)
+
+
+def _train_on_ray(
+    recipe: Recipe,
+    make_source: MakeSource,
+    folder: Path,
+    config: TrainConfig,
+    workers: int | tuple[int, int],
+    address: str | None,
+    quiet: bool,
+) -> None:
+    try:
+        from recmill.stages.train.launch import WorkerRange, launch
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "ray":
+            raise
+        raise MissingPackage('Engine "ray"', "ray", "ray") from None
+    least, most = (workers, workers) if isinstance(workers, int) else workers
+    launch(recipe, make_source, folder, config, WorkerRange(least, most, address), progress_of(quiet), _warn)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def evaluate(
+    checkpoint: Checkpoint | PathLike,
+    table: Table | PathLike,
+    *,
+    split: Split | None = None,
+    which: str | int = "best",
+    models: Sequence[str] = (),
+    by: Sequence[str] = (),
+    gate: str | None = None,
+    live: Checkpoint | Bundle | PathLike | None = None,
+    allow_no_live: bool = False,
+    num_threads: int | None = None,
+    report: PathLike | None = None,
+    quiet: bool = False,
+) -> EvaluationReport:
+    """Measure a checkpoint on held-out rows of a Table, and write a report with plots beside it.
+
+    `which` is best, last or a step. `gate` has conditions such as "auc>=0.80,ne<=live"; `passed` of the result tells
+    whether they are met, and `export` refuses what did not.
+    """
+    from recmill.api.results import EvaluationReport
+    from recmill.reporting.machine import available_cores
+    from recmill.stages.evaluate.evaluate import EvaluateConfig
+    from recmill.stages.evaluate.evaluate import evaluate as run
+    from recmill.stages.evaluate.gate import parse_gate
+    from recmill.stages.evaluate.write import write_evaluation
+
+    folder = checkpoint_of(checkpoint)
+    config = EvaluateConfig(
+        split=split,
+        which=str(which),
+        models=tuple(models),
+        by=tuple(by),
+        gate=tuple(parse_gate(gate)) if gate else (),
+        live=None if live is None else _path_of(live),
+        allow_no_live=allow_no_live,
+        num_threads=num_threads or available_cores(),
+    )
+    evaluated = run(folder, table_of(table), config, progress_of(quiet))
+    path = Path(report) if report is not None else folder.path / "report.html"
+    write_evaluation(folder, evaluated, path)
+    return EvaluationReport({result.model: result for result in evaluated}, path)
+
+
+def score(
+    model: Checkpoint | Bundle | PathLike,
+    rows: Table | Data | None = None,
+    *,
+    into: PathLike | None = None,
+    split: Split | None = None,
+    which: str | int = "best",
+    keep: Sequence[str] | None = None,
+    with_labels: bool = True,
+    embeddings: Sequence[Literal["user", "item"]] = (),
+    recall: int | None = None,
+    without_seen: bool = False,
+    max_bad: float = MAX_BAD,
+    partitions: int | None = None,
+    engine: Engine = "local",
+    address: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    workers: int | None = None,
+    memory: int = MEMORY,
+    trust_code: Sequence[str] = (),
+    quiet: bool = False,
+) -> ScoreResult:
+    """Score all rows of a log or Table with a checkpoint or a bundle; write vectors and the best items of users.
+
+    `rows` is a Table, or a log as `prepare` takes it. With `embeddings` or `recall`, vectors of users or items and the
+    best items of every user are written instead; for a checkpoint they are those of a Table, which `rows` must be. A
+    bundle has its own users and items. `ScoreResult.to_polars()` reads what was written.
+    """
+    from recmill.artifacts.manifest import is_of_kind
+    from recmill.dataset.table import Table
+    from recmill.stages.score.score import ScoreConfig
+    from recmill.stages.score.score import score as run
+
+    of_sides = bool(embeddings or recall)
+    reference = _model_to_score(model, which, "retrieval" if of_sides else "ranking", trust_code)
+    if isinstance(rows, (str, os.PathLike)) and is_of_kind(Path(rows), "table"):
+        rows = Table.open(Path(rows))
+    if of_sides and (reference.kind == "bundle") == (rows is not None):
+        raise RecmillError(
+            "score: embeddings and recall are of a bundle's own users and items, without rows, or of those of the "
+            "Table that is given as rows."
+        )
+    config = ScoreConfig(
+        embeddings=tuple(embeddings),
+        recall=recall,
+        without_seen=without_seen,
+        engine=engine,
+        address=address,
+        conf=dict(conf or {}),
+        workers=workers,
+        memory=memory,
+    )
+    scored = (
+        None
+        if of_sides
+        else _rows_to_score(reference, rows, split, keep, with_labels, max_bad, memory, partitions)
+    )
+    table = rows if isinstance(rows, Table) and of_sides else None
+    return run(reference, scored, table, folder_of(into, "scores"), config, progress_of(quiet))
+
+
+def _model_to_score(
+    model: Checkpoint | Bundle | PathLike, which: str | int, name: str, trust_code: Sequence[str]
+) -> ModelRef:
+    from recmill.artifacts.manifest import is_of_kind
+    from recmill.stages.score.models import bundle_ref, checkpoint_ref
+
+    path = _path_of(model)
+    if is_of_kind(path, "checkpoint"):
+        return checkpoint_ref(str(path), str(which), [name])
+    trusted = tuple(trust_code or getattr(model, "trust_code", ()))
+    return bundle_ref(str(path), [name], trusted)
+
+
+def _rows_to_score(
+    reference: ModelRef,
+    rows: Any,
+    split: str | None,
+    keep: Sequence[str] | None,
+    with_labels: bool,
+    max_bad: float,
+    memory: int,
+    partitions: int | None,
+) -> Input:
+    from recmill.dataset.table import Table
+    from recmill.stages.score.inputs import LogInput, TableInput, scoring_recipe
+    from recmill.stages.score.models import open_models
+
+    if rows is None:
+        raise RecmillError("score: which rows? Give a Table, or a log as prepare takes it.")
+    models = open_models(reference)
+    if isinstance(rows, Table):
+        return TableInput(models, rows, split, keep)
+    if split is not None:
+        raise RecmillError("score: split is for the rows of a Table. Remove it.")
+    where = data_of(scoring_recipe(models.recipe, with_labels), rows)
+    return LogInput(models, where, keep, with_labels, max_bad, memory, partitions)
+
+
+def export(
+    checkpoint: Checkpoint | PathLike,
+    data: Data | None = None,
+    *,
+    into: PathLike | None = None,
+    rows: Literal["float32", "float16", "int8"] = "float32",
+    which: str | int = "best",
+    index: Literal["auto", "exact", "clustered"] = "auto",
+    keep: int | None = None,
+    memory: int | None = None,
+    num_threads: int | None = None,
+    despite_gate: bool = False,
+    publish: bool = True,
+    quiet: bool = False,
+) -> Bundle:
+    """Make a bundle of a checkpoint: all that a server needs, with users and items as of the log's end.
+
+    The log is the one that the Table was prepared from, unless `data` gives another.
+    """
+    from recmill.artifacts.bundle.bundle import Bundle
+    from recmill.recipe.trust import modules_of
+    from recmill.reporting.machine import available_cores
+    from recmill.stages.export.export import ExportConfig
+    from recmill.stages.export.export import export as run
+    from recmill.stages.export.find_log import find_log
+    from recmill.stages.export.snapshot import DEFAULT_MEMORY
+
+    folder = checkpoint_of(checkpoint)
+    where = find_log(folder) if data is None else data_of(folder.recipe, data)
+    config = ExportConfig(
+        rows=rows,
+        which=str(which),
+        index=index,
+        keep=keep,
+        memory=memory or DEFAULT_MEMORY,
+        num_threads=num_threads or available_cores(),
+        despite_gate=despite_gate,
+        publish=publish,
+    )
+    exported = run(folder, where, folder_of(into, "bundle"), config, progress_of(quiet))
+    # Functions that its features call are the caller's own: the recipe that names them is theirs.
+    return Bundle(exported.bundle.path, exported.bundle.manifest, tuple(modules_of(folder.recipe)))
+
+
+def open_bundle(
+    path: Bundle | PathLike, features: str | None = None, trust_code: Sequence[str] = ()
+) -> Recommender:
+    """A recommender from a bundle or its directory; `features` is the URL of a store, such as redis://host:6379.
+
+    Functions that its features call are imported only from modules and packages in `trust_code`.
+    """
+    from recmill.artifacts.feature_store import RedisStore
+    from recmill.stages.serve.recommender import Recommender
+
+    bundle = bundle_of(path, trust_code)
+    return Recommender(bundle, RedisStore(features, bundle) if features else None)
+
+
+def _path_of(artifact: Table | Checkpoint | Bundle | PathLike) -> Path:
+    """Where an artifact is; a path that was given stays as it is."""
+    path = getattr(artifact, "path", artifact)
+    if not isinstance(path, (str, os.PathLike)):
+        raise RecmillError(
+            f"Expected a Table, a Checkpoint, a Bundle or a directory, got {type(artifact).__name__}."
+        )
+    return Path(path)

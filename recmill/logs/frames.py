@@ -1,0 +1,234 @@
+"""Data that a Python caller has, as a directory that a log is read from.
+
+Frames become Parquet files and paths become links, under the names that the recipe's `files` ask for. So every stage,
+engine and process reads them like any other log, and a stage that reads the log again (export) finds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from recmill.errors import LogError
+from recmill.logs.base import COMPRESSIONS
+from recmill.logs.columns import explain_missing
+from recmill.logs.files import explained, find_files, locate
+from recmill.logs.parquet import is_readable
+from recmill.recipe.names import nearest
+from recmill.recipe.recipe import Join, Log, Recipe, SideTable
+
+LOG = "log"  # the key of the log itself, beside the names of side tables
+_ROW_GROUP = 1 << 17  # rows; a log is cut between row groups
+_MAX_SECONDS = 1_600_000_000  # file times that every file system can hold
+_EXPECTED = (
+    "Expected a directory, a file, a URL, a Polars, pandas or Arrow frame, a list of files or frames, or a dict "
+    'of them such as {"log": events, "items": items}.'
+)
+
+
+def open_data(recipe: Recipe, data: Any, new_folder: Callable[[], Path]) -> str:
+    """The directory or URL to read: the one that was given, or a new folder with what was given in it."""
+    if isinstance(data, (str, os.PathLike)):
+        path = os.fspath(data)
+        if not isinstance(path, str):
+            raise LogError(f"data: got a path of bytes. {_EXPECTED}")
+        if not _is_file(path):
+            return path
+    sources = data if isinstance(data, Mapping) else {LOG: data}
+    folder = new_folder()
+    for key, spec, given in _by_spec(recipe, sources):
+        _add(spec, given, folder, _argument(data, key))
+    return str(folder)
+
+
+def _argument(data: Any, key: str) -> str:
+    """What the caller wrote, for messages."""
+    return f'data["{key}"]' if isinstance(data, Mapping) else "data"
+
+
+def _by_spec(recipe: Recipe, sources: Mapping[Any, Any]) -> Iterator[tuple[str, Log | SideTable, Any]]:
+    """Each source with what the recipe says of it. A file's own name stands for that file of the log."""
+    needed = {operation.table for operation in recipe.rows if isinstance(operation, Join)}
+    for key in sources:
+        if not (key == LOG or key in recipe.tables or _is_named(str(key), recipe.log.files)):
+            known = [LOG, *recipe.tables]
+            raise LogError(
+                f'data: recipe "{recipe.name}" has no "{key}"{nearest(str(key), known)}. '
+                "Keys are log and its side tables; for a dict of columns, make a frame: polars.DataFrame(data)."
+            )
+    has_log = LOG in sources or any(key not in recipe.tables for key in sources)
+    missing = [*([] if has_log else [LOG]), *sorted(needed - set(sources))]
+    if missing:
+        example = ", ".join(f'"{key}": ...' for key in [LOG, *sorted(needed)])
+        raise LogError(
+            f'data: recipe "{recipe.name}" also reads {" and ".join(missing)}. Give all of it: data={{{example}}}.'
+        )
+    for key, given in sources.items():
+        if key in recipe.tables:
+            yield key, recipe.tables[key], given
+        else:
+            yield key, recipe.log, given if key == LOG else _NamedSource(str(key), given)
+
+
+class _NamedSource:
+    """One file of a log whose name was given."""
+
+    def __init__(self, name: str, given: Any) -> None:
+        self.name = name
+        self.given = given
+
+
+def _add(spec: Log | SideTable, given: Any, folder: Path, argument: str) -> None:
+    """Put one log or side table into the folder."""
+    if isinstance(given, _NamedSource):
+        _add_one(spec, given.given, folder / given.name, argument)
+        return
+    if isinstance(given, (str, os.PathLike)) and not _is_file(os.fspath(given)):
+        for file in find_files(spec.files, os.fspath(given)):
+            _add_one(spec, file.path, folder / file.name, argument)
+        return
+    sources = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not sources:
+        raise LogError(f"{argument}: is an empty list. {_EXPECTED}")
+    for number, (name, source) in enumerate(zip(_names(spec, sources, argument), sources, strict=True)):
+        where = f"{argument}[{number}]" if isinstance(given, (list, tuple)) else argument
+        _add_one(spec, source, folder / name, where)
+
+
+def _names(spec: Log | SideTable, sources: Sequence[Any], argument: str) -> list[str]:
+    """A name for each source that the recipe's patterns find: its own, if they do, or one in their order."""
+    own = [Path(source).name if isinstance(source, (str, os.PathLike)) else "" for source in sources]
+    if all(name and _is_named(name, spec.files) for name in own) and len(set(own)) == len(own):
+        return own
+    suffixes = [Path(name).suffix if Path(name).suffix in COMPRESSIONS else "" for name in own]
+    if len(spec.files) == len(sources):
+        patterns = list(spec.files)
+    elif len(spec.files) == 1 and "*" in spec.files[0]:
+        patterns = [spec.files[0]] * len(sources)
+    else:
+        wanted = ", ".join(f'"{pattern}"' for pattern in spec.files)
+        raise LogError(
+            f"{argument}: has {len(sources)} files or frames; the recipe reads {wanted}. "
+            'Concatenate the frames, or load the recipe with a pattern for several files, such as "*.csv".'
+        )
+    width = len(str(len(sources)))
+    filled = [re.sub(r"\*+", f"{number:0{width}}", pattern) for number, pattern in enumerate(patterns)]
+    if any(re.search(r"[?\[]", name) for name in filled):
+        raise LogError(f'{argument}: give names that match "{spec.files[0]}": data={{"name": ..., ...}}.')
+    return [
+        name if name.endswith(suffix) else name + suffix
+        for name, suffix in zip(filled, suffixes, strict=True)
+    ]
+
+
+def _is_named(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a pattern finds this name; a name also stands for its compressed forms."""
+    return any(fnmatchcase(name, pattern + suffix) for pattern in patterns for suffix in ("", *COMPRESSIONS))
+
+
+def _add_one(spec: Log | SideTable, source: Any, target: Path, argument: str) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not isinstance(source, (str, os.PathLike)):
+        _write_frame(spec, source, target, argument)
+        return
+    path = os.fspath(source)
+    if "://" in path:
+        filesystem, inner = locate(path)
+        with explained(path), filesystem.open_input_file(inner) as remote, target.open("wb") as copy:
+            shutil.copyfileobj(remote, copy)
+    elif os.path.isfile(path):
+        target.symlink_to(os.path.abspath(path))
+    else:
+        raise LogError(f"{argument}: {path}: no such file.")
+
+
+def _is_file(path: str) -> bool:
+    """Whether a path or URL names a file; what is not there is not."""
+    if "://" not in path:
+        return os.path.isfile(path)
+    filesystem, inner = locate(path)
+    with explained(path):
+        return bool(filesystem.get_file_info(inner).type == fs.FileType.File)
+
+
+# frames
+
+
+def _write_frame(spec: Log | SideTable, frame: Any, path: Path, argument: str) -> None:
+    """The declared columns of a frame as Parquet, whatever the file is called."""
+    _check_columns(spec, frame, argument)
+    table = _to_arrow(frame, [column.name for column in spec.columns], argument)
+    for column in spec.columns:
+        kind = table.schema.field(column.name).type
+        if not is_readable(column, kind):
+            raise LogError(
+                f'{argument}: column "{column.name}" is {kind}, which cannot be read as {column.type}. '
+                "Change its type in the recipe or in the frame."
+            )
+    pq.write_table(table.replace_schema_metadata(None), path, row_group_size=_ROW_GROUP, compression="lz4")
+    # Jobs tell logs apart by size and time: equal frames must have equal times, so that a cell that runs again finds
+    # what it made, and frames that differ must not.
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    time_ns = int.from_bytes(digest[:8], "big") % (_MAX_SECONDS * 10**9)
+    os.utime(path, ns=(time_ns, time_ns))
+
+
+def _check_columns(spec: Log | SideTable, frame: Any, argument: str) -> None:
+    names = _column_names(frame, argument)
+    for column in spec.columns:
+        if names.count(column.name) != 1:
+            index = getattr(getattr(frame, "index", None), "names", ())
+            hint = " It is the frame's index: call reset_index() first." if column.name in index else ""
+            reason = explain_missing(column.name, names).replace("the file", "the frame")
+            raise LogError(f"{argument}: {reason}{hint}")
+
+
+def _column_names(frame: Any, argument: str) -> list[str]:
+    if _is_of(frame, "polars", "LazyFrame"):
+        return list(frame.collect_schema())
+    if isinstance(frame, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)):
+        return list(frame.schema.names)
+    if _is_of(frame, "pandas", "DataFrame"):
+        return [str(name) for name in frame.columns]
+    if hasattr(frame, "__arrow_c_stream__") and hasattr(frame, "columns"):
+        return [str(name) for name in frame.columns]
+    kind = type(frame).__name__
+    made = " Make a frame of it: polars.DataFrame(...)." if isinstance(frame, (dict, list, tuple)) else ""
+    raise LogError(f"{argument}: got {kind}. {_EXPECTED}{made}")
+
+
+def _to_arrow(frame: Any, names: list[str], argument: str) -> pa.Table:
+    """The columns of a frame that has them, each once."""
+    try:
+        if _is_of(frame, "pandas", "DataFrame"):
+            return pa.Table.from_pandas(frame[names], preserve_index=False)
+        if _is_of(frame, "polars", "LazyFrame"):
+            frame = frame.select(names).collect()
+        if _is_of(frame, "polars", "DataFrame"):
+            return frame.select(names).to_arrow()
+        if isinstance(frame, (pa.RecordBatchReader, pa.Table)):
+            return (frame if isinstance(frame, pa.Table) else frame.read_all()).select(names)
+        return pa.table(frame).select(names)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise LogError(
+            f"{argument}: the frame cannot be turned into Arrow columns ({reason}). Give each column one type."
+        ) from error
+
+
+def _is_of(value: Any, package: str, name: str) -> bool:
+    """Whether a value is of a class of a package that may not be installed, or of one derived from it."""
+    return any(
+        kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in type(value).__mro__
+    )
