@@ -1,4 +1,4 @@
-"""Row operations that look at one row at a time, so that they can run wherever rows are read."""
+"""Row operations that several stages run; most look at one row at a time, so they run wherever rows are read."""
 
 from __future__ import annotations
 
@@ -75,6 +75,12 @@ def read_side_table(recipe: r.Recipe, join: r.Join, data: str, memory: int) -> p
             f"such as {twice[join.on][0]!r}."
         )
     return frame
+
+
+def keep_one(dedupe: r.Dedupe, frame: pl.DataFrame) -> pl.DataFrame:
+    """One row for each combination of values; all rows of a combination are in the frame."""
+    ordered = frame.sort(dedupe.order, POSITION, nulls_last=False)
+    return ordered.unique(list(dedupe.by), keep=dedupe.keep, maintain_order=True)
 
 
 def join_side(side: pl.DataFrame, on: str, frame: pl.DataFrame) -> pl.DataFrame:

@@ -49,7 +49,7 @@ def added_kinds(recipe: r.Recipe, operation: r.RowOperation, kinds: Mapping[str,
         columns = recipe.tables[operation.table].columns
         return {column.name: kind_of(column) for column in columns if column.name != operation.on}
     if isinstance(operation, r.History):
-        return {f"{name}_history": LIST_OF + kinds.get(name, "int") for name in operation.columns}
+        return {column: LIST_OF + kinds.get(name, "int") for name, column in operation.list_columns.items()}
     if isinstance(operation, r.HistoryNegatives):
         return {f"{operation.history}_negatives": kinds.get(operation.history, "list of int")}
     if isinstance(operation, r.Lag):
@@ -68,7 +68,7 @@ def owners_of_columns(recipe: r.Recipe) -> dict[str, r.Owner]:
             for column in recipe.tables[operation.table].columns:
                 owners.setdefault(column.name, of_key if column.of == "context" else column.of)
         if isinstance(operation, r.History):
-            owners.update({f"{column}_history": "user" for column in operation.columns})
+            owners.update(dict.fromkeys(operation.list_columns.values(), "user"))
     return owners
 
 

@@ -132,6 +132,11 @@ class History(RowOperation):
     min_length: Whole = 0
     last: Positive | None = None
 
+    @property
+    def list_columns(self) -> dict[str, str]:
+        """Column -> the column that holds its history."""
+        return {name: f"{name}_history" for name in self.columns}
+
 
 @dataclass(frozen=True)
 class Lag(RowOperation):

@@ -10,7 +10,8 @@ import pytest
 
 from recmill.errors import RecipeError
 from recmill.features.expressions import keep_where
-from recmill.logs.rows import join_side, keep_share
+from recmill.features.history import add_history
+from recmill.logs.rows import join_side, keep_one, keep_share
 from recmill.recipe import recipe as r
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import COPY, POSITION
@@ -56,12 +57,12 @@ def test_a_join_gives_missing_values_where_nothing_matches() -> None:
 @pytest.mark.parametrize(("keep", "kept"), [("first", ["b", "d"]), ("last", ["c", "d"])])
 def test_dedupe_keeps_one_row_and_equal_times_go_by_place(keep: Any, kept: list[str]) -> None:
     frame = frame_of(user=[1, 1, 1, 2], time=[5, 3, 5, 1], name=["a", "b", "c", "d"])
-    assert sorted(rows.keep_one(r.Dedupe(("user",), "time", keep), frame)["name"]) == kept
+    assert sorted(keep_one(r.Dedupe(("user",), "time", keep), frame)["name"]) == kept
 
 
 def test_dedupe_of_equal_times_keeps_the_earlier_place_first() -> None:
     frame = frame_of(user=[1, 1], time=[5, 5], name=["a", "b"])
-    assert rows.keep_one(r.Dedupe(("user",), "time", "first"), frame)["name"].to_list() == ["a"]
+    assert keep_one(r.Dedupe(("user",), "time", "first"), frame)["name"].to_list() == ["a"]
 
 
 # histories
@@ -69,7 +70,7 @@ def test_dedupe_of_equal_times_keeps_the_earlier_place_first() -> None:
 
 def histories(frame: pl.DataFrame, **options: Any) -> dict[int, list[Any]]:
     """Place of each row that is left -> its history of items."""
-    found = rows.add_history(r.History(("item",), "user", "time", **options), frame)
+    found = add_history(r.History(("item",), "user", "time", **options), frame)
     return dict(sorted(zip(found[POSITION].to_list(), found["item_history"].to_list(), strict=True)))
 
 

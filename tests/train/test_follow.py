@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ from shop import Shop
 from recmill.artifacts.bundle.delta import deltas_of
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.dataset.batch import collate
-from recmill.errors import ArtifactError, LogError
+from recmill.errors import ArtifactError, FeatureError, LogError
+from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import History
 from recmill.stages.serve.messages import Features, Recommend
 from recmill.stages.serve.service import Service
 from recmill.stages.serve.service import ServiceConfig as ServiceOptions
-from recmill.stages.train.follow import FollowConfig, Follower, follow
+from recmill.stages.train.follow import FollowConfig, Follower, check_rows, follow
 
 pytestmark = pytest.mark.stages
 
@@ -90,6 +93,14 @@ def test_histories_go_on_from_the_bundle_and_keep_out_rows_of_the_same_second(
         before[-20:],
         [*before, "i3", "i4"][-20:],
     ]
+
+
+def test_a_history_that_the_bundle_does_not_hold_is_refused() -> None:
+    history = History(("item_id",), by="device", order="time")
+    with pytest.raises(
+        FeatureError, match=r'history by "device", but a bundle holds histories by log.user alone'
+    ):
+        check_rows(replace(load_recipe("quickstart"), rows=(history,)))
 
 
 def test_half_a_line_waits_for_its_end(follower: Follower, log: Path) -> None:

@@ -20,11 +20,12 @@ import polars as pl
 
 from recmill.dataset.prefetch import prefetch
 from recmill.features.expressions import columns_read, keep_where
+from recmill.features.history import add_latest_histories, latest_events, meets_condition
 from recmill.features.kernels import hash_positions
 from recmill.features.numeric import dtype_of
 from recmill.features.plan import Plan
 from recmill.logs.base import LogFiles, LogRange, open_source
-from recmill.logs.rows import RowFunction, join_side, keep_share, read_side_table
+from recmill.logs.rows import RowFunction, join_side, keep_one, keep_share, read_side_table
 from recmill.logs.tally import Tally
 from recmill.recipe import recipe as r
 from recmill.recipe.kinds import kinds_of_columns, owners_of_columns
@@ -96,8 +97,9 @@ class LogRows:
             for operation in recipe.rows
             if isinstance(operation, r.Join)
         }
-        self.histories: list[LastEvents] = []
+        self.histories: dict[r.History, Reduced] = {}  # the latest events of each user
         self._steps: list[RowFunction] = []
+        self._changes: list[RowFunction] = []  # the same without histories: what a dedupe reads
         for operation in recipe.rows:
             self._add(operation)
 
@@ -126,23 +128,35 @@ class LogRows:
         return frame
 
     def _add(self, operation: r.RowOperation) -> None:
+        if isinstance(operation, r.History):
+            self.histories[operation] = Reduced(partial(latest_events, operation))
+            self._steps.append(partial(self._note_events, operation))
+            return
+        change: RowFunction | None = None
         if isinstance(operation, r.Filter):
-            self._steps.append(partial(_keep_where_known, operation.sql, self.kinds))
+            change = partial(_keep_where_known, operation.sql, self.kinds)
         elif isinstance(operation, r.Sample):
-            self._steps.append(partial(keep_share, operation))
+            change = partial(keep_share, operation)
         elif isinstance(operation, r.Join):
-            self._steps.append(partial(join_side, self.sides[operation], operation.on))
+            change = partial(join_side, self.sides[operation], operation.on)
         elif isinstance(operation, r.Dedupe):
-            self._steps.append(partial(_keep_positions, self._kept(operation)))
-        elif isinstance(operation, r.History):
-            self.histories.append(LastEvents(operation, self.kinds))
-            self._steps.append(self.histories[-1])
+            change = partial(_keep_positions, self._kept(operation))
+        if change is not None:
+            self._steps.append(change)
+            self._changes.append(change)
+
+    def _note_events(self, history: r.History, frame: pl.DataFrame) -> pl.DataFrame:
+        """Note the events among rows, which go on as they are. Where a column is not known, histories stay missing."""
+        needed = {history.by, history.order, *history.columns}
+        needed |= set(columns_read(history.where, self.kinds)) if history.where else set()
+        if needed <= set(frame.columns):
+            self.histories[history].add(frame.filter(meets_condition(history, frame)))
+        return frame
 
     def _kept(self, dedupe: r.Dedupe) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Positions of the rows that a dedupe keeps, sorted."""
-        kept = Reduced(partial(_keep_one, dedupe))
-        steps = [step for step in self._steps if not isinstance(step, LastEvents)]
-        for frame in self._read("dedupe", self.source.units(), steps):
+        kept = Reduced(partial(keep_one, dedupe))
+        for frame in self._read("dedupe", self.source.units(), self._changes):
             kept.add(frame.select(*dict.fromkeys([*dedupe.by, dedupe.order, POSITION])))
         rows = kept.result()
         return np.sort(rows[POSITION].to_numpy()) if rows is not None else np.empty(0, np.int64)
@@ -192,40 +206,6 @@ class Reduced:
     def result(self) -> pl.DataFrame | None:
         """All of them, reduced; None when none came."""
         return self._reduce(pl.concat(self._held)) if self._held else None
-
-
-class LastEvents:
-    """The events that the next row of each user would have as its history: the last ones, the very last included."""
-
-    def __init__(self, history: r.History, kinds: Mapping[str, str]) -> None:
-        self.history, self.kinds = history, kinds
-        self._events = Reduced(self._last)
-
-    def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Take notice of rows, which go on as they are."""
-        history = self.history
-        needed = [history.by, history.order, POSITION, *history.columns]
-        read = columns_read(history.where, self.kinds) if history.where else []
-        if {*needed, *read} <= set(frame.columns):
-            events = keep_where(history.where, frame) if history.where else frame
-            self._events.add(events.drop_nulls(history.by).select(*dict.fromkeys(needed)))
-        return frame
-
-    def onto(self, users: pl.DataFrame) -> pl.DataFrame:
-        """Add the histories; users without events have empty ones. What cannot be known stays missing."""
-        events = self._events.result()
-        history = self.history
-        if events is None or history.by not in users.columns:
-            return users
-        lists = events.sort(history.order, POSITION, nulls_last=False).group_by(history.by)
-        names = {f"{name}_history": pl.col(name) for name in history.columns}
-        found = users.join(lists.agg(**names), on=history.by, how="left", maintain_order="left")
-        return found.with_columns(pl.col(list(names)).fill_null(pl.lit([])))
-
-    def _last(self, events: pl.DataFrame) -> pl.DataFrame:
-        ordered = events.sort(self.history.order, POSITION, nulls_last=False)
-        from_end = pl.int_range(pl.len(), 0, -1).over(self.history.by)
-        return ordered.filter(from_end <= self.history.max_length)
 
 
 class _LogPass:
@@ -287,10 +267,11 @@ class _LogPass:
         kinds = kinds_of_columns(self.recipe)
         rows = pl.concat([_typed(part, names, kinds) for part in parts])
         rows = rows.unique(column, keep="first", maintain_order=True).sort(column)
-        for history in self.log.histories if side == "user" else ():
-            lists = [f"{name}_history" for name in history.history.columns]
-            rows = _typed(history.onto(rows.drop(lists)), names, kinds)
-        return rows
+        for history, latest in self.log.histories.items() if side == "user" else ():
+            events = latest.result()
+            if events is not None and history.by in rows.columns:
+                rows = add_latest_histories(history, events, rows.drop(history.list_columns.values()))
+        return rows.select(names)
 
     def _by_popularity(
         self, items: pl.DataFrame
@@ -354,11 +335,6 @@ def _keep_where_known(sql: str, kinds: Mapping[str, str], frame: pl.DataFrame) -
     """A condition over columns that are not there cannot tell, so it takes nothing out."""
     known = set(columns_read(sql, kinds)) <= set(frame.columns)
     return keep_where(sql, frame) if known else frame
-
-
-def _keep_one(dedupe: r.Dedupe, frame: pl.DataFrame) -> pl.DataFrame:
-    ordered = frame.sort(dedupe.order, POSITION, nulls_last=False)
-    return ordered.unique(list(dedupe.by), keep=dedupe.keep, maintain_order=True)
 
 
 def _keep_positions(kept: np.ndarray[Any, np.dtype[np.int64]], frame: pl.DataFrame) -> pl.DataFrame:

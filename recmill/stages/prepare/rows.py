@@ -14,9 +14,9 @@ import polars as pl
 from recmill.engines.engine import Engine, Frame
 from recmill.errors import LogError
 from recmill.features.base import ValueTable, to_lists
-from recmill.features.expressions import matches
+from recmill.features.history import add_history
 from recmill.features.kernels import Array, CountOptions, ExtractedValues, hash_positions
-from recmill.logs.rows import row_function
+from recmill.logs.rows import keep_one, row_function
 from recmill.recipe import recipe as r
 from recmill.recipe.kinds import owners_of_columns
 from recmill.recipe.recipe import COPY, POSITION, SPLIT
@@ -50,48 +50,6 @@ def after_split(engine: Engine, frame: Frame, recipe: r.Recipe) -> Frame:
 
 
 # rows of a group together; groups arrive in log order
-
-
-def keep_one(dedupe: r.Dedupe, frame: pl.DataFrame) -> pl.DataFrame:
-    ordered = frame.sort(dedupe.order, POSITION, nulls_last=False)
-    return ordered.unique(list(dedupe.by), keep=dedupe.keep, maintain_order=True)
-
-
-def add_history(history: r.History, frame: pl.DataFrame) -> pl.DataFrame:
-    """Earlier values of the same user. Rows of the same time do not see each other: that would leak the label."""
-    ordered = frame.sort(history.by, history.order, POSITION, nulls_last=False)
-    counted = matches(history.where, ordered) if history.where else pl.lit(True)
-    events = ordered.with_columns(counted.alias("__counts"))
-    past = _events_before(events, history)
-    first, stop = past["__first"].to_numpy(), past["__seen"].to_numpy()
-    first = np.where(ordered[history.by].is_null().to_numpy(), stop, first)  # nobody's rows have no past
-    start = np.maximum(first, stop - history.max_length)
-    kept = events.filter("__counts")
-    columns = [_windows(kept[name], start, stop).alias(f"{name}_history") for name in history.columns]
-    result = ordered.with_columns(*columns).filter(pl.Series(stop - first >= history.min_length))
-    if history.last is not None:
-        from_end = pl.int_range(pl.len(), 0, -1).over(history.by)
-        result = result.filter((from_end <= history.last) | pl.col(history.by).is_null())
-    return result
-
-
-def _events_before(events: pl.DataFrame, history: r.History) -> pl.DataFrame:
-    """For each row, how many counting events of the frame come before its group, and before its time."""
-    running = pl.col("__counts").cast(pl.Int64).cum_sum() - pl.col("__counts").cast(pl.Int64)
-    return events.select(history.by, history.order, running.alias("__running")).select(
-        pl.col("__running").first().over(history.by).alias("__first"),
-        pl.col("__running").first().over(history.by, history.order).alias("__seen"),
-    )
-
-
-def _windows(values: pl.Series, start: Array, stop: Array) -> pl.Series:
-    """values[start:stop] for each row, as lists."""
-    lengths = np.maximum(stop - start, 0)
-    offsets = (
-        np.repeat(start - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths) if len(lengths) else start
-    )
-    picked = values.gather(pl.Series(np.arange(int(lengths.sum())) + offsets, dtype=pl.UInt32))
-    return to_lists(values.name, picked, pl.Series(lengths))
 
 
 def add_lag(lag: r.Lag, frame: pl.DataFrame) -> pl.DataFrame:

@@ -16,7 +16,8 @@ from recmill.artifacts.feature_store import CodedRows, MappedStore, Side, Store
 from recmill.artifacts.feature_store.mapped import entities_of
 from recmill.dataset.batch import Array, Keys, Layout, collate
 from recmill.errors import StoreError
-from recmill.features.expressions import columns_read, matches
+from recmill.features.expressions import columns_read
+from recmill.features.history import UserHistory, meets_condition
 from recmill.recipe.kinds import parts_of_features
 from recmill.recipe.recipe import History
 from recmill.stages.serve.messages import Id, Query, Values
@@ -53,6 +54,7 @@ class FeatureLookup:
         self.histories = [operation for operation in bundle.recipe.rows if isinstance(operation, History)]
         self._columns_of = {feature.name: feature.columns for feature in bundle.recipe.features}
         self._given_columns = set(self.raw_columns.of("user", "context"))
+        self._user_columns = self.raw_columns.of("user")
         self._remembered: dict[str, dict[Any, Any]] = {}
         used = used_features(bundle)
         self.context_features = [name for name in used if self.parts[name] == "context"]
@@ -146,7 +148,7 @@ class FeatureLookup:
         """Features that read a column which the request brings."""
         columns = set(given)
         if recent:
-            columns |= {f"{name}_history" for history in self.histories for name in history.columns}
+            columns |= {column for history in self.histories for column in history.list_columns.values()}
         if not columns:
             return set()
         return {name for name, read in self._columns_of.items() if columns & set(read)}
@@ -178,15 +180,11 @@ class FeatureLookup:
         """History columns with the items that were just clicked behind them; those that the request gives stay."""
         if not recent or not self.histories:
             return {}
-        clicked = self.raw_items(recent)
-        found: Values = {}
+        events = self.raw_items(recent)
+        lists: Values = {}
         for history in self.histories:
-            for name in history.columns:
-                column = f"{name}_history"
-                if column not in given:
-                    values = [item.get(name) for item in clicked]
-                    found[column] = [*(raw.get(column) or []), *values][-history.max_length :]
-        return found
+            lists |= self._after(history, raw, events)
+        return {column: values for column, values in lists.items() if column not in given}
 
     def raw_user(self, user: Id, in_store: bool = True) -> Values:
         """All raw columns of a user as stored, or as the bundle has them; of an unknown one the id alone."""
@@ -195,23 +193,34 @@ class FeatureLookup:
         return stored if in_store else self.own_store.raw("user", user, _PATIENCE) or stored
 
     def after_event(self, raw: Values, event: Values) -> Values:
-        """Histories of a user after one more event, if it is one that counts."""
-        found: Values = {}
+        """Stored histories of a user after one more event."""
+        lists: Values = {}
         for history in self.histories:
-            if self._counts(history, event):
-                for name in history.columns:
-                    column = f"{name}_history"
-                    found[column] = [*(raw.get(column) or []), event.get(name)][-history.max_length :]
-        return found
+            # What is stored of users belongs to histories by user; others never come back.
+            if history.by == self.bundle.recipe.log.user:
+                lists |= self._after(history, raw, [event])
+        return lists
 
-    def _counts(self, history: History, event: Values) -> bool:
-        """Whether an event meets the history's condition; one that does not say so is taken to."""
+    def _after(self, history: History, raw: Values, events: Sequence[Values]) -> Values:
+        """The list columns after these events, of which those that meet the history's condition are added."""
+        own = {name: raw[name] for name in self._user_columns if name in raw}
+        rows = [{**own, **event} for event in events]
+        result = UserHistory(history, raw)
+        for row, is_event in zip(rows, self._meet_condition(history, rows), strict=True):
+            if is_event:
+                result.push(row)
+        return result.latest()
+
+    def _meet_condition(self, history: History, rows: Sequence[Values]) -> list[bool]:
+        """Which events meet the history's condition. One that lacks a column of it is taken to: clients send clicks."""
         if history.where is None:
-            return True
+            return [True] * len(rows)
         names = columns_read(history.where, self.raw_columns.kinds)
-        if not all(name in event for name in names):
-            return True
-        return bool(matches(history.where, self.raw_columns.frame([event], names)).item())
+        is_complete = [all(name in row for name in names) for row in rows]
+        if not any(is_complete):
+            return [True] * len(rows)
+        is_met = meets_condition(history, self.raw_columns.frame(rows, names)).to_list()
+        return [met or not complete for met, complete in zip(is_met, is_complete, strict=True)]
 
     def columns_of_side(self, side: Side) -> list[str]:
         """Raw columns that are kept of users or items, the id first."""

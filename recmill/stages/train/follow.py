@@ -14,8 +14,7 @@ import math
 import tempfile
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from recmill.dataset.batch import Batch, Layout, collate
 from recmill.dataset.log_loader import between, joined
 from recmill.embeddings.table import EmbeddingTable
 from recmill.errors import ArtifactError, FeatureError, LogError
-from recmill.features.expressions import matches
+from recmill.features.history import UserHistory, meets_condition
 from recmill.learner.graphs.graphs import Graphs
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
@@ -104,12 +103,7 @@ class Follower:
                 f"Bundle {self.bundle.path} was exported from another recipe than {folder.path} holds. "
                 "Run `recmill export` again."
             )
-        for operation in self.recipe.rows:
-            if not isinstance(operation, (r.Filter, r.Sample, r.Join, r.History)):
-                raise FeatureError(
-                    f'[[rows]] of recipe "{self.recipe.name}" has {operation.operation_name()}, which looks at rows '
-                    "that are not there yet when a log is followed. Export again and again instead."
-                )
+        check_rows(self.recipe)
 
     def _learn_published(self) -> None:
         """Learn again what an earlier follower learned. Its items, users and clicks are published already."""
@@ -249,7 +243,7 @@ class Follower:
             return None
         known = [name for name in users.raw_schema if name in rows.columns]
         found = _last_of_each(rows, users.id_column, known)
-        return self.histories.put_into(found, users.id_column)
+        return self.histories.put_into(found)
 
     def _clicks(self, rows: pl.DataFrame, applied: pl.DataFrame) -> pl.DataFrame | None:
         log, label = self.recipe.log, self._label()
@@ -267,6 +261,21 @@ class Follower:
         column = self.recipe.log.time
         latest = rows[column].max() if column is not None else None
         return float(latest) if isinstance(latest, (int, float)) else None
+
+
+def check_rows(recipe: r.Recipe) -> None:
+    """FeatureError for row operations that cannot be followed."""
+    for operation in recipe.rows:
+        if not isinstance(operation, (r.Filter, r.Sample, r.Join, r.History)):
+            raise FeatureError(
+                f'[[rows]] of recipe "{recipe.name}" has {operation.operation_name()}, which looks at rows '
+                "that are not there yet when a log is followed. Export again and again instead."
+            )
+        if isinstance(operation, r.History) and operation.by != recipe.log.user:
+            raise FeatureError(
+                f'[[rows]] of recipe "{recipe.name}" has a history by "{operation.by}", but a bundle holds '
+                f'histories by log.user alone ("{recipe.log.user}"). Export again and again instead.'
+            )
 
 
 def follow(
@@ -308,76 +317,54 @@ def _follow_version(
 
 
 class Histories:
-    """What each user did before: as the bundle has it, then as rows come."""
+    """The histories of all users: as the bundle has them, then as rows come."""
 
     def __init__(self, recipe: r.Recipe, bundle: Bundle) -> None:
         self.operations = [operation for operation in recipe.rows if isinstance(operation, r.History)]
-        self.bundle = bundle
-        self._past: dict[Any, dict[str, list[Any]]] = defaultdict(dict)
+        self.users = bundle.users
+        self._of_user: dict[tuple[r.History, Any], UserHistory] = {}
 
-    def add(self, operation: r.RowOperation, rows: pl.DataFrame) -> pl.DataFrame:
-        """History columns of new rows. Rows of the same time do not see each other, as in prepare."""
-        assert isinstance(operation, r.History)
-        history = operation
+    def add(self, history: r.History, rows: pl.DataFrame) -> pl.DataFrame:
+        """New rows with their histories, as prepare would make them."""
         ordered = rows.with_row_index("__row").sort(history.by, history.order, "__row", nulls_last=False)
-        counts = matches(history.where, ordered).to_list() if history.where else [True] * ordered.height
-        columns: dict[str, list[list[Any] | None]] = {name: [None] * rows.height for name in history.columns}
-        values = {name: ordered[name].to_list() for name in history.columns}
-        waiting: list[int] = []
-        before: tuple[Any, Any] = (None, None)
-        for place, (row, user, at) in enumerate(
-            ordered.select("__row", history.by, history.order).iter_rows()
-        ):
-            if (user, at) != before:
-                self._remember(history, before[0], waiting, values)
-                waiting, before = [], (user, at)
-            past = self._of(history, user)
-            for name in history.columns:
-                columns[name][row] = list(past[name])
-            if counts[place]:
-                waiting.append(place)
-        self._remember(history, before[0], waiting, values)
+        is_event = meets_condition(history, ordered).to_list()
+        events = ordered.select(history.columns).iter_rows(named=True)
+        lists: list[dict[str, list[Any]]] = [{}] * rows.height
+        keys = ordered.select("__row", history.by, history.order).iter_rows()
+        for (row, user, at), counts, event in zip(keys, is_event, events, strict=True):
+            known = self._history(history, user)
+            lists[row] = known.before(at)
+            if counts and user is not None:
+                known.push(event, at)
         added = [
-            pl.Series(f"{name}_history", lists, pl.List(rows.schema[name])) for name, lists in columns.items()
+            pl.Series(column, [one[column] for one in lists], pl.List(rows.schema[name]))
+            for name, column in history.list_columns.items()
         ]
-        return rows.with_columns(added).filter(pl.col(added[0].name).list.len() >= history.min_length)
+        # A stored history does not tell how long it was before it was cut.
+        min_length = min(history.min_length, history.max_length)
+        return rows.with_columns(added).filter(pl.col(added[0].name).list.len() >= min_length)
 
-    def _of(self, history: r.History, user: Any) -> dict[str, list[Any]]:
-        if user is None:
-            return {name: [] for name in history.columns}
-        found = self._past[user]
-        if any(name not in found for name in history.columns):
-            known = self._stored(user)
-            for name in history.columns:
-                found.setdefault(name, list(known.get(f"{name}_history") or []))
-        return found
-
-    def _stored(self, user: Any) -> dict[str, Any]:
-        users = self.bundle.users
-        places = users.places([user]) if users is not None else np.array([-1])
-        if users is None or places[0] < 0:
-            return {}
-        return users.raw(places).row(0, named=True)
-
-    def _remember(
-        self, history: r.History, user: Any, places: Sequence[int], values: dict[str, list[Any]]
-    ) -> None:
-        if user is None or not places:
-            return
-        past = self._of(history, user)
-        for name in history.columns:
-            past[name] = [*past[name], *(values[name][place] for place in places)][-history.max_length :]
-
-    def put_into(self, users: pl.DataFrame, id_column: str) -> pl.DataFrame:
+    def put_into(self, users: pl.DataFrame) -> pl.DataFrame:
         """Users with their histories up to now."""
         for history in self.operations:
-            for name in history.columns:
-                lists = [self._of(history, user)[name] for user in users[id_column]]
-                column = f"{name}_history"
-                users = users.with_columns(
-                    pl.Series(column, lists, users.schema.get(column) or pl.List(pl.Null))
-                )
+            lists = [self._history(history, user).latest() for user in users[history.by]]
+            for column in history.list_columns.values():
+                dtype = users.schema.get(column) or pl.List(pl.Null)
+                users = users.with_columns(pl.Series(column, [one[column] for one in lists], dtype))
         return users
+
+    def _history(self, history: r.History, user: Any) -> UserHistory:
+        if user is None:
+            return UserHistory(history)
+        known = self._of_user.get((history, user))
+        if known is None:
+            known = self._of_user[history, user] = UserHistory(history, self._stored(user))
+        return known
+
+    def _stored(self, user: Any) -> dict[str, Any]:
+        if self.users is None or (row := self.users.places([user]))[0] < 0:
+            return {}
+        return self.users.raw(row).row(0, named=True)
 
 
 def _last_of_each(rows: pl.DataFrame, by: str, columns: list[str]) -> pl.DataFrame:
