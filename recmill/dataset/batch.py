@@ -15,7 +15,7 @@ from recmill.dataset.shard import ShardFile
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError
 from recmill.features.chain import ColumnInfo
-from recmill.features.labels import check_binary
+from recmill.features.labels import check_binary, is_positive
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -196,9 +196,9 @@ class Batches:
 
     @staticmethod
     def _count(shard: ShardFile, group: int, label: str) -> int:
-        values = shard.read(group, [label])[label].to_numpy()
-        check_binary(label, values)  # one star is no click
-        return int((values == 1).sum())
+        rows = shard.read(group, [label])
+        check_binary(label, rows[label].to_numpy())  # one star is no click
+        return rows.filter(is_positive(label)).height
 
     @property
     def batches_per_epoch(self) -> int:
@@ -244,7 +244,7 @@ class Batches:
         unit = self.units[number]
         rows = read_rows(unit.shard, unit.group, self.layout)
         if self.where is not None:
-            rows = rows.filter(pl.col(self.where) == 1)
+            rows = rows.filter(is_positive(self.where))
         if self.seed is None:
             return rows
         return rows[self._random(epoch, number).permutation(rows.height)]

@@ -56,7 +56,7 @@ class LogBatches:
         self.plan = _without_raw_columns(plan)
         if where is not None and where not in self.layout.labels:
             raise FeatureError(f'No label "{where}"; the plan has: {", ".join(self.layout.labels)}.')
-        keep = partial(_keep_positive, self.plan, where) if where is not None else None
+        keep = partial(self.plan.keep_positive, where) if where is not None else None
         self.log = CountedLog(recipe, data, max_bad, num_workers, keep, memory, each)
         self.notes = self.log.notes
         self._choose(split, batch_size)
@@ -193,10 +193,6 @@ def _check_plan(plan: Plan, recipe: Recipe, features: Sequence[str] | None) -> N
                     f'"{reader.name}" of the plan reads column "{column}" as {expected[column]}, but in recipe '
                     f'"{recipe.name}" it is {found.get(column, "missing")}. Run `recmill prepare` with this recipe.'
                 )
-
-
-def _keep_positive(plan: Plan, label: str, frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.filter(plan.apply(frame, only=())[label] == 1) if frame.height else frame
 
 
 def _without_raw_columns(plan: Plan) -> Plan:

@@ -1,15 +1,21 @@
-"""What models may learn: labels of 0 and 1."""
+"""What models may learn: labels of 0 and 1; rows whose label is 1 are positive, such as clicks."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from recmill.errors import FeatureError
 from recmill.recipe.check_inputs import how_to_threshold
 
 _SHOWN = 6  # values that an error lists
+
+
+def is_positive(label: str) -> pl.Expr:
+    """Whether a row's label is 1; the rows have their labels already."""
+    return pl.col(label) == 1
 
 
 def check_binary(label: str, values: np.ndarray[Any, Any], column: str = "rating") -> None:

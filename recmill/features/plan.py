@@ -34,7 +34,7 @@ from recmill.features.base import (
 )
 from recmill.features.chain import Chain, ColumnInfo, check_finite, run_chains
 from recmill.features.kernels import CountOptions, ExtractedValues, Measurements, checksum
-from recmill.features.labels import check_binary
+from recmill.features.labels import check_binary, is_positive
 from recmill.features.stored import StoredValueTable, SubsetValueTable, no_answers
 from recmill.recipe.check_inputs import model_labels
 from recmill.recipe.kinds import kinds_of_columns
@@ -244,6 +244,13 @@ class Plan:
             if column.name in model_labels(self.recipe):
                 check_binary(column.name, column.to_numpy(), chain.feature.columns[0])
         return finished
+
+    def keep_positive(self, label: str, frame: pl.DataFrame) -> pl.DataFrame:
+        """The raw rows that have this label 1."""
+        if not frame.height:
+            return frame
+        chains = [chain for chain in self.labels if chain.feature.name == label]
+        return frame.filter(pl.DataFrame(self._labels(chains, frame)).select(is_positive(label)).to_series())
 
     def columns(self) -> list[ColumnInfo]:
         return [chain.info() for chain in (*self.features, *self.labels)]

@@ -13,6 +13,7 @@ from recmill.dataset.batch import Array, Batch, Layout, collate
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError
 from recmill.features.chain import ColumnInfo
+from recmill.features.labels import is_positive
 from recmill.recipe.protocols import DataCounts, Protocol
 from recmill.recipe.recipe import SPLITS, Recipe, Retrieval
 
@@ -137,7 +138,7 @@ def counts_of(table: Table, recipe: Recipe) -> DataCounts:
     """Interactions, users and items of all splits; users and items only if the Table keeps their raw columns."""
     label = retrieval_of(recipe).label
     rows = pl.concat([table.scan(split) for split in SPLITS if table.num_rows(split)]).filter(
-        pl.col(label) == 1
+        is_positive(label)
     )
     raw = {"users": f"raw_{table.recipe.log.user}", "items": f"raw_{table.recipe.log.item}"}
     kept = {name: column for name, column in raw.items() if column in rows.collect_schema()}
@@ -164,7 +165,7 @@ def _clicks(table: Table, recipe: Recipe, split: str, catalogue: ItemFeatures) -
     item = pl.coalesce(
         _identity(table, recipe, "item").cast(pl.String), pl.format("row {}", pl.int_range(pl.len()))
     )
-    clicks = table.scan(split).filter(pl.col(retrieval.label) == 1)
+    clicks = table.scan(split).filter(is_positive(retrieval.label))
     clicks = clicks.select(
         _identity(table, recipe, "user"), item.alias("__item"), catalogue.item_id, *retrieval.user
     )
@@ -178,7 +179,7 @@ def _seen(
     """User and place of the items that these users clicked in an earlier split."""
     places = catalogue.rows.lazy().select(catalogue.item_id).with_row_index("__place")
     wanted = users.lazy().select("__user").unique()
-    clicks = table.scan(split).filter(pl.col(retrieval_of(recipe).label) == 1)
+    clicks = table.scan(split).filter(is_positive(retrieval_of(recipe).label))
     clicks = clicks.select(_identity(table, recipe, "user"), catalogue.item_id)
     pairs = clicks.join(wanted, on="__user", how="semi").join(places, on=catalogue.item_id)
     return pairs.select("__user", pl.col("__place").cast(pl.Int64)).unique().collect()

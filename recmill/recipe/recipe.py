@@ -423,3 +423,9 @@ class Recipe:
     retrieval: Retrieval | None = None
     # Recipes that differ only in what was searched make the same artifacts.
     tune: Tune | None = field(default=None, compare=False)
+
+    @property
+    def click_label(self) -> str | None:
+        """The label that is 1 in clicks: that of retrieval, else of ranking; without a model, every row is a click."""
+        model = self.retrieval or self.ranking
+        return None if model is None else model.label

@@ -66,8 +66,8 @@ def _read_requests(folder: Path) -> pl.DataFrame:
 def _read_clicks(folder: Checkpoint, data: str, users: pl.Series) -> pl.DataFrame:
     """User, item and time of clicks by these users."""
     recipe, plan = folder.recipe, folder.plan
-    log, model = recipe.log, recipe.retrieval or recipe.ranking
-    if log.user is None or log.item is None or log.time is None or model is None:
+    log, label = recipe.log, recipe.click_label
+    if log.user is None or log.item is None or log.time is None or label is None:
         raise FeatureError(
             f'Recipe "{recipe.name}" must name log.user, log.item and log.time, and have a model: requests and clicks '
             "are joined by them."
@@ -83,8 +83,7 @@ def _read_clicks(folder: Checkpoint, data: str, users: pl.Series) -> pl.DataFram
         for batch in source.read(unit):
             rows = batch.frame.filter(pl.col(log.user).cast(pl.String).is_in(known))
             if rows.height:
-                clicked = plan.apply(rows, only=())[model.label] == 1
-                parts.append(rows.filter(clicked).select(columns))
+                parts.append(plan.keep_positive(label, rows).select(columns))
     if not parts:
         raise LogError(f"The log in {data} has no rows of the users that were asked for.")
     return pl.concat(parts)

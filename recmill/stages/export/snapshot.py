@@ -8,8 +8,7 @@ a history only choose which rows teach: what they leave out happened all the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -221,7 +220,7 @@ class _LogPass:
             for side in _SIDES
             if getattr(spec, side) is not None
         }
-        self.is_click = Positive.of(recipe, plan)
+        self.plan = plan
         self.counts = Reduced(partial(_add_up, str(spec.item)))
         both = spec.item is not None and spec.user is not None
         self.clicks = ClickWriter(work, str(spec.user), str(spec.item), log.source.files) if both else None
@@ -234,7 +233,7 @@ class _LogPass:
             wanted = [name for name in columns_of_side(self.recipe, side) if name in frame.columns]
             last.add(frame.select(*dict.fromkeys([*wanted, *self.order])).drop_nulls(wanted[0]))
         if spec.item is not None:
-            clicks = self.is_click(frame).drop_nulls(spec.item)
+            clicks = self._clicks(frame).drop_nulls(spec.item)
             self.counts.add(clicks.select(spec.item, pl.lit(1, pl.Int64).alias("__count")))
             if self.clicks is not None:
                 columns = [spec.user, spec.item, *self.order]
@@ -256,6 +255,14 @@ class _LogPass:
         return AsOfEnd(
             items, users, popularity, clicks, self._rows(users), self.log_end, tally.rows, tally.bad
         )
+
+    def _clicks(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Rows that teach what users want. Where the label's columns are not known, all of them are taken to."""
+        label = self.recipe.click_label
+        read = {name for known in self.recipe.labels if known.name == label for name in known.columns}
+        if label is None or not read <= set(frame.columns):
+            return frame
+        return self.plan.keep_positive(label, frame)
 
     def _side(self, side: r.Owner) -> pl.DataFrame | None:
         """Last values of each id, those never seen in the log behind; columns that cannot be known are missing."""
@@ -294,33 +301,6 @@ class _LogPass:
             user = users.columns[0]
             rows = rows.join(users.select(user, *lists), on=user, how="left", maintain_order="left")
         return _typed(rows, list(kinds), kinds)
-
-
-class Positive:
-    """Keeps the rows whose label is 1: those that teach what users want."""
-
-    def __init__(self, plan: Plan | None, label: str) -> None:
-        self.plan, self.label = plan, label
-
-    @classmethod
-    def of(cls, recipe: r.Recipe, plan: Plan) -> Positive:
-        """By the label of retrieval, else of ranking; without one all rows are kept."""
-        model = recipe.retrieval or recipe.ranking
-        if model is None:
-            return cls(None, "")
-        labelled = copy(plan)
-        labelled.labels = [chain for chain in plan.labels if chain.feature.name == model.label]
-        labelled.recipe = replace(plan.recipe, table=replace(plan.recipe.table, keep=()))
-        return cls(labelled, model.label)
-
-    def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
-        if self.plan is None or not frame.height or not self._known(frame):
-            return frame
-        return frame.filter(self.plan.apply(frame, only=())[self.label] == 1)
-
-    def _known(self, frame: pl.DataFrame) -> bool:
-        assert self.plan is not None
-        return all(set(chain.feature.columns) <= set(frame.columns) for chain in self.plan.labels)
 
 
 def _typed(frame: pl.DataFrame, names: Sequence[str], kinds: Mapping[str, str]) -> pl.DataFrame:

@@ -120,8 +120,8 @@ class Follower:
         rows, num_bad = self._new_rows()
         if not rows.height:
             return None
-        applied, loss = self._learn_all(rows)
-        changes = self._changes(rows, applied)
+        loss = self._learn_all(rows)
+        changes = self._changes(rows)
         self.number += 1
         facts = {
             "created_at": time.time(),
@@ -148,10 +148,10 @@ class Follower:
         """Whether another version has become the current one."""
         return current_of(self.bundles) != self.bundle.version
 
-    def _learn_all(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
-        """Features of rows, and the loss of each model."""
+    def _learn_all(self, rows: pl.DataFrame) -> dict[str, float]:
+        """Train every model on the rows; the loss of each."""
         applied = self.bundle.plan.apply(rows, labels=True)
-        return applied, {model: self._learn(learner, applied) for model, learner in self.learners.items()}
+        return {model: self._learn(learner, applied) for model, learner in self.learners.items()}
 
     def _new_rows(self, until: Mapping[str, int] | None = None) -> tuple[pl.DataFrame, int]:
         """New rows of the log as prepare would make them, in log order; those of the bytes `until` if it is given."""
@@ -215,16 +215,14 @@ class Follower:
 
     # what changed
 
-    def _changes(self, rows: pl.DataFrame, applied: pl.DataFrame) -> Changes:
+    def _changes(self, rows: pl.DataFrame) -> Changes:
         tables = {
             name: change
             for learner in self.learners.values()
             for name, table in learner.tables.items()
             if (change := _change_of(table)) is not None
         }
-        return Changes(
-            tables, self._dense(), self._items(rows), self._users(rows), self._clicks(rows, applied)
-        )
+        return Changes(tables, self._dense(), self._items(rows), self._users(rows), self._clicks(rows))
 
     def _dense(self) -> dict[str, bytes]:
         """The ranker's graphs with the weights of now."""
@@ -245,17 +243,12 @@ class Follower:
         found = _last_of_each(rows, users.id_column, known)
         return self.histories.put_into(found)
 
-    def _clicks(self, rows: pl.DataFrame, applied: pl.DataFrame) -> pl.DataFrame | None:
-        log, label = self.recipe.log, self._label()
+    def _clicks(self, rows: pl.DataFrame) -> pl.DataFrame | None:
+        log, label = self.recipe.log, self.recipe.click_label
         if log.user is None or log.item is None:
             return None
-        clicked = applied[label] == 1 if label else pl.repeat(True, rows.height, eager=True)
-        found = rows.filter(clicked).select(pl.col(log.user).alias("user"), pl.col(log.item).alias("item"))
-        return found.drop_nulls()
-
-    def _label(self) -> str | None:
-        model = self.recipe.retrieval or self.recipe.ranking
-        return None if model is None else model.label
+        clicks = rows if label is None else self.bundle.plan.keep_positive(label, rows)
+        return clicks.select(pl.col(log.user).alias("user"), pl.col(log.item).alias("item")).drop_nulls()
 
     def _log_end(self, rows: pl.DataFrame) -> float | None:
         column = self.recipe.log.time
