@@ -17,7 +17,7 @@ from recmill.dataset.log_loader import LogBatches, between, joined
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, LogError, TooManyBadRows
 from recmill.features.plan import Plan
-from recmill.logs import counted
+from recmill.logs import counted, reduced
 from recmill.logs.base import open_source
 from recmill.recipe.load import load_recipe, recipe_from_dict
 from recmill.recipe.recipe import SPLITS, Recipe
@@ -120,7 +120,7 @@ def test_each_split_holds_the_rows_of_the_table_in_order(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["last", "random"])
 def test_splits_by_groups_do_not_depend_on_how_many_rows_are_held_at_once(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(counted, "_HELD_ROWS", 10)
+    monkeypatch.setattr(reduced, "_HELD_BYTES", 100)
     data = write_events(tmp_path / "log", 300, files=3)
     recipe = recipe_of(split=SPLITS_OF_RECIPES[name])
     assert_same_rows_in_every_split(recipe, data, table_of(recipe, data, tmp_path / "table"))

@@ -13,7 +13,8 @@ import numpy as np
 OFFSET_BITS = 44
 END_OF_FILE = 1 << OFFSET_BITS  # past every offset
 
-P = TypeVar("P", int, np.ndarray[Any, np.dtype[Any]])
+Array = np.ndarray[Any, np.dtype[Any]]
+P = TypeVar("P", int, Array)
 
 
 def position(file_index: int, offset: int = 0) -> int:
@@ -28,3 +29,11 @@ def file_of(positions: P) -> P:
 def offset_of(positions: P) -> P:
     """Bytes of text or rows of Parquet before it in its file."""
     return positions & (END_OF_FILE - 1)
+
+
+def is_among(positions: Array, chosen: Array) -> Array:
+    """Which positions are among the chosen ones, which are sorted."""
+    if not len(chosen):
+        return np.zeros(len(positions), dtype=bool)
+    nearest = np.minimum(np.searchsorted(chosen, positions), len(chosen) - 1)
+    return np.asarray(chosen[nearest] == positions)

@@ -13,13 +13,14 @@ import polars as pl
 from recmill.dataset.positions import offset_of
 from recmill.features.kernels import Counter, CountOptions
 from recmill.logs.base import LogFiles, LogRange, open_source
+from recmill.logs.reduced import ReducedRows
 from recmill.logs.rows import RowFunction, row_functions
 from recmill.logs.splits import (
     SplitFunction,
     all_train,
-    by_places,
+    by_positions,
     by_time,
-    held_out_places,
+    held_out_positions,
     last_rows,
     last_rows_of_each,
     random_rows,
@@ -37,7 +38,6 @@ Piece = tuple[LogRange, ...]  # one unit; or the same range of offsets of severa
 
 # Large enough that the fixed cost of a call is spread over thousands of rows, small enough to be read ahead.
 PIECE_BYTES = 4 << 20
-_HELD_ROWS = 1 << 20
 
 
 class Each(Protocol):
@@ -143,16 +143,14 @@ class CountedLog:
 
     def _by_groups(self, keys_of: RowFunction, assign: SplitFunction, each: Each) -> SplitFunction:
         """A split that must see all rows of a group: `keys_of` takes from rows what `assign` needs, also once more."""
-        held: list[pl.DataFrame] = []
-        bound = _HELD_ROWS
-        for keys in each(partial(self._keys_of_piece, keys_of), self.pieces):
-            held += keys
-            if sum(rows.height for rows in held) > bound:
-                held = [keys_of(pl.concat(held))]
-                bound = max(_HELD_ROWS, 2 * held[0].height)
-        if not held:
-            return all_train  # of no rows; counting them says so
-        return partial(by_places, *held_out_places(assign(keys_of(pl.concat(held)))))
+        held = ReducedRows(keys_of)
+        for frames in each(partial(self._keys_of_piece, keys_of), self.pieces):
+            for keys in frames:
+                held.add(keys)
+        all_keys = held.result()
+        if all_keys is None:
+            return all_train  # of no rows; counting them is an error then
+        return partial(by_positions, *held_out_positions(assign(all_keys)))
 
     def _keys_of_piece(self, keys_of: RowFunction, piece: Piece) -> list[pl.DataFrame]:
         return [keys_of(frame) for frame in self.read(piece)]
@@ -196,7 +194,7 @@ def _side_by_side(source: LogFiles) -> Iterator[Piece]:
 
 
 def _taking_turns(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    """Rows of several files by their place in the file, ties by file: as a Table interleaves them."""
+    """Rows of several files by their offset in the file, ties by file: as a Table interleaves them."""
     held = list(frames)
     if held:
         rows = pl.concat(held)

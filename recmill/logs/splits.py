@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.dataset.positions import file_of, position
+from recmill.dataset.positions import file_of, is_among, position
 from recmill.errors import LogError
 from recmill.features.kernels import hash64, hash_positions
 from recmill.logs.base import COMPRESSIONS, LogFiles, LogRange
@@ -77,17 +77,17 @@ def last_rows(by: str, order: str, frame: pl.DataFrame) -> pl.DataFrame:
         "__row",
         pl.int_range(pl.len(), 0, -1).over(by).alias("from_end"),
         pl.len().over(by).alias("size"),
-        pl.col(by).is_not_null().alias("is_someone"),
+        pl.col(by).is_not_null().alias("has_group"),
     ).sort("__row")
-    test = pl.col("is_someone") & (pl.col("from_end") == 1) & (pl.col("size") >= 2)
-    evaluation = pl.col("is_someone") & (pl.col("from_end") == 2) & (pl.col("size") >= 3)
+    test = pl.col("has_group") & (pl.col("from_end") == 1) & (pl.col("size") >= 2)
+    evaluation = pl.col("has_group") & (pl.col("from_end") == 2) & (pl.col("size") >= 3)
     return frame.with_columns(
         ranked.select(pl.when(test).then(2).when(evaluation).then(1).otherwise(0).cast(pl.Int8).alias(SPLIT))
     )
 
 
 def random_rows(split: Holdout, frame: pl.DataFrame) -> pl.DataFrame:
-    """A share of each group's rows, drawn by their places in the log; rows of nobody train.
+    """A share of each group's rows, drawn by their positions in the log; rows without a value of `column` train.
 
     Counts are rounded down, but a group of few rows still gives one to test, then one to eval, and keeps at least one
     for training.
@@ -99,13 +99,13 @@ def random_rows(split: Holdout, frame: pl.DataFrame) -> pl.DataFrame:
     ranked = frame.select(by.alias("by"), POSITION).with_columns(drawn).with_row_index("__row")
     ranked = ranked.sort("__drawn", POSITION).select(
         "__row",
-        pl.int_range(pl.len()).over("by").alias("place"),
+        pl.int_range(pl.len()).over("by").alias("rank"),
         pl.when(pl.col("by").is_not_null()).then(pl.len().over("by")).otherwise(0).alias("size"),
     )
     size = pl.col("size")
     num_test = _share_of(size, share, left=size) if split.halve else pl.lit(0)
     num_eval = _share_of(size, share, left=size - num_test)
-    is_test, is_held_out = pl.col("place") < num_test, pl.col("place") < num_test + num_eval
+    is_test, is_held_out = pl.col("rank") < num_test, pl.col("rank") < num_test + num_eval
     where = pl.when(is_test).then(2).when(is_held_out).then(1).otherwise(0)
     return frame.with_columns(ranked.sort("__row").select(where.cast(pl.Int8).alias(SPLIT)))
 
@@ -117,30 +117,23 @@ def _share_of(size: pl.Expr, share: float, left: pl.Expr) -> pl.Expr:
 
 
 def last_rows_of_each(by: str, order: str, frame: pl.DataFrame) -> pl.DataFrame:
-    """As many rows of each group as `last_rows` needs to decide about its last ones. Rows of nobody are left out."""
+    """As many rows of each group as `last_rows` needs to decide about its last ones; none of rows without a group."""
     keys = frame.select(by, order, POSITION).filter(pl.col(by).is_not_null())
     ordered = keys.sort(order, POSITION, nulls_last=False)
     return ordered.group_by(by, maintain_order=True).tail(3).select(by, order, POSITION)
 
 
-def held_out_places(frame: pl.DataFrame) -> tuple[Any, Any]:
+def held_out_positions(frame: pl.DataFrame) -> tuple[Any, Any]:
     """Sorted positions of the rows whose split is eval, and of those whose split is test."""
-    found = frame.sort(POSITION)
-    evaluation, test = (found.filter(pl.col(SPLIT) == split)[POSITION].to_numpy() for split in (1, 2))
+    ordered = frame.sort(POSITION)
+    evaluation, test = (ordered.filter(pl.col(SPLIT) == split)[POSITION].to_numpy() for split in (1, 2))
     return evaluation, test
 
 
-def by_places(evaluation: Any, test: Any, frame: pl.DataFrame) -> pl.DataFrame:
+def by_positions(evaluation: Any, test: Any, frame: pl.DataFrame) -> pl.DataFrame:
     """The rows at these sorted positions are held out."""
     positions = frame[POSITION].to_numpy()
-    return _with_split(frame, _is_one_of(positions, evaluation) + 2 * _is_one_of(positions, test))
-
-
-def _is_one_of(positions: Any, places: Any) -> Any:
-    if not len(places):
-        return np.zeros(len(positions), dtype=np.int8)
-    nearest = np.minimum(np.searchsorted(places, positions), len(places) - 1)
-    return (places[nearest] == positions).astype(np.int8)
+    return _with_split(frame, is_among(positions, evaluation) + 2 * is_among(positions, test))
 
 
 def _with_split(frame: pl.DataFrame, split: Any) -> pl.DataFrame:
@@ -150,17 +143,17 @@ def _with_split(frame: pl.DataFrame, split: Any) -> pl.DataFrame:
 # finding where to cut
 
 
-_NEVER = 1 << 62
+_AFTER_ALL_ROWS = 1 << 62
 
 
 def tail_cuts(source: LogFiles, units: list[LogRange], split: Holdout, threads: int) -> tuple[int, int]:
-    """Places in the log where eval and test begin, by number of rows."""
-    counts = _Counted(source, units, threads)
+    """Positions in the log where eval and test begin, by number of rows."""
+    counts = _CountedUnits(source, units, threads)
     held_out = round(counts.total * (split.held_out or 0.0))
     eval_from = counts.total - held_out
     test_from = eval_from + held_out // 2 if split.halve else counts.total
-    eval_place, test_place = counts.places_of(eval_from, test_from)
-    return eval_place, test_place
+    eval_position, test_position = counts.positions_of(eval_from, test_from)
+    return eval_position, test_position
 
 
 def held_out_files(source: LogFiles, split: Holdout) -> frozenset[int]:
@@ -186,12 +179,12 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def file_cut(source: LogFiles, units: list[LogRange], split: Holdout, threads: int) -> int:
-    """The place where the second half of the held-out rows begins."""
+    """The position where the second half of the held-out rows begins."""
     if not split.halve:
-        return _NEVER
+        return _AFTER_ALL_ROWS
     held_out = held_out_files(source, split)
-    counts = _Counted(source, [unit for unit in units if unit.file_index in held_out], threads)
-    return counts.places_of(counts.total // 2)[0]
+    counts = _CountedUnits(source, [unit for unit in units if unit.file_index in held_out], threads)
+    return counts.positions_of(counts.total // 2)[0]
 
 
 def time_cuts(times: pl.Series, counts: pl.Series, split: Holdout) -> tuple[float, float]:
@@ -211,8 +204,8 @@ def _first_time(times: pl.Series, totals: pl.Series, share: float) -> float:
     return float(times[index]) if index < len(times) else float("inf")
 
 
-class _Counted:
-    """Units with their numbers of rows, so that the place of the n-th row can be found."""
+class _CountedUnits:
+    """Units with their numbers of rows, to find the position of the n-th row."""
 
     def __init__(self, source: LogFiles, units: list[LogRange], threads: int) -> None:
         self.source = source
@@ -221,14 +214,14 @@ class _Counted:
             self.rows = list(pool.map(source.count_rows, units))
         self.total = sum(self.rows)
 
-    def places_of(self, *numbers: int) -> tuple[int, ...]:
-        """Positions of these rows (from 0, good and bad, increasing); past the end, a place that no row reaches."""
-        places: list[int] = []
+    def positions_of(self, *numbers: int) -> tuple[int, ...]:
+        """Positions of these rows (from 0, good and bad, increasing); past the end, one after all rows."""
+        positions: list[int] = []
         first = 0
         for unit, rows in zip(self.units, self.rows, strict=True):
-            wanted = [number - first for number in numbers[len(places) :] if number - first < rows]
+            wanted = [number - first for number in numbers[len(positions) :] if number - first < rows]
             if wanted:
                 offsets = self.source.row_offsets(unit, wanted)
-                places += [position(unit.file_index, offset) for offset in offsets]
+                positions += [position(unit.file_index, offset) for offset in offsets]
             first += rows
-        return (*places, *[_NEVER] * (len(numbers) - len(places)))
+        return (*positions, *[_AFTER_ALL_ROWS] * (len(numbers) - len(positions)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_logs import SIDE_TABLES, as_of_end, clicks_recipe, history
 
-import recmill.stages.export.snapshot as module
+import recmill.logs.reduced as module
 from recmill.errors import LogError, TooManyBadRows
 
 # user, item, time, page, click, price, country

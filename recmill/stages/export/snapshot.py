@@ -7,7 +7,7 @@ a history only choose which rows teach: what they leave out happened all the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from recmill.dataset.positions import is_among
 from recmill.dataset.prefetch import prefetch
 from recmill.features.expressions import columns_read, keep_where
 from recmill.features.history import add_latest_histories, latest_events, meets_condition
@@ -24,6 +25,7 @@ from recmill.features.kernels import hash_positions
 from recmill.features.numeric import dtype_of
 from recmill.features.plan import Plan
 from recmill.logs.base import LogFiles, LogRange, open_source
+from recmill.logs.reduced import ReducedRows
 from recmill.logs.rows import RowFunction, join_side, keep_one, keep_share, read_side_table
 from recmill.logs.tally import Tally
 from recmill.recipe import recipe as r
@@ -36,7 +38,6 @@ SAMPLED_ROWS = 1_000
 DEFAULT_MEMORY = 2 << 30
 _PIECE_BYTES = 8 << 20
 _LOOKS = 8
-_HELD_BYTES = 128 << 20
 _SIDES: tuple[r.Owner, ...] = ("item", "user")
 
 
@@ -96,7 +97,7 @@ class LogRows:
             for operation in recipe.rows
             if isinstance(operation, r.Join)
         }
-        self.histories: dict[r.History, Reduced] = {}  # the latest events of each user
+        self.histories: dict[r.History, ReducedRows] = {}  # the latest events of each user
         self._steps: list[RowFunction] = []
         self._changes: list[RowFunction] = []  # the same without histories: what a dedupe reads
         for operation in recipe.rows:
@@ -128,7 +129,7 @@ class LogRows:
 
     def _add(self, operation: r.RowOperation) -> None:
         if isinstance(operation, r.History):
-            self.histories[operation] = Reduced(partial(latest_events, operation))
+            self.histories[operation] = ReducedRows(partial(latest_events, operation))
             self._steps.append(partial(self._note_events, operation))
             return
         change: RowFunction | None = None
@@ -154,7 +155,7 @@ class LogRows:
 
     def _kept(self, dedupe: r.Dedupe) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Positions of the rows that a dedupe keeps, sorted."""
-        kept = Reduced(partial(keep_one, dedupe))
+        kept = ReducedRows(partial(keep_one, dedupe))
         for frame in self._read("dedupe", self.source.units(), self._changes):
             kept.add(frame.select(*dict.fromkeys([*dedupe.by, dedupe.order, POSITION])))
         rows = kept.result()
@@ -185,28 +186,6 @@ class LogRows:
                 yield batch.frame, read
 
 
-class Reduced:
-    """Rows that come piece by piece and are reduced whenever they take too much room."""
-
-    def __init__(self, reduce: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
-        self._reduce = reduce
-        self._held: list[pl.DataFrame] = []
-        self._num_bytes = 0.0
-        self._bound = float(_HELD_BYTES)
-
-    def add(self, frame: pl.DataFrame) -> None:
-        self._held.append(self._reduce(frame))
-        self._num_bytes += self._held[-1].estimated_size()
-        if self._num_bytes > self._bound:
-            self._held = [self._reduce(pl.concat(self._held))]
-            self._num_bytes = self._held[0].estimated_size()
-            self._bound = max(_HELD_BYTES, 2 * self._num_bytes)
-
-    def result(self) -> pl.DataFrame | None:
-        """All of them, reduced; None when none came."""
-        return self._reduce(pl.concat(self._held)) if self._held else None
-
-
 class _LogPass:
     """Everything that one pass over the log collects."""
 
@@ -216,15 +195,15 @@ class _LogPass:
         order = [spec.time, POSITION] if spec.time else [POSITION]
         self.order = order
         self.last = {
-            side: Reduced(partial(_last_of_each, getattr(spec, side), order))
+            side: ReducedRows(partial(_last_of_each, getattr(spec, side), order))
             for side in _SIDES
             if getattr(spec, side) is not None
         }
         self.plan = plan
-        self.counts = Reduced(partial(_add_up, str(spec.item)))
+        self.counts = ReducedRows(partial(_add_up, str(spec.item)))
         both = spec.item is not None and spec.user is not None
         self.clicks = ClickWriter(work, str(spec.user), str(spec.item), log.source.files) if both else None
-        self.sample = Reduced(_sampled)
+        self.sample = ReducedRows(_sampled)
         self.log_end: float | int | None = None
 
     def add(self, frame: pl.DataFrame) -> None:
@@ -318,11 +297,7 @@ def _keep_where_known(sql: str, kinds: Mapping[str, str], frame: pl.DataFrame) -
 
 
 def _keep_positions(kept: np.ndarray[Any, np.dtype[np.int64]], frame: pl.DataFrame) -> pl.DataFrame:
-    if not len(kept):
-        return frame.clear()
-    positions = frame[POSITION].to_numpy()
-    places = np.minimum(np.searchsorted(kept, positions), len(kept) - 1)
-    return frame.filter(kept[places] == positions)
+    return frame.filter(is_among(frame[POSITION].to_numpy(), kept))
 
 
 def _last_of_each(column: str, order: Sequence[str], frame: pl.DataFrame) -> pl.DataFrame:
