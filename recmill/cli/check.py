@@ -108,7 +108,7 @@ def _check_held_out_files(recipe: Recipe, data: str) -> None:
 
 
 def _check_files(recipe: Recipe, data: str) -> dict[str, Any]:
-    from recmill.logs.base import describe_files
+    from recmill.logs.describe import describe_files
 
     return {
         "log": describe_files(recipe.log, data),

@@ -6,25 +6,16 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from recmill.dataset.positions import position
 from recmill.errors import LogError
-from recmill.recipe.recipe import POSITION as POSITION
-from recmill.recipe.recipe import Column, Log, SideTable
+from recmill.features.numeric import dtype_of
+from recmill.logs.columns import explain_missing
+from recmill.recipe.kinds import kind_of
+from recmill.recipe.recipe import POSITION, Column, Log, SideTable
 
-if TYPE_CHECKING:
-    from recmill.logs.describe import FilesReport
-
-_TYPES: dict[str, type[pl.DataType]] = {
-    "int": pl.Int64,
-    "float": pl.Float64,
-    "text": pl.String,
-    "hex": pl.Int64,
-    "bool": pl.Boolean,
-}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 DEFAULT_UNIT_BYTES = 64 << 20
 
@@ -86,7 +77,13 @@ class LogFiles(ABC):
     @property
     def schema(self) -> dict[str, pl.DataType]:
         """The declared columns in recipe order, then POSITION."""
-        return {**{c.name: _TYPES[c.type]() for c in self.columns}, POSITION: pl.Int64()}
+        return {**{c.name: dtype_of(kind_of(c)) for c in self.columns}, POSITION: pl.Int64()}
+
+    def check_names(self, names: Sequence[str], file: LogFile) -> None:
+        """LogError unless each declared column is one of a file's columns, once."""
+        for column in self.columns:
+            if names.count(column.name) != 1:
+                raise LogError(f"{file.path}: {explain_missing(column.name, names)}")
 
     @abstractmethod
     def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[LogRange]:
@@ -128,8 +125,8 @@ class LogFiles(ABC):
         for batch in self.read(unit):
             wanted = [number - first for number in numbers[len(found) :] if number - first < batch.num_rows]
             if wanted:
-                places = sorted([*(batch.frame[POSITION] - start), *(row.offset for row in batch.bad)])
-                found += [int(places[number]) for number in wanted]
+                offsets = sorted([*(batch.frame[POSITION] - start), *(row.offset for row in batch.bad)])
+                found += [int(offsets[number]) for number in wanted]
             first += batch.num_rows
         return found
 
@@ -168,10 +165,3 @@ def open_source(spec: Log | SideTable, data: str, may_grow: bool = False) -> Log
     from recmill.logs.delimited import DelimitedSource
 
     return DelimitedSource(spec, files, may_grow)
-
-
-def describe_files(spec: Log | SideTable, data: str) -> FilesReport:
-    """Which files each pattern matches, and whether the first rows are what the recipe says."""
-    from recmill.logs.describe import report_files
-
-    return report_files(spec, data)

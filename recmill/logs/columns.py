@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from recmill import _native
+from recmill.features.kernels import texts_of
 from recmill.recipe.recipe import Column
 
 UNREADABLE = {
@@ -88,13 +89,7 @@ def empty_as_null(texts: pl.Series) -> pl.Series:
 def parse_texts(type_name: str, texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     """Texts as values of a column type, by the rules of delimited files, and which of them cannot be read."""
     present = empty_as_null(texts)
-    array = present.to_arrow(compat_level=pl.CompatLevel.oldest())
-    _, offsets, data = array.buffers()
-    values, readable = _native.parse_text(
-        type_name,
-        np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1],
-        np.frombuffer(data or b"", dtype=np.uint8),
-    )
+    values, readable = _native.parse_text(type_name, *texts_of(present)[:2])
     is_readable = pl.Series(readable.view(np.bool_))
     numbers = pl.Series(values.view(np.float64 if type_name == "float" else np.int64))
     parsed = pl.select(pl.when(is_readable).then(numbers)).to_series()

@@ -12,17 +12,10 @@ import pyarrow as pa
 from recmill import _native
 from recmill.dataset.positions import position
 from recmill.errors import LogError
-from recmill.logs.base import (
-    POSITION,
-    BadRow,
-    LogBatch,
-    LogFile,
-    LogFiles,
-    LogRange,
-)
-from recmill.logs.columns import allowed_values, explain_missing
+from recmill.logs.base import LogBatch, LogFile, LogFiles, LogRange
+from recmill.logs.columns import allowed_values
 from recmill.logs.text import TextSource, Window
-from recmill.recipe.recipe import Column, Log, SideTable
+from recmill.recipe.recipe import POSITION, Column, Log, SideTable
 
 _MAX_BAD_IN_BATCH = 4096  # so that a log of nothing but bad rows stays within bounds too
 _ARROW_TYPES = {
@@ -89,9 +82,7 @@ class DelimitedSource(TextSource):
         return self._match_header([name.decode(self.spec.encoding, "replace") for name in names], window.file)
 
     def _match_header(self, names: list[str], file: LogFile) -> FieldLayout:
-        for column in self.columns:
-            if names.count(column.name) != 1:
-                raise LogError(f"{file.path}: {explain_missing(column.name, names)}")
+        self.check_names(names, file)
         return FieldLayout(len(names), tuple(names.index(column.name) for column in self.columns))
 
     def _parser(self, layout: FieldLayout) -> Any:
@@ -114,13 +105,11 @@ class DelimitedSource(TextSource):
         arrays.append(pa.Array.from_buffers(pa.int64(), num_good, [None, pa.py_buffer(positions)]))
         names = [column.name for column in self.columns]
         frame = pl.DataFrame(pa.table(arrays, names=[*names, POSITION]))
-        bad_rows = tuple(self._bad_row(window, *row) for row in bad)
+        bad_rows = tuple(
+            window.bad_row(begin, end, reason, names[column] if column >= 0 else None)
+            for begin, end, reason, column in bad
+        )
         return LogBatch(frame, bad_rows, num_good + len(bad_rows)), num_bytes
-
-    def _bad_row(self, window: Window, begin: int, end: int, reason: str, column: int) -> BadRow:
-        name = self.columns[column].name if column >= 0 else None
-        text = window.view[begin:end].tobytes().removesuffix(b"\n")
-        return BadRow(window.file.name, window.offset + begin, reason, name, text)
 
 
 def _arrow(column: Column, num_rows: int, buffers: tuple[Any, ...]) -> pa.Array:

@@ -27,7 +27,7 @@ class FilesReport:
         return tuple(pattern for pattern, files in self.matches.items() if not files)
 
 
-def report_files(spec: Log | SideTable, data: str) -> FilesReport:
+def describe_files(spec: Log | SideTable, data: str) -> FilesReport:
     """Match every pattern and read about a hundred rows. Problems are part of the report, never raised."""
     matches: dict[str, tuple[LogFile, ...]] = {}
     try:

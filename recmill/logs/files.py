@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from recmill.errors import LogError
+from recmill.errors import LogError, first_line
 from recmill.logs.base import COMPRESSIONS, LogFile
 
 _UNCHANGED = (
@@ -118,11 +118,7 @@ def explained(path: str) -> Iterator[None]:
     except PermissionError as error:
         raise LogError(f"{path}: permission denied. Make it readable for this user.") from error
     except (OSError, pa.ArrowException) as error:
-        raise LogError(f"{path}: cannot be read ({_first_line(error)}).") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise LogError(f"{path}: cannot be read ({first_line(error).rstrip('.')}).") from error
 
 
 def _join(directory: str, name: str) -> str:

@@ -14,10 +14,10 @@ import polars as pl
 from recmill import _native
 from recmill.dataset.positions import position
 from recmill.errors import LogError
-from recmill.logs.base import POSITION, BadRow, LogBatch, LogRange
+from recmill.logs.base import LogBatch, LogRange
 from recmill.logs.columns import Problems, add_problems, empty_as_null, parse_texts, without_rows
 from recmill.logs.text import TextSource, Window
-from recmill.recipe.recipe import Column
+from recmill.recipe.recipe import POSITION, Column
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _JSON_TYPES: dict[str, Any] = {
@@ -51,7 +51,9 @@ class JsonLinesSource(TextSource):
     def _batch(self, decoder: LineDecoder, window: Window, starts: _Positions, file_index: int) -> LogBatch:
         values, problems = decoder.decode(window.view[: starts[-1]], starts)
         frame = pl.DataFrame([*self._series(values, problems), self._positions(window, starts, file_index)])
-        bad = tuple(self._bad_row(window, starts, row, *problems[row]) for row in sorted(problems))
+        bad = tuple(
+            window.bad_row(int(starts[row]), int(starts[row + 1]), *problems[row]) for row in sorted(problems)
+        )
         return LogBatch(without_rows(frame, problems), bad, len(frame))
 
     def _series(self, values: list[list[Any]], problems: Problems) -> Iterator[pl.Series]:
@@ -68,13 +70,6 @@ class JsonLinesSource(TextSource):
 
     def _positions(self, window: Window, starts: _Positions, file_index: int) -> pl.Series:
         return pl.Series(POSITION, starts[:-1] + position(file_index, window.offset))
-
-    def _bad_row(
-        self, window: Window, starts: _Positions, row: int, reason: str, column: str | None
-    ) -> BadRow:
-        begin, end = int(starts[row]), int(starts[row + 1])
-        text = window.view[begin:end].tobytes().removesuffix(b"\n")
-        return BadRow(window.file.name, window.offset + begin, reason, column, text)
 
 
 class LineDecoder:

@@ -15,25 +15,17 @@ import pyarrow.parquet as pq
 
 from recmill import _native
 from recmill.dataset.positions import position
-from recmill.errors import LogError
-from recmill.logs.base import (
-    POSITION,
-    BadRow,
-    LogBatch,
-    LogFile,
-    LogFiles,
-    LogRange,
-)
+from recmill.errors import LogError, first_line
+from recmill.logs.base import BadRow, LogBatch, LogFile, LogFiles, LogRange
 from recmill.logs.columns import (
     Problems,
     add_problems,
     empty_as_null,
-    explain_missing,
     parse_texts,
     without_rows,
 )
 from recmill.logs.files import open_bytes
-from recmill.recipe.recipe import Column
+from recmill.recipe.recipe import POSITION, Column
 
 _MAX_BATCH_ROWS = 1 << 17
 _Cast = tuple[pl.Series, pl.Series]  # the values, and which of them could not be cast
@@ -76,7 +68,7 @@ class ParquetSource(LogFiles):
         file = self.files[unit.file_index]
         offset = unit.start
         with _opened(file) as parquet:
-            self._check_names(parquet.schema_arrow.names, file)
+            self.check_names(parquet.schema_arrow.names, file)
             batches = _read_rows(parquet, [c.name for c in self.columns], unit, chunk_bytes)
             while (rows := _next(batches, file)) is not None:
                 yield self._batch(rows, file, unit.file_index, offset)
@@ -85,11 +77,6 @@ class ParquetSource(LogFiles):
                 raise LogError(
                     f"{file.path}: has {offset:,} rows, but its footer says {unit.end:,}. Copy it again."
                 )
-
-    def _check_names(self, names: list[str], file: LogFile) -> None:
-        for column in self.columns:
-            if names.count(column.name) != 1:
-                raise LogError(f"{file.path}: {explain_missing(column.name, names)}")
 
     def _batch(self, rows: pa.RecordBatch, file: LogFile, file_index: int, offset: int) -> LogBatch:
         problems: Problems = {}
@@ -131,9 +118,10 @@ def _damage_explained(file: LogFile) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
-        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-        message = f"{file.path}: is not a whole Parquet file ({reason}). Write or copy it again."
-        raise LogError(message) from error
+        reason = first_line(error).rstrip(".")
+        raise LogError(
+            f"{file.path}: is not a whole Parquet file ({reason}). Write or copy it again."
+        ) from error
 
 
 def _next(batches: Iterator[pa.RecordBatch], file: LogFile) -> pa.RecordBatch | None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from recmill import _native
 from recmill.dataset.positions import END_OF_FILE
 from recmill.errors import LogError
-from recmill.logs.base import LogFile, LogFiles, LogRange
+from recmill.logs.base import BadRow, LogFile, LogFiles, LogRange
 from recmill.logs.files import decompressed, explained, open_bytes
 
 MAX_ROW_BYTES = 256 << 20
@@ -64,7 +64,7 @@ class Window:
         self.offset += num_bytes
 
     def seek(self, offset: int) -> None:
-        """Go on at another place of an uncompressed file."""
+        """Go on at another offset of an uncompressed file."""
         self._begin = self._end = 0
         self.offset = offset
         self.ended = False
@@ -102,6 +102,11 @@ class Window:
             self.fill(0)
         self.skip(found + 1 - self._begin if found >= 0 else len(self))
 
+    def bad_row(self, begin: int, end: int, reason: str, column: str | None) -> BadRow:
+        """The row between two offsets of the view, as one to set aside."""
+        text = self.view[begin:end].tobytes().removesuffix(b"\n")
+        return BadRow(self.file.name, self.offset + begin, reason, column, text)
+
     def _make_room(self) -> None:
         size = len(self)
         if size == len(self._buffer) >= MAX_ROW_BYTES:
@@ -119,10 +124,10 @@ class Window:
         self._begin, self._end = 0, size
 
     def _damage(self, error: Exception) -> str:
-        place = (
+        where = (
             f"near byte {self.bytes_on_disk:,} of {self.file.size:,}, after {self.end_offset:,} bytes of text"
         )
-        return f"{self.file.path}: damaged or cut off {place} ({error}). Copy or write the file again."
+        return f"{self.file.path}: damaged or cut off {where} ({error}). Copy or write the file again."
 
 
 @cache

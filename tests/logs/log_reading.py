@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recmill.logs.base import POSITION, BadRow, LogFiles, open_source
-from recmill.recipe.recipe import Column, Log
+from recmill.logs.base import BadRow, LogFiles, open_source
+from recmill.recipe.recipe import POSITION, Column, Log
 
 
 @dataclass

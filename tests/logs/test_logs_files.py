@@ -11,7 +11,8 @@ import pytest
 from log_reading import columns_of, read_all
 
 from recmill.errors import LogError
-from recmill.logs.base import describe_files, open_source
+from recmill.logs.base import open_source
+from recmill.logs.describe import describe_files
 from recmill.logs.files import match_pattern
 from recmill.recipe.recipe import Log
 
