@@ -103,22 +103,22 @@ class ValueTable:
         """A column as what is looked up for it: text or int64."""
         return series.cast(pl.String if self.is_text else pl.Int64)
 
-    def places(self, series: pl.Series) -> pl.Series:
-        """1 + row of each value, 0 for those that are not there."""
+    def row_numbers(self, series: pl.Series) -> pl.Series:
+        """The row of each value, from 1; 0 for those that are not there."""
         return self.lookup.find(self.as_values(series))
 
     def ids(self, series: pl.Series) -> pl.Series:
-        return self.ids_at(self.places(series))
+        return self.ids_at(self.row_numbers(series))
 
-    def ids_at(self, places: pl.Series) -> pl.Series:
-        """The id that belongs to each place."""
-        return places
+    def ids_at(self, row_numbers: pl.Series) -> pl.Series:
+        """The id of each row."""
+        return row_numbers
 
-    def column(self, name: str, places: pl.Series, missing: float | None) -> pl.Series:
-        """The known fact for each place; `missing` where it is 0."""
+    def column(self, name: str, row_numbers: pl.Series, missing: float | None) -> pl.Series:
+        """What a column has for each row; `missing` for row 0."""
         known = self.frame[name].cast(pl.Float64)
         padded = pl.concat([pl.Series(name, [missing], dtype=pl.Float64), known])
-        return padded.gather(places.cast(pl.UInt32))
+        return padded.gather(row_numbers.cast(pl.UInt32))
 
     def top(self, num: int) -> pl.DataFrame:
         """The values with the largest counts; ties by value. None when they were not counted."""
@@ -139,7 +139,7 @@ class Transform(Generic[S]):
         self.name = name  # "<feature>/<number of the step>"
         self.kind = kind  # what reaches the step, in the words of `recmill.recipe.check`
         self.state: dict[str, Any] = {}  # what was learned, as plain JSON values
-        self.keyed: ValueTable | None = None  # what was learned, value by value
+        self.table: ValueTable | None = None  # what was learned, value by value
 
     @property
     def takes_lists(self) -> bool:
@@ -182,14 +182,14 @@ class Transform(Generic[S]):
         return None
 
     @property
-    def table(self) -> str:
-        """Name of what was learned value by value."""
+    def table_name(self) -> str:
+        """Name of the value table, which features may share."""
         return self.vocabulary() or self.name
 
-    def with_keyed(self, keyed: ValueTable) -> Self:
+    def with_table(self, table: ValueTable) -> Self:
         """The same step with another table."""
         other = copy.copy(self)
-        other.keyed = keyed
+        other.table = table
         return other
 
 

@@ -33,7 +33,7 @@ from recmill.features.kernels import (
     hash_positions,
     mask_of,
 )
-from recmill.features.stored import learn_stored
+from recmill.features.stored import facts_of, learn_stored
 from recmill.recipe import steps
 from recmill.recipe.recipe import POSITION, SPLIT
 
@@ -77,7 +77,7 @@ class VocabularyTransform(Transform[steps.Vocabulary]):
         if self.step.max_size is not None:
             new = new.head(max(0, self.step.max_size - kept.height))
         frame = pl.concat([kept, new])
-        return ValueTable(frame, facts_of(counts, frame))
+        return ValueTable(frame, facts_of(counts, int(frame["count"].sum())))
 
     def _kept(self, found: pl.DataFrame) -> pl.DataFrame:
         """The values of the earlier vocabulary in their order, with their counts of today."""
@@ -91,23 +91,13 @@ class VocabularyTransform(Transform[steps.Vocabulary]):
         return kept.with_columns(pl.col("count").fill_null(0))
 
     def apply_one(self, series: pl.Series) -> pl.Series:
-        assert self.keyed is not None
+        assert self.table is not None
         if self.step.keep == "most_frequent":
-            return most_frequent(series, self.keyed)
-        return over_elements(series, self.keyed.ids)
+            return most_frequent(series, self.table)
+        return over_elements(series, self.table.ids)
 
     def size(self) -> int:
-        return len(self.keyed) + 1 if self.keyed is not None else 1
-
-
-def facts_of(counts: ValueCounts, frame: pl.DataFrame) -> dict[str, int]:
-    """What `--explain` shows: how many values there were, and how many of them got an id."""
-    return {
-        "values": counts.num_values,
-        "missing": counts.num_missing,
-        "distinct": counts.num_distinct,
-        "known": int(frame["count"].sum()),
-    }
+        return len(self.table) + 1 if self.table is not None else 1
 
 
 def read_vocabulary(path: str, name: str) -> ValueTable:
@@ -121,11 +111,11 @@ def read_vocabulary(path: str, name: str) -> ValueTable:
     )
 
 
-def most_frequent(series: pl.Series, keyed: ValueTable) -> pl.Series:
+def most_frequent(series: pl.Series, table: ValueTable) -> pl.Series:
     """Of each list, the id of the token that the vocabulary counted most often; ties go to the smaller id."""
     lengths = series.list.len().fill_null(0)
-    places = keyed.places(elements_of(series))
-    counts = pl.concat([pl.Series([-1], dtype=pl.Int64), keyed.frame["count"].cast(pl.Int64)])
+    row_numbers = table.row_numbers(elements_of(series))
+    counts = pl.concat([pl.Series([-1], dtype=pl.Int64), table.frame["count"].cast(pl.Int64)])
     rows = (
         pl.int_range(len(series), eager=True)
         .filter(lengths > 0)
@@ -136,8 +126,8 @@ def most_frequent(series: pl.Series, keyed: ValueTable) -> pl.Series:
         pl.DataFrame(
             {
                 "row": rows.cast(pl.Int64),
-                "id": keyed.ids_at(places),
-                "count": counts.gather(places.cast(pl.UInt32)),
+                "id": table.ids_at(row_numbers),
+                "count": counts.gather(row_numbers.cast(pl.UInt32)),
             }
         )
         .sort("row", "count", "id", descending=[False, True, False])
@@ -153,11 +143,11 @@ class LookupTransform(Transform[steps.Lookup]):
         return self.step.named
 
     def apply_one(self, series: pl.Series) -> pl.Series:
-        assert self.keyed is not None
-        return over_elements(series, self.keyed.ids)
+        assert self.table is not None
+        return over_elements(series, self.table.ids)
 
     def size(self) -> int:
-        return len(self.keyed) + 1 if self.keyed is not None else 1
+        return len(self.table) + 1 if self.table is not None else 1
 
 
 class HashTransform(Transform[steps.Hash]):
@@ -209,11 +199,12 @@ class CountTransform(Transform[steps.Count]):
         if isinstance(counts, StoredCounts):
             return learn_stored(counts, self.name)
         frame = pl.DataFrame([counts.values.alias("value"), counts.counts.alias("count")])
-        return ValueTable(frame.sort("count", "value", descending=[True, False]), facts_of(counts, frame))
+        facts = facts_of(counts, int(frame["count"].sum()))
+        return ValueTable(frame.sort("count", "value", descending=[True, False]), facts)
 
     def apply_one(self, series: pl.Series) -> pl.Series:
-        assert self.keyed is not None
-        return self.keyed.column("count", self.keyed.places(series), 0.0).alias(series.name)
+        assert self.table is not None
+        return self.table.column("count", self.table.row_numbers(series), 0.0).alias(series.name)
 
 
 class FrequencyTransform(CountTransform):
@@ -270,13 +261,13 @@ class TargetTransform(Transform[steps.Target]):
         return pl.Series(np.where(count > 0, code, prior))
 
     def apply(self, columns: Sequence[pl.Series], frame: pl.DataFrame) -> pl.Series:
-        assert self.keyed is not None
-        places = self.keyed.places(columns[0])
-        code = self.keyed.column("code", places, self.state["mean"])
+        assert self.table is not None
+        row_numbers = self.table.row_numbers(columns[0])
+        code = self.table.column("code", row_numbers, self.state["mean"])
         if SPLIT in frame.columns:
             fold = fold_of(frame, self.step.folds, self.step.seed)
             for number, prior in enumerate(self.state["means_without_fold"]):
-                of_others = self.keyed.column(f"code_{number}", places, prior)
+                of_others = self.table.column(f"code_{number}", row_numbers, prior)
                 code = of_others.zip_with((fold == number) & (frame[SPLIT] == 0), code)
         return code.alias(columns[0].name)
 
@@ -288,7 +279,7 @@ def mean_over(sums: pl.DataFrame, folds: Sequence[int]) -> float:
 
 
 def fold_of(frame: pl.DataFrame, folds: int, seed: int) -> pl.Series:
-    """Each row's fold, from its place in the log."""
+    """Each row's fold, from its position in the log."""
     return pl.Series("fold", (hash_positions(frame[POSITION], seed) % np.uint64(folds)).astype(np.int64))
 
 
@@ -320,8 +311,8 @@ class AggregateTransform(Transform[steps.Aggregate]):
         return ValueTable(groups.rename({"key": "value"}).drop_nulls().sort("value"))
 
     def apply_one(self, series: pl.Series) -> pl.Series:
-        assert self.keyed is not None
-        return self.keyed.column("code", self.keyed.places(series), None).alias(series.name)
+        assert self.table is not None
+        return self.table.column("code", self.table.row_numbers(series), None).alias(series.name)
 
 
 class OneHotTransform(Transform[steps.OneHot]):

@@ -125,7 +125,7 @@ class Chain:
             if isinstance(transform, category.LookupTransform):
                 if transform.step.named not in tables:
                     return None
-                transform.keyed = tables[transform.step.named]
+                transform.table = tables[transform.step.named]
             self.num_ready += 1
         return None
 
@@ -135,21 +135,21 @@ class Chain:
 
     @staticmethod
     def is_fitted(transform: Transform[Any], tables: Mapping[str, ValueTable]) -> bool:
-        if transform.keyed is None and transform.table in tables:
-            transform.keyed = tables[transform.table]
-        return bool(transform.state) or transform.keyed is not None
+        if transform.table is None and transform.table_name in tables:
+            transform.table = tables[transform.table_name]
+        return bool(transform.state) or transform.table is not None
 
     def stored_steps(self, stop: int) -> list[int]:
         """Of the first steps, the numbers of those whose vocabulary is not in memory, or just a subset of it."""
         kinds = (StoredValueTable, SubsetValueTable)
-        return [number for number, step in enumerate(self.all_steps[:stop]) if isinstance(step.keyed, kinds)]
+        return [number for number, step in enumerate(self.all_steps[:stop]) if isinstance(step.table, kinds)]
 
     def with_subsets(self, subsets: Mapping[str, SubsetValueTable]) -> Chain:
         """The same chain with subsets in place of stored vocabularies."""
         chain = copy.copy(self)
         chain.transforms = [
-            transform.with_keyed(subsets[transform.table])
-            if isinstance(transform.keyed, StoredValueTable)
+            transform.with_table(subsets[transform.table_name])
+            if isinstance(transform.table, StoredValueTable)
             else transform
             for transform in self.transforms
         ]

@@ -82,12 +82,12 @@ def hash_bytes(data: bytes, offsets: Array) -> Array:
 
 
 def checksum(content: bytes) -> str:
-    """XXH64 of a piece of a file, in hex: tells damage, not tampering."""
+    """XXH64 of some bytes of a file, in hex: shows damage, not tampering."""
     return f"{int(hash_bytes(content, np.array([0, len(content)], np.int64))[0]):016x}"
 
 
 def hash_positions(positions: pl.Series, seed: int) -> Array:
-    """Random-looking 64-bit numbers that depend on a row's place in the log and nothing else."""
+    """Random-looking 64-bit numbers that depend on a row's position in the log and nothing else."""
     return _native.hash_ints(positions.to_numpy(), seed)
 
 
@@ -145,12 +145,12 @@ def _root(over: int, under: int) -> float:
 
 
 def _from_digits(digits: Array) -> int:
-    return sum(int(digit) << (32 * place) for place, digit in enumerate(digits) if digit)
+    return sum(int(digit) << (32 * index) for index, digit in enumerate(digits) if digit)
 
 
 @dataclass(frozen=True)
 class CountOptions:
-    """What to count: text or integers, from which count on a value is kept, and whether its first place matters."""
+    """What to count: text or integers, from which count on a value is kept, and whether its first position matters."""
 
     is_text: bool
     min_count: int = 1
@@ -177,7 +177,7 @@ class ValueCounts:
 class StoredCounts:
     """Counts that stay on disk: `num_runs` files, each with the values of one hash, sorted.
 
-    A run is sorted by count, the largest first, or by first place when that was tracked; ties by value.
+    A run is sorted by count, the largest first, or by first position when that was tracked; ties by value.
     """
 
     folder: Path
@@ -291,7 +291,7 @@ class RunReader:
 
 @dataclass(frozen=True)
 class ExtractedValues:
-    """What one batch contributes to a pass: columns of numbers, and columns to count with their places in the log."""
+    """What one batch contributes to a pass: columns of numbers, and columns to count with positions of their rows."""
 
     rows: int
     moments: Mapping[str, pl.Series]

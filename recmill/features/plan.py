@@ -35,7 +35,7 @@ from recmill.features.base import (
 from recmill.features.chain import Chain, ColumnInfo, check_finite, run_chains
 from recmill.features.kernels import CountOptions, ExtractedValues, Measurements, checksum
 from recmill.features.labels import check_binary, is_positive
-from recmill.features.stored import StoredValueTable, SubsetValueTable, no_answers
+from recmill.features.stored import StoredValueTable, SubsetValueTable, empty_subset
 from recmill.recipe.check_inputs import model_labels
 from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.load import recipe_from_dict, recipe_to_dict
@@ -116,14 +116,14 @@ class Plan:
         counts: dict[str, list[tuple[pl.Series, pl.Series]]] = {}
         for (_, transform, need), column in zip(waiting, columns, strict=True):
             if isinstance(need, NeedsCounts):
-                counted = _with_places(transform.counted(column), frame[POSITION], need.options)
+                counted = _with_positions(transform.counted(column), frame[POSITION], need.options)
                 counts.setdefault(need.name, []).append(counted)
             else:
                 moments[transform.name] = column
         return ExtractedValues(frame.height, moments, counts)
 
     def extract_group(self, name: str, frame: pl.DataFrame) -> pl.DataFrame:
-        """Columns key, value, fold and place for a pending group-by."""
+        """Columns key, value, fold and position for a pending group-by."""
         chain = next(chain for chain in self.features if any(t.name == name for t in chain.transforms))
         found = chain.advance(self.tables)
         assert found is not None
@@ -148,16 +148,16 @@ class Plan:
             elif isinstance(need, NeedsGroups):
                 self.tables[transform.name] = transform.learn_groups(groups[transform.name])
             elif need.name not in self.tables:
-                keyed = transform.learn_counts(measured.counts[need.name])
-                if keyed is not None:
-                    self.tables[need.name] = keyed
+                table = transform.learn_counts(measured.counts[need.name])
+                if table is not None:
+                    self.tables[need.name] = table
 
     # joining with tables that are not in memory
 
     @property
     def stored(self) -> dict[str, StoredValueTable]:
         """Tables that are too large to hold. Rows are joined with them before a step that reads one applies."""
-        return {name: keyed for name, keyed in self.tables.items() if isinstance(keyed, StoredValueTable)}
+        return {name: table for name, table in self.tables.items() if isinstance(table, StoredValueTable)}
 
     def joins(self) -> tuple[Callable[[Answers], ValuesOf], ...]:
         """What to ask stored tables, one question after the other; none when no step that is next reads one.
@@ -183,16 +183,16 @@ class Plan:
         found: dict[str, list[pl.Series]] = {}
         for (chain, step), column in zip(jobs, run_chains(frame, jobs), strict=True):
             transform = chain.transforms[step]
-            assert transform.keyed is not None
-            values = transform.keyed.as_values(elements_of(column)).drop_nulls()
-            found.setdefault(transform.table, []).append(values.alias("value"))
+            assert transform.table is not None
+            values = transform.table.as_values(elements_of(column)).drop_nulls()
+            found.setdefault(transform.table_name, []).append(values.alias("value"))
         return {name: pl.concat(values).unique() for name, values in found.items()}
 
     def with_answers(self, answers: Answers) -> Plan:
         """The same plan for rows whose values were joined: for each stored table, columns value, id and count."""
         subsets = {
-            name: SubsetValueTable(answers.get(name, no_answers(keyed.is_text)), len(keyed))
-            for name, keyed in self.stored.items()
+            name: SubsetValueTable(answers.get(name, empty_subset(table.is_text)), len(table))
+            for name, table in self.stored.items()
         }
         plan = copy.copy(self)
         plan.features = [chain.with_subsets(subsets) for chain in self.features]
@@ -258,9 +258,9 @@ class Plan:
     def values_of(self, feature: str) -> pl.Series | None:
         """What the ids of a vocabulary stand for, from id 1 on; None for features without one."""
         for chain in self.features:
-            keyed = chain.transforms[-1].keyed if chain.transforms else None
-            if chain.info().name == feature and keyed is not None:
-                return keyed.frame["value"]
+            table = chain.transforms[-1].table if chain.transforms else None
+            if chain.info().name == feature and table is not None:
+                return table.frame["value"]
         return None
 
     # keeping
@@ -268,8 +268,8 @@ class Plan:
     def save(self, into: Path) -> None:
         """Write `plan.json` and one Parquet file for each vocabulary or code table."""
         (into / "tables").mkdir(parents=True, exist_ok=True)
-        for name, keyed in self.tables.items():
-            keyed.save(into / "tables" / table_file(name))
+        for name, table in self.tables.items():
+            table.save(into / "tables" / table_file(name))
         content = with_checksum(self._to_json(into / "tables"))
         write_whole(into / "plan.json", json.dumps(content, indent=1) + "\n")
 
@@ -281,12 +281,12 @@ class Plan:
             "tables": {
                 name: {
                     "file": table_file(name),
-                    "rows": len(keyed),
-                    "facts": keyed.facts,
-                    "digest": keyed.digest(),
+                    "rows": len(table),
+                    "facts": table.facts,
+                    "digest": table.digest(),
                     "checksum": _checksum(tables / table_file(name)),
                 }
-                for name, keyed in sorted(self.tables.items())
+                for name, table in sorted(self.tables.items())
             },
             "states": {t.name: t.state for chain in self.features for t in chain.transforms if t.state},
             "columns": [vars(info) for info in self.columns()],
@@ -300,16 +300,16 @@ class Plan:
             saved = without_checksum(json.loads((path / "plan.json").read_text(encoding="utf-8")))
             plan = cls(recipe_from_dict(saved["recipe"], str(path / "plan.json")))
             for name, entry in saved["tables"].items():
-                keyed = (
+                table = (
                     StoredValueTable(stored[name])
                     if stored and name in stored
-                    else _read_keyed(path / "tables" / entry["file"], entry)
+                    else _read_table(path / "tables" / entry["file"], entry)
                 )
-                if keyed.digest() != entry["digest"]:
+                if table.digest() != entry["digest"]:
                     raise ArtifactError(
                         f'Plan {path} is damaged: table "{name}" does not have the digest of its record.'
                     )
-                plan.tables[name] = keyed
+                plan.tables[name] = table
         except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
             raise ArtifactError(
                 f"Plan {path} cannot be read: {error}. Run `recmill prepare` again."
@@ -325,11 +325,11 @@ class Plan:
     def digest(self) -> str:
         """Equal for plans that give every row the same features."""
         states = {t.name: t.state for chain in self.features for t in chain.transforms if t.state}
-        text = json.dumps([states, sorted((name, keyed.digest()) for name, keyed in self.tables.items())])
+        text = json.dumps([states, sorted((name, table.digest()) for name, table in self.tables.items())])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _read_keyed(path: Path, entry: Mapping[str, Any]) -> ValueTable:
+def _read_table(path: Path, entry: Mapping[str, Any]) -> ValueTable:
     """Bytes first: a reader of Parquet may do anything with damaged ones."""
     if entry.get("checksum", "") not in ("", _checksum(path)):
         raise ValueError(f"{path.name} does not have the checksum of its record")
@@ -352,10 +352,10 @@ def _reached(frame: pl.DataFrame, chains: Sequence[Chain]) -> list[pl.Series]:
     return [ran[name] if name in ran else frame[reached].alias(name) for name, reached in names.items()]
 
 
-def _with_places(
+def _with_positions(
     series: pl.Series, positions: pl.Series, options: CountOptions
 ) -> tuple[pl.Series, pl.Series]:
-    """Elements of lists, or values, with the place of the row each comes from."""
+    """Elements of lists, or values, with the position of the row each comes from."""
     if not isinstance(series.dtype, pl.List):
         return series, positions
     lengths = series.list.len().fill_null(0)

@@ -28,6 +28,7 @@ from recmill.features.kernels import (
     RowDigest,
     RunReader,
     StoredCounts,
+    ValueCounts,
     check_fits,
     read_run,
     run_file,
@@ -77,14 +78,14 @@ class StoredValueTable(ValueTable):
 
     @property
     def num_runs(self) -> int:
-        """How many pieces there are by hash, in the way of `runs_of_values`."""
+        """How many runs there are; `runs_of_values` tells which one a value is in."""
         return self.record.num_runs
 
     def run(self, number: int) -> pl.DataFrame:
         """Columns value, id and count of the values of one hash."""
         ids_file = _ids_file(self.folder, number)
         if not ids_file.exists():
-            return no_answers(self.is_text)
+            return empty_subset(self.is_text)
         ids = np.fromfile(ids_file, dtype=np.int32)
         rows = read_run(run_file(self.folder, number)).head(len(ids))
         return rows.select("value", pl.Series("id", ids), "count").filter(pl.col("id") > 0)
@@ -121,11 +122,11 @@ class SubsetValueTable(ValueTable):
     def __len__(self) -> int:
         return self.num_rows
 
-    def ids_at(self, places: pl.Series) -> pl.Series:
-        return self._ids.gather(places.cast(pl.UInt32)).alias(places.name)
+    def ids_at(self, row_numbers: pl.Series) -> pl.Series:
+        return self._ids.gather(row_numbers.cast(pl.UInt32)).alias(row_numbers.name)
 
 
-def no_answers(is_text: bool) -> pl.DataFrame:
+def empty_subset(is_text: bool) -> pl.DataFrame:
     """The subset for rows that have no value of the vocabulary."""
     return pl.DataFrame(
         schema={"value": pl.String() if is_text else pl.Int64(), "id": pl.Int32(), "count": pl.Int64()}
@@ -155,20 +156,21 @@ def learn_stored(
 
     It stays on disk, unless `max_size` or `min_count` made it small.
     """
-    with _Values(counts.folder, counts.options.is_text) as values:
+    with _VocabularyWriter(counts.folder, counts.options.is_text) as values:
         for rows in merge_runs(counts):
             ids = _next_ids(values.num_rows, (rows["count"] >= min_count).to_numpy(), max_size)
             _append_ids(counts.folder, rows["run"].to_numpy(), ids)
             values.add(rows.select("value", "count").filter(ids > 0))
             if max_size is not None and values.num_rows >= max_size:
                 break
+    facts = facts_of(counts, values.num_known)
     if values.num_bytes <= counts.small_bytes:
-        return ValueTable(pl.read_parquet(_values_file(counts.folder)), values.facts(counts))
+        return ValueTable(pl.read_parquet(_values_file(counts.folder)), facts)
     record = _StoredFacts(
         name,
         values.num_rows,
         values.digest.hex(),
-        values.facts(counts),
+        facts,
         counts.options.is_text,
         counts.num_runs,
         values.num_bytes,
@@ -178,7 +180,7 @@ def learn_stored(
     return StoredValueTable(counts.folder)
 
 
-class _Values:
+class _VocabularyWriter:
     """The Parquet file of a vocabulary while it is written in id order, and what adds up along the way."""
 
     def __init__(self, folder: Path, is_text: bool) -> None:
@@ -189,7 +191,7 @@ class _Values:
         self.num_rows = self.num_bytes = self.num_known = 0
         self.digest = RowDigest()
 
-    def __enter__(self) -> _Values:
+    def __enter__(self) -> _VocabularyWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -207,13 +209,15 @@ class _Values:
         self.num_bytes += table.nbytes
         self.num_known += int(rows["count"].sum())
 
-    def facts(self, counts: StoredCounts) -> dict[str, int]:
-        return {
-            "values": counts.num_values,
-            "missing": counts.num_missing,
-            "distinct": counts.num_distinct,
-            "known": self.num_known,
-        }
+
+def facts_of(counts: ValueCounts | StoredCounts, num_known: int) -> dict[str, int]:
+    """What `--explain` shows: how many values there were, and how many of them got an id."""
+    return {
+        "values": counts.num_values,
+        "missing": counts.num_missing,
+        "distinct": counts.num_distinct,
+        "known": num_known,
+    }
 
 
 def _next_ids(num_given: int, is_kept: Array, max_size: int | None) -> Array:
@@ -227,7 +231,7 @@ def _append_ids(folder: Path, runs: Array, ids: Array) -> None:
     order = np.argsort(runs, kind="stable")
     present, starts = np.unique(runs[order], return_index=True)
     for run, of_run in zip(present, np.split(ids[order], starts[1:]), strict=True):
-        # Opened for each piece: there may be more runs than a process may hold files open.
+        # Opened for each chunk: there may be more runs than a process may hold files open.
         with open(_ids_file(folder, int(run)), "ab") as file:
             file.write(of_run.astype(np.int32).tobytes())
 

@@ -12,7 +12,7 @@ from recmill.logs.text import TextSource
 from recmill.recipe.recipe import Log
 
 _LOOK_BACK = 1 << 16
-_REMEMBERED_BYTES = 1 << 12  # before the place where reading goes on, to tell a rewritten file
+_REMEMBERED_BYTES = 1 << 12  # before the offset where reading goes on, to detect a rewritten file
 
 
 @dataclass

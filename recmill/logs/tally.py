@@ -70,11 +70,11 @@ def record_of(row: BadRow) -> dict[str, Any]:
 def too_many(tally: Tally, max_bad: float, rejected: Path | None) -> TooManyBadRows:
     share = tally.bad / max(1, tally.rows)
     details = "\n  ".join(tally.describe())
-    place = f"They are in {rejected}. " if rejected else ""
+    where = f"They are in {rejected}. " if rejected else ""
     return TooManyBadRows(
         f"{tally.bad:,} of {tally.rows:,} rows ({share:.2%}) are bad, more than --max-bad {max_bad:.2%} allows:\n"
         f"  {details}\n"
-        f"{place}Correct the recipe's [log] or the files, or raise --max-bad."
+        f"{where}Correct the recipe's [log] or the files, or raise --max-bad."
     )
 
 

@@ -1,4 +1,4 @@
-"""A log as engines read it: frames only. Bad rows are counted by reason and set aside with their place and bytes."""
+"""A log as engines read it: frames only. Bad rows are counted by reason and set aside with their offset and bytes."""
 
 from __future__ import annotations
 

@@ -34,20 +34,20 @@ def explain(plan: Plan) -> list[Explained]:
 def _explain(plan: Plan, chain: Chain) -> Explained:
     info = chain.info()
     learned = {key: value for transform in chain.transforms for key, value in transform.state.items()}
-    keyed = next((transform.keyed for transform in chain.transforms if transform.keyed is not None), None)
+    table = next((transform.table for transform in chain.transforms if transform.table is not None), None)
     coverage = unknown = missing = None
-    if keyed is not None and keyed.facts:
-        values = keyed.facts["values"]
-        coverage = keyed.facts["known"] / max(1, values)
+    if table is not None and table.facts:
+        values = table.facts["values"]
+        coverage = table.facts["known"] / max(1, values)
         unknown = 1 - coverage
-        missing = keyed.facts["missing"] / max(1, values + keyed.facts["missing"])
+        missing = table.facts["missing"] / max(1, values + table.facts["missing"])
     return Explained(
-        info.name, info.kind, info.of, info.size, coverage, unknown, missing, _top(keyed), learned
+        info.name, info.kind, info.of, info.size, coverage, unknown, missing, _top(table), learned
     )
 
 
-def _top(keyed: ValueTable | None) -> list[tuple[str, int]]:
-    if keyed is None or "count" not in keyed.frame.columns:
+def _top(table: ValueTable | None) -> list[tuple[str, int]]:
+    if table is None or "count" not in table.frame.columns:
         return []
-    best = keyed.frame.top_k(NUM_TOP, by="count").sort("count", "value", descending=[True, False])
+    best = table.frame.top_k(NUM_TOP, by="count").sort("count", "value", descending=[True, False])
     return [(str(value), int(count)) for value, count in best.select("value", "count").iter_rows()]
