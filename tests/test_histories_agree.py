@@ -205,7 +205,11 @@ def test_follow_gives_new_rows_the_histories_of_prepare(
             write(folder / "log", chunk, written)
             written += len(chunk)
             for batch in tail.read():
-                found |= _seen(histories.add(recipe.rows[0], batch.frame), "row")
+                found |= _seen(histories.keep_long(histories.add(recipe.rows[0], batch.frame)), "row")
+        published = histories.put_into(pl.DataFrame({"user": list(COUNTRIES)}))
+    nothing: Seen = ([], [])
+    latest = at_end(recipe_of(condition, max_length, 0), *first, *log[1])
+    assert _seen(published, "user") == {user: latest.get(user, nothing) for user in COUNTRIES}
     expected = as_prepared(recipe, *first, *log[1])
     assert found == {row: seen for row, seen in expected.items() if row >= len(first)}
 
@@ -220,11 +224,9 @@ def test_serve_adds_live_events_as_prepare_would(recipe: r.Recipe, log: Log) -> 
     for number, row in enumerate(rest, 1):
         if row.user is None:
             continue
-        raw = {"country": COUNTRIES[row.user], **stored[row.user]}  # as the first event of a new user says
-        item = {
-            "item": row.item,
-            "price": PRICES[row.item],
-        }  # as stored, or as the first event of a new item says
+        # The columns of a new user or item come with its first event, those of others are stored.
+        raw = {"country": COUNTRIES[row.user], **stored[row.user]}
+        item = {"item": row.item, "price": PRICES[row.item]}
         stored[row.user] = raw | lookup.after_event(raw, {**item, "time": row.time, "click": row.click})
         found = stored[row.user]["item_history"], stored[row.user]["price_history"]
         assert found == at_end(recipe, *first, *rest[:number])[row.user]

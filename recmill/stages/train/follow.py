@@ -1,8 +1,8 @@
-"""follow: a trained model goes on learning from a log that is still written, and tells servers what it learned.
+"""follow: a trained model goes on learning from a log that is still written, and publishes deltas for servers.
 
 Every few seconds the new rows are trained on and a delta of the bundle is published: rows that changed, the ranker's
-dense weights, items and users that are new or have done something. The towers' dense weights stay as they are, so that
-vectors of items nobody touched remain right; a new export brings them up to date.
+dense weights, items and users that are new or have new events. The towers' dense weights stay as they are, so that
+vectors of other items remain right; a new export brings them up to date.
 
 Nothing is kept but what is published. A follower that was killed starts from the bundle again, learns the rows since
 its export once more and goes on with the next delta; clicks that a delta had are in no other one.
@@ -150,11 +150,11 @@ class Follower:
 
     def _learn_all(self, rows: pl.DataFrame) -> dict[str, float]:
         """Train every model on the rows; the loss of each."""
-        applied = self.bundle.plan.apply(rows, labels=True)
+        applied = self.bundle.plan.apply(self.histories.keep_long(rows), labels=True)
         return {model: self._learn(learner, applied) for model, learner in self.learners.items()}
 
     def _new_rows(self, until: Mapping[str, int] | None = None) -> tuple[pl.DataFrame, int]:
-        """New rows of the log as prepare would make them, in log order; those of the bytes `until` if it is given."""
+        """New rows of the log with all their columns, in log order; those of the bytes `until` if it is given."""
         batches = list(self.tail.read(until))
         frames = [batch.frame for batch in batches if batch.frame.height]
         num_bad = sum(len(batch.bad) for batch in batches)
@@ -203,7 +203,7 @@ class Follower:
             yield part
 
     def _with_recent(self, batch: Batch, size: int) -> Batch:
-        """A softmax over few items says little: rows of the past fill the batch up."""
+        """Earlier rows fill the batch up: a softmax over few items teaches little."""
         past = self._recent
         together = (
             batch
@@ -318,7 +318,7 @@ class Histories:
         self._of_user: dict[tuple[r.History, Any], UserHistory] = {}
 
     def add(self, history: r.History, rows: pl.DataFrame) -> pl.DataFrame:
-        """New rows with their histories, as prepare would make them."""
+        """New rows with the histories that prepare would give them."""
         ordered = rows.with_row_index("__row").sort(history.by, history.order, "__row", nulls_last=False)
         is_event = meets_condition(history, ordered).to_list()
         events = ordered.select(history.columns).iter_rows(named=True)
@@ -333,17 +333,24 @@ class Histories:
             pl.Series(column, [one[column] for one in lists], pl.List(rows.schema[name]))
             for name, column in history.list_columns.items()
         ]
-        # A stored history does not tell how long it was before it was cut.
-        min_length = min(history.min_length, history.max_length)
-        return rows.with_columns(added).filter(pl.col(added[0].name).list.len() >= min_length)
+        return rows.with_columns(added)
+
+    def keep_long(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The rows that models learn from, by `min_length`; the others are events all the same."""
+        for history in self.operations:
+            column = next(iter(history.list_columns.values()))
+            # A stored history does not tell how long it was before it was cut.
+            min_length = min(history.min_length, history.max_length)
+            rows = rows.filter(pl.col(column).list.len() >= min_length)
+        return rows
 
     def put_into(self, users: pl.DataFrame) -> pl.DataFrame:
         """Users with their histories up to now."""
         for history in self.operations:
             lists = [self._history(history, user).latest() for user in users[history.by]]
             for column in history.list_columns.values():
-                dtype = users.schema.get(column) or pl.List(pl.Null)
-                users = users.with_columns(pl.Series(column, [one[column] for one in lists], dtype))
+                values = [one[column] for one in lists]
+                users = users.with_columns(pl.Series(column, values, users.schema.get(column)))
         return users
 
     def _history(self, history: r.History, user: Any) -> UserHistory:
