@@ -29,8 +29,8 @@ format: .venv/installed-dev
 	$(BIN)/ruff format .
 
 bench: .venv/installed-dev
-	$(BIN)/recmill bench prepare
-	$(BIN)/recmill bench train --shape dlrm --shape wide_deep
+	$(BIN)/recmill bench prepare --peer all
+	$(BIN)/recmill bench train --shape dlrm --shape wide_deep --peer all
 	$(BIN)/recmill bench embeddings
 
 clean:

@@ -65,7 +65,6 @@ CASES = [
     (ALL, "serve", "client -s 127.0.0.1:1 -d L/events.csv -n 1 -w 0"),
     (ALL, "deploy", "deploy quickstart --target serve --into O/d"),
     ("pyspark", "spark", "prepare quickstart --data L --into O/t --engine spark --quiet"),
-    (ALL, "bench", "bench prepare --rows 100"),
 ]
 NEEDS_NONE = [
     "generate shop --rows 100 --into O/log",
@@ -129,7 +128,7 @@ def distributions_of(extra: str) -> set[str]:
 def test_the_table_of_packages_is_that_of_the_project() -> None:
     for module, (distribution, extra) in OPTIONAL.items():
         assert distribution in distributions_of(extra), module
-    extras = set(PROJECT["optional-dependencies"]) - {"dev", "bench"}
+    extras = set(PROJECT["optional-dependencies"]) - {"dev"}
     brought = set.union(*map(distributions_of, extras)) - {
         "recmill",
         "opentelemetry-exporter-otlp-proto-http",

@@ -12,7 +12,7 @@ from recmill.cli.bench_serve import add_serve
 _EXAMPLES = """
 recmill bench prepare
 recmill bench prepare --rows 10000000 --memory 1GB --json
-recmill bench train --shape dlrm --peer-python tensorflow=/opt/tf/bin/python
+recmill bench train --shape dlrm
 recmill bench embeddings --keys 100000 --keys 10000000
 recmill bench serve --bundle bundles/shop --slo p99=30ms
 recmill bench scale --engine local --engine ray
@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
         commands,
         "bench",
         lambda parsed: parser.print_help(),
-        "measure a stage beside its peers, in one run",
+        "measure a stage on this machine, beside peers if asked",
         _EXAMPLES,
     )
     stages = parser.add_subparsers(title="stages", metavar="STAGE", help="what to measure")
@@ -40,8 +40,8 @@ def _add_prepare(stages: Any) -> None:
         stages,
         "prepare",
         _prepare,
-        "raw Criteo text to Table, beside a bare Polars read and a pandas script",
-        "recmill bench prepare --rows 10000000 --memory 1GB --without-pandas",
+        "raw Criteo text to Table, beside a bare Polars read of the same file",
+        "recmill bench prepare --rows 10000000 --memory 1GB",
     )
     _add_rows(parser, "generated Criteo rows")
     parser.add_argument(
@@ -54,11 +54,7 @@ def _add_prepare(stages: Any) -> None:
         "--workers", type=positive, metavar="N", help="threads (default: the cores this process may use)"
     )
     _add_repeat(parser, 1)
-    parser.add_argument(
-        "--without-pandas",
-        action="store_true",
-        help="leave out the pandas peer, which needs much memory and time",
-    )
+    _add_peer(parser)
     _add_data_and_json(parser)
 
 
@@ -67,10 +63,11 @@ def _add_train(stages: Any) -> None:
         stages,
         "train",
         _train,
-        "samples/s from a Table and from the raw log, beside the dense model alone and peers on the same batches",
+        "samples/s from a Table and from the raw log, beside the dense model alone and the GEMM peak",
         """
 recmill bench train --shape dlrm --shape wide_deep --data /tmp/bench
 recmill bench train --shape dlrm --peer torch_embedding_bag --threads 2 --repeat 3
+recmill bench train --peer all --peer-python tensorflow=/opt/tf/bin/python
 """,
     )
     parser.add_argument(
@@ -88,7 +85,7 @@ recmill bench train --shape dlrm --peer torch_embedding_bag --threads 2 --repeat
         metavar="N",
         help="may be repeated (default: 1 and all cores)",
     )
-    parser.add_argument("--peer", action="append", metavar="NAME", help="may be repeated (default: all)")
+    _add_peer(parser)
     parser.add_argument(
         "--peer-python",
         action="append",
@@ -142,7 +139,7 @@ def _add_scale(stages: Any) -> None:
         stages,
         "scale",
         _scale,
-        "one process beside several workers, Table beside raw log, engines beside each other, and a forecast",
+        "one process and several workers, Table and raw log, each engine; and a forecast for many workers",
         """
 recmill bench scale
 recmill bench scale --rows 1000000 --engine local --engine spark --gigabits 100 --json
@@ -178,6 +175,16 @@ def _add_repeat(parser: Any, default: int) -> None:
     )
 
 
+def _add_peer(parser: Any) -> None:
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another system of benchmarks/peers, or all; needs a checkout; may be repeated (default: none)",
+    )
+
+
 def _add_data_and_json(parser: Any) -> None:
     parser.add_argument(
         "--data", metavar="DIR", help="keep and reuse the generated log there (default: a temporary folder)"
@@ -186,6 +193,8 @@ def _add_data_and_json(parser: Any) -> None:
 
 
 def _prepare(parsed: argparse.Namespace) -> None:
+    from pathlib import Path
+
     from recmill.stages.bench.prepare import bench_prepare, describe
 
     result = bench_prepare(
@@ -194,8 +203,8 @@ def _prepare(parsed: argparse.Namespace) -> None:
         parsed.memory,
         parsed.workers,
         parsed.repeat,
-        not parsed.without_pandas,
-        parsed.data,
+        parsed.peer,
+        Path(parsed.data) if parsed.data else None,
     )
     print(json.dumps(result) if parsed.json else describe(result))
 
@@ -205,7 +214,7 @@ def _train(parsed: argparse.Namespace) -> None:
 
     from recmill.reporting.machine import available_cores
     from recmill.reporting.progress import Progress
-    from recmill.stages.bench.train import PEERS, bench_train, describe
+    from recmill.stages.bench.train import bench_train, describe
 
     for given in parsed.peer_python:
         if "=" not in given:
@@ -216,7 +225,7 @@ def _train(parsed: argparse.Namespace) -> None:
             parsed.rows,
             parsed.repeat,
             parsed.threads or sorted({1, available_cores()}),
-            parsed.peer or PEERS,
+            parsed.peer,
             dict(given.split("=", 1) for given in parsed.peer_python),
             Path(parsed.data) if parsed.data else None,
             parsed.seconds,

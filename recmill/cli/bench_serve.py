@@ -29,7 +29,6 @@ recmill bench serve --bundle bundles/shop --rate 100 --rate 200 --plot serve.htm
 recmill bench serve --bundle bundles/shop --slo p99=30ms --labels held_out.parquet --json
 recmill bench serve --address 127.0.0.1:8081 --metrics 127.0.0.1:8080 --users users.parquet --clients 8
 recmill bench serve --items 1000000 --shape dlrm-deeprec --rows-dtype int8 --into /var/tmp/bench --slo p99=30ms
-recmill bench serve --bundle bundles/shop --scoring
 """,
     )
     _add_target(parser)
@@ -42,11 +41,6 @@ recmill bench serve --bundle bundles/shop --scoring
     )
     parser.add_argument(
         "--label-users", type=positive, default=500, metavar="N", help="of the labels (default: 500)"
-    )
-    parser.add_argument(
-        "--scoring",
-        action="store_true",
-        help="rows/s of ranking in process, beside plain torch and a bare ONNX Runtime loop; no server",
     )
     parser.add_argument("--plot", metavar="FILE", help="write a page with charts, such as serve.html")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -176,9 +170,6 @@ def _number(text: str) -> float:
 def _serve(parsed: argparse.Namespace) -> None:
     say = silent if parsed.json else _say
     bundle = _bundle(parsed)
-    if parsed.scoring:
-        _scoring(parsed, bundle)
-        return
     from recmill.stages.bench.serve.page import describe, write_page
     from recmill.stages.bench.serve.run import BenchTarget, bench_serve
 
@@ -210,7 +201,7 @@ def _bundle(parsed: argparse.Namespace) -> Path | None:
         return make_bundle(
             parsed.items, Path(parsed.into), parsed.rows_dtype, silent if parsed.json else _say
         )
-    if parsed.bundle is None and (parsed.address is None or parsed.scoring):
+    if parsed.bundle is None and parsed.address is None:
         raise UsageError(
             "Say what to measure: --bundle DIR, --items N, or --address HOST:PORT with --users FILE."
         )
@@ -240,11 +231,3 @@ def _options(parsed: argparse.Namespace) -> ServeBenchConfig:
         label_users=parsed.label_users,
         echo=not parsed.without_echo,
     )
-
-
-def _scoring(parsed: argparse.Namespace, bundle: Path | None) -> None:
-    from recmill.stages.bench.serve.scoring import bench_scoring, describe
-
-    assert bundle is not None
-    result = bench_scoring(bundle, parsed.candidates, parsed.seconds, parsed.seed)
-    print(json.dumps(result) if parsed.json else describe(result))

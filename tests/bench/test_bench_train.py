@@ -1,4 +1,4 @@
-"""bench train: everyone is measured on the same batches, and nobody disappears."""
+"""bench train: every contestant trains on the same batches, and none is left out of the result."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from recmill.dataset.batch import Batches
 from recmill.dataset.table import Table
 from recmill.errors import RecmillError
-from recmill.stages.bench.peers.race import MemoryBatch, Task, memory_batches, write_batches
-from recmill.stages.bench.train import PEERS, bench_train, describe, make_task, run_contestant, summarise
+from recmill.stages.bench.peers import Peer, find_peers
+from recmill.stages.bench.race import MemoryBatch, Task, memory_batches, write_batches
+from recmill.stages.bench.train import bench_train, describe, make_task, run_trainer, summarize
 
 DLRM = Task(
     shape="dlrm",
@@ -31,7 +32,7 @@ DLRM = Task(
     wide_rate=0.1,
     threads=1,
     seconds=0.0,
-    least_steps=3,
+    min_steps=3,
 )
 WIDE_DEEP = replace(DLRM, shape="wide_deep", embedding_dim=32, hidden=[1024, 512, 256])
 
@@ -52,7 +53,7 @@ def test_useful_work_counts_each_product_three_times_but_numbers_need_no_gradien
 
 @pytest.mark.parametrize("shape", ["dlrm", "wide_deep"])
 def test_peers_train_on_the_batches_that_we_read(shape: str, tmp_path: Path) -> None:
-    task = make_task(shape, 3000, tmp_path, seconds=0.0, least_steps=3)  # type: ignore[arg-type]
+    task = make_task(shape, 3000, tmp_path, seconds=0.0, min_steps=3)  # type: ignore[arg-type]
     ours = Batches(Table.open(Path(task.folder) / "table"), task.batch_size)
     first, _ = next(ours.read())
     theirs = memory_batches(task)[0]
@@ -63,8 +64,8 @@ def test_peers_train_on_the_batches_that_we_read(shape: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("shape", [DLRM, WIDE_DEEP], ids=["dlrm", "wide_deep"])
-@pytest.mark.parametrize("peer", PEERS)
-def test_a_peer_learns_what_only_its_tables_can_know(peer: str, shape: Task, tmp_path: Path) -> None:
+@pytest.mark.parametrize("peer", find_peers("train", ["all"]), ids=lambda peer: peer.name)
+def test_a_peer_learns_a_truth_that_is_only_in_its_tables(peer: Peer, shape: Task, tmp_path: Path) -> None:
     """Even ids of the first feature click, odd ones do not."""
     random = np.random.default_rng(0)
     ids = random.integers(0, 10, (6400, 4))
@@ -78,15 +79,15 @@ def test_a_peer_learns_what_only_its_tables_can_know(peer: str, shape: Task, tmp
         "top": [8],
         "hidden": [8],
     }
-    task = replace(shape, folder=str(tmp_path), least_steps=90, **small)
-    result = run_contestant(peer, task, None)
+    task = replace(shape, folder=str(tmp_path), min_steps=90, **small)
+    result = run_trainer(peer, task)
     if "absent" in result:
         assert result["absent"].startswith("not installed: pip install")
         pytest.skip(result["absent"])
     assert result["loss"] < 0.1
 
 
-def test_everyone_is_in_the_result_even_a_peer_that_is_not_installed(tmp_path: Path) -> None:
+def test_a_peer_that_is_not_installed_is_in_the_result(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", symlinks=True)
     bare = str(tmp_path / "bare" / "bin" / "python")
     result = bench_train(
@@ -94,17 +95,17 @@ def test_everyone_is_in_the_result_even_a_peer_that_is_not_installed(tmp_path: P
         rows=3000,
         repeat=1,
         threads=(1,),
-        peers=("torch_embedding_bag", "tensorflow"),
+        peers=("torch_embedding_bag",),
         peer_python={"tensorflow": bare},
         data=tmp_path,
         seconds_each=0.0,
-        least_steps=3,
+        min_steps=3,
     )
     ours = ["recmill_table", "recmill_log", "dense_floor"]
     assert list(result["contestants"]) == [*ours, "torch_embedding_bag", "tensorflow"]
     measured = {name: of["threads"]["1"] for name, of in result["contestants"].items()}
     assert measured["recmill_log"]["loss"] == measured["recmill_table"]["loss"]
-    assert measured["torch_embedding_bag"]["samples_per_second"] > 0
+    assert measured["torch_embedding_bag"]["samples_per_second"]["min"] > 0
     assert measured["tensorflow"]["absent"].startswith("not installed: pip install tensorflow-cpu")
     assert "not installed: pip install tensorflow-cpu" in describe(result)
 
@@ -116,27 +117,34 @@ def test_medians_are_compared_with_ours_and_with_the_peak() -> None:
         "fbgemm": {1: [run_of(11_000, 0.51), run_of(11_000, 0.51), run_of(1, 0.51)]},
         "tensorflow": {1: [run_of(33_000, 0.69)] * 3},
     }
-    result = summarise(runs, DLRM, rows=1000, repeat=3)
-    found = {name: of["threads"]["1"] for name, of in result["contestants"].items()}
-    assert found["recmill_table"]["samples_per_second"] == 22_000
-    assert found["recmill_table"]["share_of_gemm_peak"] == round(22_000 * 3_032_576 / 100e9, 3)
-    assert (found["fbgemm"]["ours_is_times"], found["fbgemm"]["learns_like_ours"]) == (2.0, True)
-    assert (found["fbgemm"]["least"], found["fbgemm"]["most"]) == (1, 11_000)
-    assert found["tensorflow"]["learns_like_ours"] is False
+    peers = {name: Peer(name, "train", "") for name in ("fbgemm", "tensorflow")}
+    result = summarize(runs, peers, DLRM, rows=1000, repeat=3)
+    entries = {name: of["threads"]["1"] for name, of in result["contestants"].items()}
+    assert entries["recmill_table"]["samples_per_second"]["median"] == 22_000
+    assert entries["recmill_table"]["of_gemm_peak"] == round(22_000 * 3_032_576 / 100e9, 3)
+    assert (entries["fbgemm"]["ours_over_this"], entries["fbgemm"]["loss_matches"]) == (2.0, True)
+    assert entries["fbgemm"]["samples_per_second"] == {"median": 11_000, "min": 1, "max": 11_000}
+    assert entries["tensorflow"]["loss_matches"] is False
     lines = describe(result).splitlines()
-    assert [line.split()[0] for line in lines if "does not learn like ours" in line] == ["tensorflow"]
+    assert [line.split()[0] for line in lines if "loss differs from ours" in line] == ["tensorflow"]
 
 
 def test_an_interpreter_that_is_not_there_is_an_error() -> None:
     with pytest.raises(RecmillError, match="--peer-python fbgemm=/no/python cannot be run: No such file"):
-        run_contestant("fbgemm", DLRM, "/no/python")
+        run_trainer(Peer("fbgemm", "train", "", python="/no/python"), DLRM)
 
 
 def test_an_unknown_peer_is_named_with_the_known_ones() -> None:
     with pytest.raises(
-        RecmillError, match='no peer "mxnet"; there are: torch_embedding_bag, fbgemm, tensorflow'
+        RecmillError, match='no peer "mxnet"; peers: torch_embedding_bag, fbgemm, tensorflow, or all'
     ):
         bench_train("dlrm", peers=("mxnet",))
+
+
+def test_an_installed_package_without_a_checkout_has_no_peers(tmp_path: Path) -> None:
+    assert find_peers("train", [], checkout=tmp_path) == []
+    with pytest.raises(RecmillError, match="--peer needs the folder benchmarks/ of a checkout"):
+        find_peers("train", ["all"], checkout=tmp_path)
 
 
 def test_more_threads_than_cores_are_refused() -> None:

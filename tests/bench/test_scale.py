@@ -56,6 +56,6 @@ def test_workers_and_engines_are_measured_by_the_commands_of_users(tmp_path: Pat
         > 0
     )
     assert spread["auc"] == pytest.approx(alone["auc"], abs=1e-3)
-    assert result["prepare"]["local"]["rows_per_second"] > 0
+    assert result["prepare"]["local"]["rows_per_second"]["min"] > 0
     assert [one["workers"] for one in result["forecast"]] == [8, 64, 512] * 2
-    assert "on paper" in describe(result)
+    assert "forecast for 25 Gbit/s" in describe(result)

@@ -189,12 +189,3 @@ def test_both_transports_of_the_client_score_alike(server: BenchServer, bundle: 
         score_file(options)
         scores.append(pl.read_csv(tmp_path / f"{transport}.csv")["probability"])
     assert (scores[0] - scores[1]).abs().max() < 1e-6  # type: ignore[operator]
-
-
-@pytest.mark.processes
-def test_scoring_is_measured_beside_its_floor(bundle: Path) -> None:
-    from recmill.stages.bench.serve.scoring import bench_scoring, describe
-
-    result = bench_scoring(bundle, candidates=50, seconds=0.5)
-    assert list(result["rows_per_cpu_second"]) == ["ours", "onnx_split", "onnx", "torch"]
-    assert "ours" in describe(result)

@@ -191,12 +191,3 @@ def test_binary_of_another_shape_is_refused(tmp_path):
     data = write_events(tmp_path / "log", 20)
     with pytest.raises(FeatureError, match="13 number and 26 id features"):
         prepared(events_recipe(), data, tmp_path / "table", binary=True)
-
-
-def test_bench_measures_us_beside_the_bare_read(tmp_path):
-    from recmill.stages.bench.prepare import bench_prepare, describe
-
-    result = bench_prepare("criteo-dlrm", 2000, 1 << 30, 1, 2, with_pandas=False, data=str(tmp_path))
-    assert set(result["contestants"]) == {"polars_read", "recmill"}
-    assert all(found["seconds"] >= 0 and found["peak_mb"] > 10 for found in result["contestants"].values())
-    assert "x bare read" in describe(result)

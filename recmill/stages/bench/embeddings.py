@@ -1,11 +1,10 @@
-"""bench embeddings: what a key costs to look up and to train, by the number of keys, in memory and beyond it.
+"""bench embeddings: nanoseconds and bytes of a key in lookup and update, for tables in memory and on disk.
 
 Shapes: B rows of a batch, F features, D embedding dim.
 """
 
 from __future__ import annotations
 
-import datetime
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from recmill import __version__
 from recmill.embeddings.collection import EmbeddingCollection, EmbeddingFeature
 from recmill.embeddings.table import Array, DiskTier, EmbeddingTable, KeyRecords, TableSpec
 from recmill.reporting.machine import available_cores
-from recmill.stages.bench.machine import machine
+from recmill.stages.bench.contest import Result, header
 
 NUM_TABLES = 26
 ZIPF_EXPONENT = 1.05
@@ -36,17 +34,14 @@ def bench_embeddings(
     memory: int | None = None,
     repeat: int = 5,
     folder: Path | None = None,
-) -> dict[str, Any]:
-    """Time lookup (pooled) and update of batches of `batch` keys over 26 tables that hold `keys` between them.
+) -> Result:
+    """Time pooled lookup and update of batches of `batch` keys, over 26 tables with `keys` keys in all.
 
-    Tables whose records take more than `memory` bytes go to a disk tier in `folder` that keeps that much in memory.
+    When the records take more than `memory` bytes, a disk tier in `folder` holds the rest.
     """
     threads = threads or available_cores()
     return {
-        "bench": "embeddings",
-        "date": datetime.date.today().isoformat(),
-        "version": __version__,
-        "machine": machine(threads),
+        **header("embeddings", threads),
         "dim": dim,
         "optimizer": "rowwise_adagrad",
         "tables": NUM_TABLES,
@@ -60,7 +55,7 @@ def bench_embeddings(
 
 def _bench_size(
     num_keys: int, dim: int, batch: int, threads: int, memory: int | None, repeat: int, folder: Path
-) -> dict[str, Any]:
+) -> Result:
     specs = [TableSpec(f"t{i}", dim, seed=i) for i in range(NUM_TABLES)]
     payload = (dim + EmbeddingTable(specs[0]).num_states) * 4
     spills = memory is not None and num_keys * payload > memory
@@ -73,17 +68,17 @@ def _bench_size(
     for table in tables:
         _fill(table, per_table)
     load_seconds = time.perf_counter() - started
-    found = [table.statistics() for table in tables]
-    held = sum(each.keys for each in found)
-    # The last keys loaded are the rarest: a disk tier needs many batches until it holds the frequent ones.
+    table_statistics = [table.statistics() for table in tables]
+    held = sum(each.keys for each in table_statistics)
+    # The last keys loaded are the rarest, so a disk tier needs many batches until its memory holds frequent ones.
     warm_up = BATCHES * (50 if spills else 1)
     return {
         "keys": held,
         "memory_bound": memory if spills else None,
         "load_ns": round(load_seconds / held * 1e9),
         "payload_bytes": payload,
-        "record_bytes": round(sum(each.record_bytes for each in found) / held, 1),
-        "index_bytes": round(sum(each.index_bytes for each in found) / held, 1),
+        "record_bytes": round(sum(each.record_bytes for each in table_statistics) / held, 1),
+        "index_bytes": round(sum(each.index_bytes for each in table_statistics) / held, 1),
         "zipf": _bench_traffic(collection, zipf_ranks, per_table, batch, warm_up, repeat),
         "uniform": _bench_traffic(collection, uniform_ranks, per_table, batch, BATCHES, repeat),
         "resident_mb": round(sum(table.statistics().resident_bytes for table in tables) / 2**20),
@@ -91,7 +86,7 @@ def _bench_size(
 
 
 def _fill(table: EmbeddingTable, num_keys: int) -> None:
-    """Every key has a row already; their order is that in which Zipf traffic shows keys for the first time."""
+    """Give every key a row, in the order in which Zipf traffic would insert them."""
     random = np.random.default_rng(table.spec.seed)
     arrival = random.standard_exponential(num_keys, np.float32)
     arrival *= np.arange(1, num_keys + 1, dtype=np.float32) ** np.float32(ZIPF_EXPONENT)
@@ -114,7 +109,7 @@ def uniform_ranks(random: np.random.Generator, num_keys: int, size: int) -> Arra
 
 
 def zipf_ranks(random: np.random.Generator, num_keys: int, size: int) -> Array:
-    """Ranks by the inverse of the continuous law, cut off at the number of keys."""
+    """Ranks by the inverse CDF of the continuous Zipf law, truncated at the number of keys."""
     power = 1 - ZIPF_EXPONENT
     ranks: Array = (((num_keys + 1) ** power - 1) * random.random(size) + 1) ** (1 / power) - 1
     return ranks.astype(np.int64).clip(max=num_keys - 1)
@@ -122,7 +117,7 @@ def zipf_ranks(random: np.random.Generator, num_keys: int, size: int) -> Array:
 
 def _bench_traffic(
     collection: EmbeddingCollection, draw: Draw, num_keys: int, batch: int, warm_up: int, repeat: int
-) -> dict[str, Any]:
+) -> Result:
     random = np.random.default_rng(0)
     num_rows = batch // NUM_TABLES
     grads_BFD = random.standard_normal((num_rows, NUM_TABLES, collection.dim), np.float32)
@@ -138,7 +133,7 @@ def _bench_traffic(
 def _steps(
     collection: EmbeddingCollection, draw: Callable[[int], Array], grads_BFD: Array
 ) -> Iterator[tuple[float, float]]:
-    """Train on new keys for ever; yields the seconds that lookup and update took."""
+    """The seconds that lookup and update took, batch after batch without end."""
     while True:
         columns: Any = {feature.name: (draw(len(grads_BFD)), None) for feature in collection.features}
         started = time.perf_counter()
@@ -148,7 +143,7 @@ def _steps(
         yield between - started, time.perf_counter() - between
 
 
-def describe(result: dict[str, Any]) -> str:
+def describe(result: Result) -> str:
     """The result as a table for people."""
     machine = result["machine"]
     lines = [

@@ -1,4 +1,4 @@
-"""How training scales to more workers than there are here: arithmetic over what was measured (docs/scaling.md)."""
+"""A forecast of training with more workers than this machine has, from what it measured (docs/scaling.md)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _COLLECTIVES = 4  # exchanges of sizes, keys, rows and gradients in a step
 
 @dataclass(frozen=True)
 class MachineRates:
-    """What one machine told: a worker's speed alone, and what a row sends when there are several."""
+    """What was measured on one machine: the speed of one worker, and the bytes that several send for a sample."""
 
-    samples_per_second: float  # of one worker, without others
-    wire_bytes_per_sample: float  # sent for embeddings and dense weights together, by all workers
+    samples_per_second: float  # of one worker alone
+    wire_bytes_per_sample: float  # embeddings and dense weights, all workers together
     measured_with_workers: int
     dense_parameters: int
     batch_size: int = 2048  # of all workers together, when the bytes were measured
 
     @property
     def sparse_bytes_per_sample(self) -> float:
-        """What a row would send if no key were at home: keys, rows and gradients."""
+        """Keys, rows and gradients of one sample if every key were on another worker."""
         workers = self.measured_with_workers
         dense = workers * all_reduce_bytes(self.dense_parameters, workers) / self.batch_size
         return max(0.0, self.wire_bytes_per_sample - dense) * workers / (workers - 1)
@@ -29,7 +29,7 @@ class MachineRates:
 
 @dataclass(frozen=True)
 class Network:
-    """What a worker may send and receive at once, and what each message costs beside its bytes."""
+    """Bandwidth of one worker, and the latency of each message."""
 
     gigabits_per_second: float = 25.0
     microseconds_per_message: float = 15.0
@@ -42,7 +42,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A step of many workers, in seconds, and what bounds it."""
+    """The seconds of a step with many workers, and what limits it."""
 
     workers: int
     rows_each: int
@@ -50,14 +50,14 @@ class Forecast:
     seconds_sparse: float
     seconds_dense: float
     samples_per_second: float
-    efficiency: float  # of as many workers that need not talk
+    efficiency: float  # 1.0 if workers exchanged nothing
     limit: str
 
 
 def forecast(measured: MachineRates, network: Network, workers: int, rows_each: int) -> Forecast:
-    """A synchronous step: compute, then the exchange of rows before it and of gradients behind it.
+    """A synchronous step: fetch rows, compute, send gradients.
 
-    Dense gradients travel while those of rows do, so the longer of the two counts; nothing else overlaps.
+    Dense and sparse gradients are sent at the same time, so the longer of the two counts; nothing else overlaps.
     """
     compute = rows_each / measured.samples_per_second
     remote = (workers - 1) / workers
@@ -65,7 +65,7 @@ def forecast(measured: MachineRates, network: Network, workers: int, rows_each: 
         rows_each * measured.sparse_bytes_per_sample * remote, _COLLECTIVES * (workers - 1)
     )
     dense = network.seconds(all_reduce_bytes(measured.dense_parameters, workers), 2 * (workers - 1))
-    gradients = sparse / 2  # rows come, gradients go: each about half of the bytes
+    gradients = sparse / 2  # rows one way, gradients the other: each about half of the bytes
     step = compute + sparse / 2 + max(gradients, dense)
     parts = {
         "compute": compute,

@@ -1,95 +1,92 @@
-"""bench prepare: raw Criteo text to Table, beside a bare read of the same file and a plain pandas script."""
+"""bench prepare: raw Criteo text to Table, beside a bare read of the same file and, on request, peers."""
 
 from __future__ import annotations
 
-import datetime
-import importlib.util
-import json
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from recmill import __version__
-from recmill.errors import MissingPackage, RecmillError
 from recmill.reporting.machine import available_cores
-from recmill.stages.bench.machine import machine
-from recmill.synthetic.generate import generate, read_truth
+from recmill.stages.bench.contest import Result, criteo_log, header, run_command
+from recmill.stages.bench.peers import Peer, find_peers
+
+FLOOR, OURS = "polars_read", "recmill"
 
 
 def bench_prepare(
-    recipe: str, rows: int, memory: int, workers: int | None, repeat: int, with_pandas: bool, data: str | None
-) -> dict[str, Any]:
-    """Run all contestants `repeat` times, taking turns; report medians and ratios."""
-    if with_pandas and importlib.util.find_spec("pandas") is None:
-        raise MissingPackage("The pandas peer of `bench prepare`", "pandas", "bench")
+    recipe: str = "criteo-dlrm",
+    rows: int = 1_000_000,
+    memory: int = 2 << 30,
+    workers: int | None = None,
+    repeat: int = 1,
+    peers: Sequence[str] = (),
+    data: Path | None = None,
+) -> Result:
+    """Run all contestants `repeat` times, interleaved; report medians and ratios.
+
+    `data` is a folder that keeps the generated log for the next run.
+    """
+    chosen = {peer.name: peer for peer in find_peers("prepare", peers)}
+    workers = workers or available_cores()
     with tempfile.TemporaryDirectory(prefix="recmill-bench-") as temporary:
-        log = _log(Path(data) if data else Path(temporary) / "log", rows)
-        names = ["polars_read", "recmill", *(["pandas_script"] if with_pandas else [])]
-        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        log = criteo_log((data or Path(temporary)).resolve(), rows) / "train.txt"
+        into = Path(temporary) / "table"
+        runs: dict[str, list[Result]] = {name: [] for name in (FLOOR, OURS, *chosen)}
         for _ in range(repeat):
-            for name in names:
-                runs[name].append(_run(name, log, Path(temporary) / "out", recipe, memory, workers))
-        return _summary(runs, recipe, rows, log.stat().st_size, memory, workers or available_cores())
-
-
-def _log(folder: Path, rows: int) -> Path:
-    truth = read_truth(folder)
-    if truth is None or truth["rows"] != rows or truth["shape"] != "criteo":
-        generate("criteo", rows, 0, folder)
-    return folder / "train.txt"
-
-
-def _run(name: str, log: Path, out: Path, recipe: str, memory: int, workers: int | None) -> dict[str, Any]:
-    shutil.rmtree(out, ignore_errors=True)
-    options: dict[str, Any] = {"log": str(log)}
-    if name == "recmill":
-        options |= {"into": str(out), "recipe": recipe, "memory": memory, "workers": workers}
-    elif name == "pandas_script":
-        options |= {"into": str(out)}
-    command = [sys.executable, "-m", "recmill.stages.bench.contestants", name, json.dumps(options)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        reason = (
-            done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
-        )
-        raise RecmillError(f"Contestant {name} failed: {reason}")
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
-
-
-def _summary(
-    runs: dict[str, list[dict[str, Any]]], recipe: str, rows: int, num_bytes: int, memory: int, cores: int
-) -> dict[str, Any]:
-    seconds = {name: statistics.median(run["seconds"] for run in found) for name, found in runs.items()}
+            runs[FLOOR].append(
+                run_command([sys.executable, "-m", "recmill.stages.bench.bare_read", str(log)])
+            )
+            runs[OURS].append(_prepare(recipe, log, into, memory, workers))
+            for name, peer in chosen.items():
+                runs[name].append(_run_peer(peer, log, into))
+        num_bytes = log.stat().st_size
     return {
-        "bench": "prepare",
-        "date": datetime.date.today().isoformat(),
-        "version": __version__,
-        "machine": machine(cores),
+        **header("prepare", workers),
         "recipe": recipe,
         "rows": rows,
         "bytes": num_bytes,
         "memory_bound": memory,
-        "repeat": len(runs["recmill"]),
-        "digest": runs["recmill"][0]["digest"],
-        "contestants": {
-            name: {
-                "seconds": round(seconds[name], 2),
-                "rows_per_second": round(rows / seconds[name]),
-                "rows_per_second_per_core": round(rows / seconds[name] / cores),
-                "peak_mb": round(max(run["peak_bytes"] for run in found) / 2**20),
-                "times_bare_read": round(seconds[name] / seconds["polars_read"], 2),
-            }
-            for name, found in runs.items()
-        },
+        "repeat": repeat,
+        "digest": runs[OURS][0]["digest"],
+        "contestants": _contestants(runs, rows, workers),
     }
 
 
-def describe(result: dict[str, Any]) -> str:
+def _prepare(recipe: str, log: Path, into: Path, memory: int, workers: int) -> Result:
+    shutil.rmtree(into, ignore_errors=True)
+    command = [sys.executable, "-m", "recmill", "prepare", recipe, "--set", f'log.files=["{log.name}"]']
+    command += ["--data", str(log.parent), "--into", str(into), "--memory", str(memory)]
+    result = run_command([*command, "--workers", str(workers), "--quiet", "--json"])
+    return {**result, "seconds": sum(result["seconds"].values())}
+
+
+def _run_peer(peer: Peer, log: Path, into: Path) -> Result:
+    shutil.rmtree(into, ignore_errors=True)
+    return peer.run([str(log), str(into)])
+
+
+def _contestants(runs: dict[str, list[Result]], rows: int, cores: int) -> Result:
+    floor = statistics.median(run["seconds"] for run in runs[FLOOR])
+    return {name: _contestant(of, rows, cores, floor) for name, of in runs.items()}
+
+
+def _contestant(runs: list[Result], rows: int, cores: int, floor: float) -> Result:
+    if "absent" in runs[0]:
+        return {"absent": runs[0]["absent"]}
+    seconds = statistics.median(run["seconds"] for run in runs)
+    return {
+        "seconds": round(seconds, 2),
+        "rows_per_second": round(rows / seconds),
+        "rows_per_second_per_core": round(rows / seconds / cores),
+        "peak_mb": round(max(run["peak_bytes"] for run in runs) / 2**20),
+        "times_bare_read": round(seconds / floor, 2),
+    }
+
+
+def describe(result: Result) -> str:
     """The result as a table for people."""
     machine = result["machine"]
     lines = [
@@ -97,9 +94,13 @@ def describe(result: dict[str, Any]) -> str:
         f"{machine['cores']} cores of {machine['processor']}, median of {result['repeat']}",
         f"{'':<15}{'seconds':>9}{'rows/s':>12}{'rows/s/core':>13}{'peak MB':>9}{'x bare read':>13}",
     ]
-    for name, found in result["contestants"].items():
-        lines.append(
-            f"{name:<15}{found['seconds']:>9.2f}{found['rows_per_second']:>12,}{found['rows_per_second_per_core']:>13,}"
-            f"{found['peak_mb']:>9,}{found['times_bare_read']:>13.2f}"
-        )
-    return "\n".join(lines)
+    return "\n".join(lines + [_line(name, entry) for name, entry in result["contestants"].items()])
+
+
+def _line(name: str, entry: Result) -> str:
+    if "absent" in entry:
+        return f"{name:<15}  {entry['absent']}"
+    return (
+        f"{name:<15}{entry['seconds']:>9.2f}{entry['rows_per_second']:>12,}"
+        f"{entry['rows_per_second_per_core']:>13,}{entry['peak_mb']:>9,}{entry['times_bare_read']:>13.2f}"
+    )

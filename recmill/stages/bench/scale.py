@@ -1,43 +1,35 @@
-"""bench scale: one process beside several workers, Table beside raw log, engines beside each other; and a forecast.
+"""bench scale: one process and several workers, Table and raw log, each engine; and a forecast for many workers.
 
-Every run is the command that a user would type, in a process of its own; contestants take turns.
+Every run is a command that a user would type, in a process of its own; they are interleaved.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
-import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from recmill import __version__
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
-from recmill.errors import RecmillError
 from recmill.recipe.load import load_recipe
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress
+from recmill.stages.bench.contest import Result, criteo_log, header, median_and_range, run_command
 from recmill.stages.bench.forecast import MachineRates, Network, forecast
-from recmill.stages.bench.machine import machine
-from recmill.synthetic.generate import generate, read_truth
-
-Result = dict[str, Any]
 
 RECIPE = "criteo-deeprec"
-PREPARED_WITH = "criteo-dlrm"  # the recipe with vocabularies to count, for engines
-MORE_TO_PREPARE = 10
+PREPARE_RECIPE = "criteo-dlrm"  # counts vocabularies, which is the harder work for an engine
+PREPARE_ROWS = 10  # times as many as for training: clusters take seconds to start
 FORECAST_WORKERS = (8, 64, 512)
+_RECMILL = [sys.executable, "-m", "recmill"]
+_PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @dataclass(frozen=True)
-class TrainContestant:
+class TrainSetup:
     """One way to train the same recipe on the same rows."""
 
     name: str
@@ -58,26 +50,25 @@ class TrainContestant:
         ]  # fmt: skip
 
 
-def trainings(cores: int, with_ray: bool) -> list[TrainContestant]:
-    """One process on one core and on all; the same as workers of one thread each; and on Ray."""
-    found = [
-        TrainContestant("one process", 1, 1),
-        TrainContestant("one process", 1, cores),
-        TrainContestant("torchrun", cores, 1, torchrun=True),
-        TrainContestant("torchrun, half floats", cores, 1, torchrun=True, flags=("--wire", "float16")),
-        TrainContestant("one process", 1, cores, reads="raw log"),
+def train_setups(cores: int, with_ray: bool) -> list[TrainSetup]:
+    """One process on one core and on all of them, workers of one thread each under torchrun, and on Ray."""
+    workers = max(2, cores)
+    setups = [
+        TrainSetup("one process", 1, 1),
+        TrainSetup("one process", 1, cores),
+        TrainSetup("torchrun", workers, 1, torchrun=True),
+        TrainSetup("torchrun, half floats", workers, 1, torchrun=True, flags=("--wire", "float16")),
+        TrainSetup("one process", 1, cores, reads="raw log"),
     ]
     if with_ray:
         ray = ("--engine", "ray", "--workers")
-        found += [
-            TrainContestant("Ray", 1, 1, flags=(*ray, "1")),
-            TrainContestant("Ray", cores, 1, flags=(*ray, str(cores))),
-            TrainContestant("Ray, data tasks", 1, 1, flags=(*ray, "1", "--data-workers", "1"), reads="Table"),
-            TrainContestant(
-                "Ray, data tasks", 1, 1, flags=(*ray, "1", "--data-workers", "1"), reads="raw log"
-            ),
+        setups += [
+            TrainSetup("Ray", 1, 1, flags=(*ray, "1")),
+            TrainSetup("Ray", workers, 1, flags=(*ray, str(workers))),
+            TrainSetup("Ray, data tasks", 1, 1, flags=(*ray, "1", "--data-workers", "1"), reads="Table"),
+            TrainSetup("Ray, data tasks", 1, 1, flags=(*ray, "1", "--data-workers", "1"), reads="raw log"),
         ]
-    return found
+    return setups
 
 
 def bench_scale(
@@ -88,74 +79,34 @@ def bench_scale(
     network: Network = Network(),  # noqa: B008, frozen
     progress: Progress | None = None,
 ) -> Result:
-    """Run every contestant `repeat` times, taking turns; medians, and what they mean for many workers.
-
-    Engines prepare `MORE_TO_PREPARE` times as many rows: clusters need seconds to start, and training is slower.
-    """
+    """Run every setup `repeat` times, interleaved; medians, and a forecast from them."""
     with tempfile.TemporaryDirectory(prefix="recmill-bench-") as temporary:
         folder = (data or Path(temporary)).resolve()
-        log, long_log = (_generated(folder, number) for number in (rows, MORE_TO_PREPARE * rows))
+        log, long_log = criteo_log(folder, rows), criteo_log(folder, PREPARE_ROWS * rows)
         table, out = folder / f"{RECIPE}-{rows}", Path(temporary) / "out"
-        _run(["prepare", RECIPE, "--data", str(log), "--into", str(table), "--quiet", "--json"])
-        contestants = trainings(available_cores(), "ray" in engines)
-        trained: dict[TrainContestant, list[Result]] = {contestant: [] for contestant in contestants}
+        _prepare(RECIPE, log, table)
+        trained: dict[TrainSetup, list[Result]] = {
+            setup: [] for setup in train_setups(available_cores(), "ray" in engines)
+        }
         prepared: dict[str, list[Result]] = {engine: [] for engine in engines}
         num_runs = repeat * (len(trained) + len(prepared))
         with (progress or Progress(quiet=True)).stage("bench", num_runs) as stage:
             for _ in range(repeat):
-                for contestant, runs in trained.items():
-                    runs.append(_train(contestant, table, log, out))
+                for setup, runs in trained.items():
+                    shutil.rmtree(out, ignore_errors=True)
+                    runs.append(run_command(setup.command(table, log, out), _PASSIVE)["models"][0])
                     stage.advance(1, 0)
                 dense = _dense_parameters(out)
-                for engine, done in prepared.items():
-                    done.append(_prepare(engine, long_log, out))
+                for engine, runs in prepared.items():
+                    shutil.rmtree(out, ignore_errors=True)
+                    runs.append(_prepare(PREPARE_RECIPE, long_log, out, engine))
                     stage.advance(1, 0)
     return _summary(trained, prepared, rows, repeat, dense, network)
 
 
-def _generated(folder: Path, rows: int) -> Path:
-    log = folder / f"criteo-{rows}"
-    if read_truth(log) is None:
-        generate("criteo", rows, 0, log)
-    return log
-
-
-def _train(contestant: TrainContestant, table: Path, log: Path, out: Path) -> Result:
-    shutil.rmtree(out, ignore_errors=True)
-    found: Result = _run_command(contestant.command(table, log, out))["models"][0]
-    return found
-
-
-def _prepare(engine: str, log: Path, out: Path) -> Result:
-    shutil.rmtree(out, ignore_errors=True)
-    return _run(
-        [
-            "prepare",
-            PREPARED_WITH,
-            "--data",
-            str(log),
-            "--into",
-            str(out),
-            "--engine",
-            engine,
-            "--quiet",
-            "--json",
-        ]
-    )
-
-
-def _run(arguments: Sequence[str]) -> Result:
-    return _run_command([sys.executable, "-m", "recmill", *arguments])
-
-
-def _run_command(command: Sequence[str]) -> Result:
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise RecmillError(f"`{' '.join(command[1:])}` failed: {reason}")
-    found: Result = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+def _prepare(recipe: str, log: Path, into: Path, engine: str = "local") -> Result:
+    where = ["--data", str(log), "--into", str(into), "--engine", engine]
+    return run_command([*_RECMILL, "prepare", recipe, *where, "--quiet", "--json"], _PASSIVE)
 
 
 def _dense_parameters(checkpoint: Path) -> int:
@@ -165,108 +116,106 @@ def _dense_parameters(checkpoint: Path) -> int:
 
 
 def _summary(
-    trained: dict[TrainContestant, list[Result]],
+    trained: dict[TrainSetup, list[Result]],
     prepared: dict[str, list[Result]],
     rows: int,
     repeat: int,
     dense: int,
     network: Network,
 ) -> Result:
-    entries = [_entry(contestant, runs) for contestant, runs in trained.items()]
-    recipe = load_recipe(RECIPE)
-    assert recipe.ranking is not None
+    entries = [_train_entry(setup, runs) for setup, runs in trained.items()]
+    ranking = load_recipe(RECIPE).ranking
+    assert ranking is not None
+    several = [entry for entry in entries if entry["workers"] > 1]
+    alone = next(entry for entry in entries if entry["threads"] == 1 and entry["workers"] == 1)
     measured = MachineRates(
-        samples_per_second=_speed(trained, "one process", 1, "Table"),
-        wire_bytes_per_sample=next(e["wire_bytes_per_sample"] for e in entries if e["workers"] > 1),
-        measured_with_workers=max(e["workers"] for e in entries),
+        samples_per_second=alone["samples_per_second"]["median"],
+        wire_bytes_per_sample=several[0]["wire_bytes_per_sample"],
+        measured_with_workers=several[0]["workers"],
         dense_parameters=dense,
     )
     return {
-        "bench": "scale",
-        "date": datetime.date.today().isoformat(),
-        "version": __version__,
-        "machine": machine(),
+        **header("scale"),
         "recipe": RECIPE,
-        "batch_size": recipe.ranking.train.batch_size,
+        "batch_size": ranking.train.batch_size,
         "rows": rows,
         "repeat": repeat,
         "train": entries,
-        "prepare": {
-            engine: {
-                "rows": runs[0]["rows_read"],
-                "rows_per_second": round(
-                    statistics.median(run["rows_read"] / sum(run["seconds"].values()) for run in runs)
-                ),
-                "digest": runs[0]["digest"],
-            }
-            for engine, runs in prepared.items()
-        },
+        "prepare": {engine: _prepare_entry(runs) for engine, runs in prepared.items()},
         "measured": asdict(measured),
         "network": asdict(network),
         "forecast": [
-            asdict(found)
-            for rows_each in (256, recipe.ranking.train.batch_size)
+            asdict(forecast(measured, network, workers, rows_each))
+            for rows_each in (256, ranking.train.batch_size)
             for workers in FORECAST_WORKERS
-            for found in [forecast(measured, network, workers, rows_each)]
         ],
     }
 
 
-def _entry(contestant: TrainContestant, runs: list[Result]) -> Result:
-    speeds = [run["samples_per_second"] for run in runs]
+def _train_entry(setup: TrainSetup, runs: list[Result]) -> Result:
+    wire_bytes = [setup.workers * run["wire_bytes"] / run["samples"] for run in runs]
     return {
-        "name": contestant.name,
-        "reads": contestant.reads,
-        "workers": contestant.workers,
-        "threads": contestant.threads,
-        "samples_per_second": round(statistics.median(speeds)),
-        "least": round(min(speeds)),
-        "most": round(max(speeds)),
-        "wait_share": round(statistics.median(run["wait_share"] for run in runs), 3),
-        "wire_bytes_per_sample": round(
-            statistics.median(contestant.workers * run["wire_bytes"] / run["samples"] for run in runs)
-        ),
+        "name": setup.name,
+        "reads": setup.reads,
+        "workers": setup.workers,
+        "threads": setup.threads,
+        "samples_per_second": median_and_range([run["samples_per_second"] for run in runs]),
+        "data_wait": round(statistics.median(run["wait_share"] for run in runs), 3),
+        "wire_bytes_per_sample": round(statistics.median(wire_bytes)),
         "auc": round(statistics.median(run["metrics"]["auc"] for run in runs), 4),
     }
 
 
-def _speed(trained: dict[TrainContestant, list[Result]], name: str, threads: int, reads: str) -> float:
-    runs = next(
-        runs for one, runs in trained.items() if (one.name, one.threads, one.reads) == (name, threads, reads)
-    )
-    return float(statistics.median(run["samples_per_second"] for run in runs))
+def _prepare_entry(runs: list[Result]) -> Result:
+    speeds = [run["rows_read"] / sum(run["seconds"].values()) for run in runs]
+    return {
+        "rows": runs[0]["rows_read"],
+        "rows_per_second": median_and_range(speeds),
+        "digest": runs[0]["digest"],
+    }
 
 
 def describe(result: Result) -> str:
     """The result as tables for people."""
-    found = result["machine"]
-    lines = [
-        f"{result['recipe']}, batch {result['batch_size']}, {result['rows']:,} rows, {result['repeat']} rounds, "
-        f"medians; {found['cores']} cores of {found['processor']}",
-        f"{'train':<24}{'reads':<9}{'workers':>8}{'threads':>8}{'samples/s':>11}{'least':>9}{'most':>9}"
-        f"{'waits':>7}{'wire B/sample':>15}{'AUC':>8}",
-    ]
-    lines += [
-        f"{one['name']:<24}{one['reads']:<9}{one['workers']:>8}{one['threads']:>8}{one['samples_per_second']:>11,}"
-        f"{one['least']:>9,}{one['most']:>9,}{one['wait_share']:>7.0%}{one['wire_bytes_per_sample']:>15,}"
-        f"{one['auc']:>8.4f}"
-        for one in result["train"]
-    ]
-    lines += ["", f"{'prepare':<24}{'rows':>12}{'rows/s':>12}  digest"]
-    lines += [
-        f"{engine:<24}{one['rows']:>12,}{one['rows_per_second']:>12,}  {one['digest']}"
-        for engine, one in result["prepare"].items()
-    ]
-    network = result["network"]
-    lines += [
-        "",
-        f"on paper: {network['gigabits_per_second']:g} Gbit/s and {network['microseconds_per_message']:g} us a message "
-        "(docs/scaling.md has the arithmetic)",
-        f"{'workers':>8}{'rows each':>11}{'samples/s':>13}{'efficiency':>12}  limit",
-    ]
-    lines += [
-        f"{one['workers']:>8}{one['rows_each']:>11,}{one['samples_per_second']:>13,.0f}{one['efficiency']:>12.0%}"
-        f"  {one['limit']}"
-        for one in result["forecast"]
-    ]
-    return "\n".join(lines)
+    machine, network = result["machine"], result["network"]
+    return "\n".join(
+        [
+            f"{result['recipe']}, batch {result['batch_size']}, {result['rows']:,} rows, {result['repeat']} rounds, "
+            f"medians; {machine['cores']} cores of {machine['processor']}",
+            f"{'train':<24}{'reads':<9}{'workers':>8}{'threads':>8}{'samples/s':>11}{'min':>9}{'max':>9}"
+            f"{'data wait':>11}{'wire B/sample':>15}{'AUC':>8}",
+            *map(_train_line, result["train"]),
+            "",
+            f"{'prepare':<24}{'rows':>12}{'rows/s':>12}{'min':>12}{'max':>12}  digest",
+            *(_prepare_line(engine, entry) for engine, entry in result["prepare"].items()),
+            "",
+            f"forecast for {network['gigabits_per_second']:g} Gbit/s and {network['microseconds_per_message']:g} us "
+            "a message (docs/scaling.md has the arithmetic)",
+            f"{'workers':>8}{'rows each':>11}{'samples/s':>13}{'efficiency':>12}  limit",
+            *map(_forecast_line, result["forecast"]),
+        ]
+    )
+
+
+def _train_line(entry: Result) -> str:
+    speed = entry["samples_per_second"]
+    return (
+        f"{entry['name']:<24}{entry['reads']:<9}{entry['workers']:>8}{entry['threads']:>8}{speed['median']:>11,}"
+        f"{speed['min']:>9,}{speed['max']:>9,}{entry['data_wait']:>11.0%}{entry['wire_bytes_per_sample']:>15,}"
+        f"{entry['auc']:>8.4f}"
+    )
+
+
+def _prepare_line(engine: str, entry: Result) -> str:
+    speed = entry["rows_per_second"]
+    return (
+        f"{engine:<24}{entry['rows']:>12,}{speed['median']:>12,}{speed['min']:>12,}{speed['max']:>12,}"
+        f"  {entry['digest']}"
+    )
+
+
+def _forecast_line(entry: Result) -> str:
+    return (
+        f"{entry['workers']:>8}{entry['rows_each']:>11,}{entry['samples_per_second']:>13,.0f}"
+        f"{entry['efficiency']:>12.0%}  {entry['limit']}"
+    )

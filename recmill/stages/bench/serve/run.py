@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from recmill import __version__
 from recmill.errors import RecmillError
-from recmill.stages.bench.machine import machine
+from recmill.stages.bench.contest import Result, header
 from recmill.stages.bench.serve.measure import Generator, Load, generator_cost
 from recmill.stages.bench.serve.requests import (
     Id,
@@ -26,7 +23,6 @@ from recmill.stages.bench.serve.server import BenchServer, started
 from recmill.stages.bench.serve.slo import Slo, highest_rate
 from recmill.stages.bench.serve.transports import TransportName
 
-Result = dict[str, Any]
 Say = Callable[[str], None]
 _NUM_TRACED = 50
 _CONFIRMED_AT = (
@@ -124,10 +120,7 @@ def _head(options: ServeBenchConfig, running: BenchServer, users: Sequence[Id]) 
     question["contexts"] = len(options.question.contexts)
     ready = running.seconds_to_ready
     return {
-        "bench": "serve",
-        "date": datetime.date.today().isoformat(),
-        "version": __version__,
-        "machine": machine(),
+        **header("serve"),
         "transport": options.transport,
         "users": {"known": len(users), "zipf": options.zipf, "seed": options.seed},
         "question": question,

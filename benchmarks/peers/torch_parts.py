@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .race import Task
+from recmill.stages.bench.race import Task
 
 
 class DenseDLRM(nn.Module):

@@ -1,6 +1,8 @@
-"""Rows ranked in a second by one core: ours with everything around it, beside the dense model alone.
+"""Rows that one core ranks in a second, in process: ours with all its lookups, beside the dense model alone.
 
-ours         Recommender.rank of whole requests: ids to places, features, embedding rows, graph, chances
+    python benchmarks/scoring.py --bundle bundles/shop [--candidates 500] [--seconds 10] [--json]
+
+ours         Recommender.rank of whole requests: ids to indices, features, embedding rows, graph, probabilities
 onnx_split   a bare ONNX Runtime loop over ready arrays, the user's part computed once (the floor of ours)
 onnx         the same with the user's part repeated for every candidate
 torch        the model as it was trained, in plain torch over the same ready arrays
@@ -8,24 +10,21 @@ torch        the model as it was trained, in plain torch over the same ready arr
 
 from __future__ import annotations
 
-import datetime
-import os
+import argparse
+import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recmill import __version__
 from recmill.artifacts.bundle.bundle import Bundle
 from recmill.errors import RecmillError
-from recmill.stages.bench.machine import machine
+from recmill.stages.bench.contest import Result, header, median_and_range, pinned_to
 
-Result = dict[str, Any]
 Array = np.ndarray[Any, np.dtype[Any]]
 Act = Callable[[], object]
 _NUM_REQUESTS = 32  # different ones
@@ -33,43 +32,38 @@ _ROUNDS = 5
 
 
 def bench_scoring(bundle_path: Path, candidates: int = 500, seconds: float = 10.0, seed: int = 0) -> Result:
-    """Contestants take turns on one core; `seconds` is the time of each over all rounds. Medians of rounds."""
+    """Interleave the contestants on one core; `seconds` is the time of each over all rounds. Medians of rounds."""
     bundle = Bundle.open(bundle_path)
     if "ranking" not in bundle.models:
         raise RecmillError(f"Bundle {bundle_path} has no ranking model; there is nothing to score with.")
-    with _on_one_core():
+    with pinned_to(1):
         acts = _contestants(bundle, candidates, np.random.default_rng(seed))
         speeds = _race(acts, candidates, seconds / _ROUNDS)
     ours = statistics.median(speeds["ours"])
     return {
-        "bench": "scoring",
-        "date": datetime.date.today().isoformat(),
-        "version": __version__,
-        "machine": machine(1),
+        **header("scoring", 1),
         "bundle": {"version": bundle.version, "rows_dtype": bundle.rows_dtype},
         "candidates": candidates,
         "rounds": _ROUNDS,
         "rows_per_cpu_second": {
             name: {
-                "median": round(statistics.median(found)),
-                "least": round(min(found)),
-                "most": round(max(found)),
-                "ours_is_times": round(ours / statistics.median(found), 3),
+                **median_and_range(values),
+                "ours_over_this": round(ours / statistics.median(values), 3),
             }
-            for name, found in speeds.items()
+            for name, values in speeds.items()
         },
     }
 
 
 def _race(acts: dict[str, Act], candidates: int, seconds: float) -> dict[str, list[float]]:
     """Rows in a second of CPU time, of each contestant in each round."""
-    found: dict[str, list[float]] = {name: [] for name in acts}
+    speeds: dict[str, list[float]] = {name: [] for name in acts}
     for act in acts.values():
         act()
     for _ in range(_ROUNDS):
         for name, act in acts.items():
-            found[name].append(_speed(act, seconds) * candidates)
-    return found
+            speeds[name].append(_speed(act, seconds) * candidates)
+    return speeds
 
 
 def _speed(act: Act, seconds: float) -> float:
@@ -110,7 +104,7 @@ def _ours(bundle: Bundle, candidates: int, random: np.random.Generator) -> Act:
 
 
 def _onnx(path: Path, candidates: int, random: np.random.Generator) -> Act:
-    """The graph as it is, on arrays that are ready: nothing is looked up or copied."""
+    """The graph alone, on arrays that are ready: nothing is looked up or copied."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -155,30 +149,34 @@ def _ready(shape: Any, random: np.random.Generator) -> Array:
     return random.standard_normal(tuple(shape), dtype=np.float32) * np.float32(0.1)
 
 
-@contextmanager
-def _on_one_core() -> Iterator[None]:
-    """Threads that anybody starts in here have to share it."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def describe(result: Result) -> str:
     """The result as a table for people."""
     lines = [
         f"{result['candidates']} candidates a request, rows {result['bundle']['rows_dtype']}, one core of "
         f"{result['machine']['processor']}, medians of {result['rounds']} rounds",
-        f"{'':<12}{'rows/s':>12}{'least':>12}{'most':>12}{'ours is':>9}",
+        f"{'':<12}{'rows/s':>12}{'min':>12}{'max':>12}{'ours/this':>11}",
     ]
-    for name, found in result["rows_per_cpu_second"].items():
+    for name, speed in result["rows_per_cpu_second"].items():
         lines.append(
-            f"{name:<12}{found['median']:>12,}{found['least']:>12,}{found['most']:>12,}"
-            f"{found['ours_is_times']:>8.2f}x"
+            f"{name:<12}{speed['median']:>12,}{speed['min']:>12,}{speed['max']:>12,}"
+            f"{speed['ours_over_this']:>10.2f}x"
         )
     return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bundle", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--candidates", type=int, default=500, metavar="N")
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="S")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--json", action="store_true")
+    parsed = parser.parse_args()
+    result = bench_scoring(parsed.bundle, parsed.candidates, parsed.seconds, parsed.seed)
+    print(json.dumps(result) if parsed.json else describe(result))
+
+
+if __name__ == "__main__":
+    main()

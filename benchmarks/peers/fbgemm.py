@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
-from .race import Task, compete, memory_batches
+from recmill.stages.bench.race import Task, main, memory_batches
 
 
 def losses(task: Task) -> Iterator[float]:
     import torch
 
-    from .torch_parts import WideBag, allow_sparse, dense_model, dense_optimizer, step
+    from benchmarks.peers.torch_parts import WideBag, allow_sparse, dense_model, dense_optimizer, step
 
     torch.set_num_threads(task.threads)
     torch.manual_seed(0)
@@ -73,4 +73,4 @@ def versions() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    compete(losses, versions)
+    main(losses, versions)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, pairwise
 from typing import Any
 
-from .race import Task, compete, memory_batches
+from recmill.stages.bench.race import Task, main, memory_batches
 
 NO_ACCUMULATOR = 1e-10  # TensorFlow's Adagrad cannot begin at 0, as the others do
 
@@ -90,8 +90,8 @@ class KerasMLP:
         self.weights = [weights for layer in self.layers for weights in layer]
 
     def __call__(self, inputs: Any) -> Any:
-        for place, (kernel, bias) in enumerate(self.layers):
-            inputs = self.tf.nn.relu(inputs) if place else inputs
+        for index, (kernel, bias) in enumerate(self.layers):
+            inputs = self.tf.nn.relu(inputs) if index else inputs
             inputs = self.tf.nn.bias_add(self.tf.matmul(inputs, kernel), bias)
         return inputs
 
@@ -107,4 +107,4 @@ def versions() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    compete(losses, versions)
+    main(losses, versions)

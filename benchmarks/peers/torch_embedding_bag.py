@@ -11,8 +11,8 @@ from itertools import cycle
 import torch
 from torch import nn
 
-from .race import Task, compete, memory_batches
-from .torch_parts import WideBag, allow_sparse, dense_model, dense_optimizer, step
+from benchmarks.peers.torch_parts import WideBag, allow_sparse, dense_model, dense_optimizer, step
+from recmill.stages.bench.race import Task, main, memory_batches
 
 
 def losses(task: Task) -> Iterator[float]:
@@ -43,4 +43,4 @@ def versions() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    compete(losses, versions)
+    main(losses, versions)
