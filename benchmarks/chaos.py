@@ -34,7 +34,7 @@ import numpy as np
 from recmill.artifacts.bundle.bundle import Bundle, publish_bundle, set_current
 from recmill.artifacts.bundle.delta import Changes, TableChange, write_delta
 from recmill.stages.bench.serve.arrivals import poisson_times
-from recmill.stages.bench.serve.server import BenchServer, Usage, started
+from recmill.stages.bench.serve.server import BenchServer, Usage, start_server
 from recmill.stages.bench.serve.transports import GrpcTransport, precise_loop
 from recmill.stages.serve.messages import Recommend
 from recmill.stages.serve.proto import recmill_pb2 as pb
@@ -212,7 +212,7 @@ def _watch(trial: Trial, server: BenchServer, load: Load) -> None:
 
 
 def nothing(scene: Scene) -> Iterator[Trial]:
-    with started(scene.bundles) as server:
+    with start_server(scene.bundles) as server:
         yield scene.load("quiet", server, lambda: None)
 
 
@@ -251,7 +251,7 @@ def redis(scene: Scene) -> Iterator[Trial]:
             "--json",
         ]
         subprocess.run(load, check=True, stdout=subprocess.DEVNULL)
-        server = stack.enter_context(started(scene.bundles, ["--features", url]))
+        server = stack.enter_context(start_server(scene.bundles, ["--features", url]))
 
         def trouble() -> None:
             nonlocal process
@@ -268,7 +268,7 @@ def redis(scene: Scene) -> Iterator[Trial]:
 def roles(scene: Scene) -> Iterator[Trial]:
     with ExitStack() as stack:
         stages = {
-            name: stack.enter_context(started(scene.bundles, ["--role", role]))
+            name: stack.enter_context(start_server(scene.bundles, ["--role", role]))
             for name, role in (
                 ("recall", "recall"),
                 ("features", "features"),
@@ -278,7 +278,7 @@ def roles(scene: Scene) -> Iterator[Trial]:
         }
         at = ["--recall-at", stages["recall"].grpc, "--features-at", stages["features"].grpc]
         at += ["--rank-at", f"{stages['rank'].grpc},{stages['rank2'].grpc}"]
-        server = stack.enter_context(started(scene.bundles, ["--role", "recommend", *map(str, at)]))
+        server = stack.enter_context(start_server(scene.bundles, ["--role", "recommend", *map(str, at)]))
 
         def trouble() -> None:
             time.sleep(scene.seconds / 4)
@@ -290,7 +290,7 @@ def roles(scene: Scene) -> Iterator[Trial]:
 
 
 def delta(scene: Scene) -> Iterator[Trial]:
-    with _copied(scene.bundles) as bundles, started(bundles) as server:
+    with _copied(scene.bundles) as bundles, start_server(bundles) as server:
         bundle = Bundle.open(bundles)
         rows = bundle.collection("deep").rows["item"]
         keys = np.arange(rows.num_rows)
@@ -310,7 +310,7 @@ def delta(scene: Scene) -> Iterator[Trial]:
 
 
 def swap(scene: Scene) -> Iterator[Trial]:
-    with _copied(scene.bundles) as bundles, started(bundles) as server:
+    with _copied(scene.bundles) as bundles, start_server(bundles) as server:
         old = Bundle.open(bundles)
         other = f"{int(old.version[:10]) + 1:010d}-00000000"
         shutil.copytree(old.path, bundles / other)
@@ -330,7 +330,7 @@ def swap(scene: Scene) -> Iterator[Trial]:
 
 def overload(scene: Scene) -> Iterator[Trial]:
     for flags in (["--threads", "1"], ["--processes", "2", "--threads", "1"]):
-        with started(scene.bundles, flags) as server:
+        with start_server(scene.bundles, flags) as server:
             trial = scene.load("overload", server, lambda: None, rate=8 * scene.rate)
             trial.name = "overload" if len(flags) == 2 else "overload 2"
             yield trial
@@ -353,7 +353,7 @@ def follow(scene: Scene) -> Iterator[Trial]:
         ]
         command += ["--into", str(scene.shop / "checkpoint"), "--every", "2", "--threads", "1"]
         with (
-            started(bundles) as server,
+            start_server(bundles) as server,
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer,
         ):
             assert trainer.stdout is not None

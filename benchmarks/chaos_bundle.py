@@ -33,7 +33,7 @@ from chaos import Outcome, Trials, run_trials
 from recmill.artifacts.bundle.bundle import Bundle, current_of, publish_bundle, set_current
 from recmill.artifacts.bundle.delta import Changes, TableChange, write_delta
 from recmill.errors import ArtifactError
-from recmill.stages.bench.serve.server import started
+from recmill.stages.bench.serve.server import start_server
 from recmill.stages.serve.messages import Recommend
 from recmill.stages.serve.service import Service, ServiceConfig, share_of
 
@@ -160,7 +160,7 @@ def restart(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
     old, new = str(current_of(bundles)), another_version(bundles, "dddddddd")
     set_current(bundles, new)
     found: Counter[str] = Counter()
-    with started(bundles, ["--processes", "2", "--threads", "1"]) as server:
+    with start_server(bundles, ["--processes", "2", "--threads", "1"]) as server:
         for _ in Flips(bundles / new, chance)(max(1, tries // 20)):
             for process in children(int(server.pid or 0)):
                 os.kill(process, signal.SIGKILL)
@@ -176,7 +176,7 @@ def canary(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
     users = [
         next(user for user in USERS if (share_of(user) < 0.5) == is_canary) for is_canary in (False, True)
     ]
-    with started(bundles, ["--processes", "2", "--threads", "1", "--canary", f"{new}=50%"]) as server:
+    with start_server(bundles, ["--processes", "2", "--threads", "1", "--canary", f"{new}=50%"]) as server:
         for number in range(max(1, tries // 4)):
             gone = ask(server.http, "recommend", {"user": users[1], "k": 1})["items"][0]["id"]
             ask(server.http, "items/remove", {"items": [gone]})

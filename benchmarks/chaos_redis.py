@@ -34,7 +34,7 @@ from recmill.artifacts.bundle.delta import Changes, write_delta
 from recmill.artifacts.feature_store.codec import RowCodec
 from recmill.artifacts.feature_store.mapped import entities_of
 from recmill.artifacts.feature_store.redis import RedisStore
-from recmill.stages.bench.serve.server import BenchServer, started
+from recmill.stages.bench.serve.server import BenchServer, start_server
 
 PAUSE_SECONDS = 4.0
 ASKED = 24  # times, so that every process is
@@ -104,7 +104,7 @@ def served(scene: Scene, processes: int) -> Iterator[tuple[Redis, Path, BenchSer
         bundles = Path(shutil.copytree(scene.bundles, Path(folder) / "bundles"))
         store = Redis(folder, bundles)
         try:
-            with started(bundles, ["--features", store.url, "--processes", str(processes)]) as server:
+            with start_server(bundles, ["--features", store.url, "--processes", str(processes)]) as server:
                 yield store, bundles, server
         finally:
             store.process.kill()

@@ -31,7 +31,7 @@ from pathlib import Path
 import grpc
 from chaos import NUM_USERS, Expected, K, Outcome, Trials, run_trials
 
-from recmill.stages.bench.serve.server import BenchServer, Usage, started
+from recmill.stages.bench.serve.server import BenchServer, Usage, start_server
 from recmill.stages.bench.serve.transports import split_address
 from recmill.stages.serve.proto import recmill_pb2 as pb
 
@@ -292,7 +292,7 @@ class Scene:
 def flood(scene: Scene) -> Iterator[Trial]:
     """Connections that say nothing, on each transport in turn; one server takes few connections and one takes many."""
     for number in (300, scene.connections * 2):
-        with started(scene.bundles, ["--max-connections", str(number)]) as server:
+        with start_server(scene.bundles, ["--max-connections", str(number)]) as server:
             for transport in ("http", "grpc"):
 
                 def fault(trial: Trial, transport: str = transport) -> None:
@@ -328,7 +328,7 @@ def trickle(scene: Scene) -> Iterator[Trial]:
         for connection in connections:
             connection.close()
 
-    with started(scene.bundles) as server:
+    with start_server(scene.bundles) as server:
         yield scene.run("trickle", server, fault)
 
 
@@ -349,7 +349,7 @@ def headers(scene: Scene) -> Iterator[Trial]:
                         connection.sendall(part)
             time.sleep(0.1)
 
-    with started(scene.bundles) as server:
+    with start_server(scene.bundles) as server:
         yield scene.run("headers", server, fault)
 
 
@@ -368,7 +368,7 @@ def stopped(scene: Scene) -> Iterator[Trial]:
             time.sleep(0.1)
         time.sleep(scene.seconds)
 
-    with started(scene.bundles, ["--processes", "2", "--threads", "1"]) as server:
+    with start_server(scene.bundles, ["--processes", "2", "--threads", "1"]) as server:
         yield scene.run("stopped", server, fault, (RetryingHttpClient,), with_health=False)
 
 
@@ -377,7 +377,7 @@ def drain(scene: Scene) -> Iterator[Trial]:
     kinds: dict[str, type[Client]] = {"keep": HttpClient, "fresh": FreshHttpClient, "grpc": GrpcClient}
     for name, kind in kinds.items():
         for flags in ([], ["--processes", "2"]):
-            with started(scene.bundles, ["--threads", "1", *flags]) as server:
+            with start_server(scene.bundles, ["--threads", "1", *flags]) as server:
 
                 def fault(trial: Trial, server: BenchServer = server) -> None:
                     os.kill(int(server.pid or 0), signal.SIGTERM)
@@ -418,7 +418,7 @@ def large(scene: Scene) -> Iterator[Trial]:
                 trial.faults += 1
                 time.sleep(0.2)
 
-        with started(scene.bundles) as server:
+        with start_server(scene.bundles) as server:
             yield scene.run(f"large {name}", server, fault)
 
 

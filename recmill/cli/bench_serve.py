@@ -23,7 +23,7 @@ def add_serve(stages: Any) -> None:
         stages,
         "serve",
         _serve,
-        "load a server as many users would: latencies, the rate that it holds, how good its answers are",
+        "load a server: latencies, the highest rate that meets an SLO, accuracy of answers",
         """
 recmill bench serve --bundle bundles/shop --rate 100 --rate 200 --plot serve.html
 recmill bench serve --bundle bundles/shop --slo p99=30ms --labels held_out.parquet --json
@@ -32,7 +32,7 @@ recmill bench serve --items 1000000 --shape dlrm-deeprec --rows-dtype int8 --int
 """,
     )
     _add_target(parser)
-    _add_questions(parser)
+    _add_requests(parser)
     _add_load(parser)
     parser.add_argument(
         "--labels",
@@ -48,9 +48,9 @@ recmill bench serve --items 1000000 --shape dlrm-deeprec --rows-dtype int8 --int
 
 def _add_target(parser: Any) -> None:
     parser.add_argument("--bundle", metavar="DIR", help="serve this bundle on free ports, and measure that")
-    parser.add_argument("--address", metavar="HOST:PORT", help="measure a server that is there already")
+    parser.add_argument("--address", metavar="HOST:PORT", help="measure a server that is already running")
     parser.add_argument(
-        "--transport", choices=["grpc", "http"], default="grpc", help="how to ask (default: grpc)"
+        "--transport", choices=["grpc", "http"], default="grpc", help="protocol of requests (default: grpc)"
     )
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="HTTP address of the server at --address, for its own numbers"
@@ -62,7 +62,7 @@ def _add_target(parser: Any) -> None:
         help='more flags for `recmill serve`, in one text: --serve-with="--threads 1"',
     )
     parser.add_argument(
-        "--items", type=positive, metavar="N", help="without --bundle: make a bundle of so many items first"
+        "--items", type=positive, metavar="N", help="without --bundle: first make a bundle with so many items"
     )
     parser.add_argument(
         "--shape",
@@ -80,30 +80,32 @@ def _add_target(parser: Any) -> None:
         "--into",
         metavar="DIR",
         default="bench-bundles",
-        help="where that bundle is kept and found again (default: bench-bundles)",
+        help="folder of that bundle, used again by later runs (default: bench-bundles)",
     )
 
 
-def _add_questions(parser: Any) -> None:
+def _add_requests(parser: Any) -> None:
     parser.add_argument("--users", metavar="FILE", help="Parquet with users (default: those of the bundle)")
     parser.add_argument(
         "--zipf",
         type=not_negative,
         default=1.0,
         metavar="S",
-        help="the n-th most active user asks as 1 / n**S; 0: all alike (default: 1)",
+        help="the n-th most active user sends requests in proportion to 1 / n**S; 0: uniform (default: 1)",
     )
     parser.add_argument(
-        "--k", type=positive, default=50, metavar="N", help="items of an answer (default: 50)"
+        "--k", type=positive, default=50, metavar="N", help="items in an answer (default: 50)"
     )
     parser.add_argument(
-        "--candidates", type=positive, default=500, metavar="N", help="items that are ranked (default: 500)"
+        "--candidates", type=positive, default=500, metavar="N", help="items to rank (default: 500)"
     )
     parser.add_argument(
-        "--batch", type=positive, default=1, metavar="N", help="users of a request (default: 1)"
+        "--batch", type=positive, default=1, metavar="N", help="users in a request (default: 1)"
     )
     parser.add_argument(
-        "--context", metavar="FILE", help="raw context columns of requests, in turn: Parquet, or JSON lines"
+        "--context",
+        metavar="FILE",
+        help="raw context columns, one row for each request in turn: Parquet or JSON lines",
     )
     parser.add_argument(
         "--seed", type=seed, default=0, metavar="N", help="of users and arrivals (default: 0)"
@@ -116,14 +118,12 @@ def _add_load(parser: Any) -> None:
         type=above_zero,
         action="append",
         metavar="R",
-        help="open loop: so many requests a second, whatever the answers do; may be repeated (default: 50)",
+        help="open loop: R requests a second, whether or not earlier ones are answered; may be repeated (default: 50)",
     )
     parser.add_argument(
-        "--clients", type=positive, metavar="N", help="closed loop: N clients that wait for their answers"
+        "--clients", type=positive, metavar="N", help="closed loop: N clients that wait for each answer"
     )
-    parser.add_argument(
-        "--slo", metavar="PROMISE", help="find the highest rate that keeps it, such as p99=30ms"
-    )
+    parser.add_argument("--slo", metavar="SLO", help="find the highest rate that meets it, such as p99=30ms")
     parser.add_argument(
         "--seconds",
         type=above_zero,
@@ -140,9 +140,7 @@ def _add_load(parser: Any) -> None:
     parser.add_argument(
         "--deadline-ms", type=above_zero, default=1000.0, metavar="MS", help="of a request (default: 1000)"
     )
-    parser.add_argument(
-        "--without-echo", action="store_true", help="do not measure what the generator itself costs"
-    )
+    parser.add_argument("--without-echo", action="store_true", help="do not measure the generator itself")
 
 
 def above_zero(text: str) -> float:
@@ -168,7 +166,7 @@ def _number(text: str) -> float:
 
 
 def _serve(parsed: argparse.Namespace) -> None:
-    say = silent if parsed.json else _say
+    report = silent if parsed.json else _report
     bundle = _bundle(parsed)
     from recmill.stages.bench.serve.page import describe, write_page
     from recmill.stages.bench.serve.run import BenchTarget, bench_serve
@@ -180,43 +178,43 @@ def _serve(parsed: argparse.Namespace) -> None:
         Path(parsed.users) if parsed.users else None,
         tuple(shlex.split(parsed.serve_with)),
     )
-    result = bench_serve(target, _options(parsed), say)
+    result = bench_serve(target, _config(parsed), report)
     if parsed.plot:
         write_page(Path(parsed.plot), result)
-        say(f"wrote  {parsed.plot}")
+        report(f"wrote  {parsed.plot}")
     print(json.dumps(result) if parsed.json else describe(result))
 
 
-def _say(line: str) -> None:
+def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def _bundle(parsed: argparse.Namespace) -> Path | None:
-    """The bundle that was named, or one that is made for this; None when a server is there already."""
+    """The bundle of --bundle, or one made for --items; None for a server that is already running."""
     if parsed.bundle and parsed.items:
         raise UsageError("--items makes a bundle of its own; leave out --bundle, or --items.")
     if parsed.items:
         from recmill.stages.bench.serve.bundle import make_bundle
 
         return make_bundle(
-            parsed.items, Path(parsed.into), parsed.rows_dtype, silent if parsed.json else _say
+            parsed.items, Path(parsed.into), parsed.rows_dtype, silent if parsed.json else _report
         )
     if parsed.bundle is None and parsed.address is None:
         raise UsageError(
-            "Say what to measure: --bundle DIR, --items N, or --address HOST:PORT with --users FILE."
+            "bench serve needs something to measure: --bundle DIR, --items N, or --address HOST:PORT with --users FILE."
         )
     return Path(parsed.bundle) if parsed.bundle else None
 
 
-def _options(parsed: argparse.Namespace) -> ServeBenchConfig:
-    from recmill.stages.bench.serve.requests import RequestShape, contexts_of_file
+def _config(parsed: argparse.Namespace) -> ServeBenchConfig:
+    from recmill.stages.bench.serve.requests import RequestShape, read_contexts
     from recmill.stages.bench.serve.run import ServeBenchConfig
     from recmill.stages.bench.serve.slo import Slo
 
-    contexts = contexts_of_file(Path(parsed.context)) if parsed.context else ()
+    contexts = read_contexts(Path(parsed.context)) if parsed.context else ()
     other = parsed.clients or parsed.slo or parsed.labels
     return ServeBenchConfig(
-        question=RequestShape(parsed.k, parsed.candidates, parsed.batch, contexts),
+        request=RequestShape(parsed.k, parsed.candidates, parsed.batch, contexts),
         transport=parsed.transport,
         rates=tuple(parsed.rate or (() if other else (DEFAULT_RATE,))),
         clients=parsed.clients,

@@ -11,22 +11,22 @@ import pytest
 
 from recmill.cli import main
 from recmill.errors import RecmillError
-from recmill.stages.bench.serve.bundle import bench_recipe
-from recmill.stages.bench.serve.csv_client import CsvClientConfig as ClientOptions
-from recmill.stages.bench.serve.csv_client import pieces, score_file
-from recmill.stages.bench.serve.inference import typed
+from recmill.recipe.load import load_recipe
+from recmill.stages.bench.serve.bundle import RECIPE
+from recmill.stages.bench.serve.csv_client import CsvClientConfig, batch_ranges, score_file
+from recmill.stages.bench.serve.inference import parse_column
 from recmill.stages.bench.serve.log import (
     CONTEXT_KINDS,
     CONTEXT_NUMBERS,
     ITEM_KINDS,
     USER_KINDS,
     USER_NUMBERS,
-    Size,
+    LogSize,
     write_log,
 )
 from recmill.stages.bench.serve.requests import RequestShape
 from recmill.stages.bench.serve.run import BenchTarget, ServeBenchConfig, bench_serve
-from recmill.stages.bench.serve.server import BenchServer, started
+from recmill.stages.bench.serve.server import BenchServer, start_server
 
 ITEMS = 400
 
@@ -34,7 +34,7 @@ ITEMS = 400
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
     folder = tmp_path_factory.mktemp("log")
-    write_log(Size.of(4000), folder)
+    write_log(LogSize.of(4000), folder)
     return pl.read_parquet(folder / "log.parquet")
 
 
@@ -42,7 +42,7 @@ def test_the_log_has_the_shape_of_the_reference(log: pl.DataFrame) -> None:
     assert len(USER_NUMBERS) + len(CONTEXT_NUMBERS) == 13
     assert len(["user_id", *USER_KINDS, *CONTEXT_KINDS]) == 11
     assert len(["item_id", *ITEM_KINDS]) == 15
-    ranking = bench_recipe().ranking
+    ranking = load_recipe(str(RECIPE)).ranking
     assert ranking is not None
     assert len(ranking.features) == 13 + 26
 
@@ -65,7 +65,7 @@ def test_users_click_what_they_like(log: pl.DataFrame) -> None:
 
 def test_equal_seeds_write_equal_logs(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        write_log(Size.of(200), tmp_path / name, seed=3)
+        write_log(LogSize.of(200), tmp_path / name, seed=3)
     assert pl.read_parquet(tmp_path / "a" / "log.parquet").equals(
         pl.read_parquet(tmp_path / "b" / "log.parquet")
     )
@@ -84,23 +84,23 @@ def test_equal_seeds_write_equal_logs(tmp_path: Path) -> None:
 def test_texts_of_a_file_become_what_the_model_reads(
     texts: list[str | None], datatype: str, values: list[object]
 ) -> None:
-    assert typed(pl.Series("c", texts, pl.String), datatype).to_list() == values
+    assert parse_column(pl.Series("c", texts, pl.String), datatype).to_list() == values
 
 
 def test_a_text_where_a_number_is_read_is_named() -> None:
     with pytest.raises(RecmillError, match='Column "price" must hold numbers, but it holds "cheap"'):
-        typed(pl.Series("price", ["1", "cheap"]), "FP64")
+        parse_column(pl.Series("price", ["1", "cheap"]), "FP64")
 
 
 def test_a_short_file_is_read_again_and_a_whole_one_once() -> None:
-    asked = ClientOptions("here:1", Path("x"), batch=4, num_batches=3)
-    assert list(pieces(9, asked)) == [(0, 4), (4, 4), (0, 4)]
-    assert list(pieces(9, ClientOptions("here:1", Path("x"), batch=4, num_batches=0))) == [
+    asked = CsvClientConfig("here:1", Path("x"), batch=4, num_batches=3)
+    assert list(batch_ranges(9, asked)) == [(0, 4), (4, 4), (0, 4)]
+    assert list(batch_ranges(9, CsvClientConfig("here:1", Path("x"), batch=4, num_batches=0))) == [
         (0, 4),
         (4, 4),
         (8, 1),
     ]
-    assert list(pieces(2, asked)) == [(0, 2)] * 3
+    assert list(batch_ranges(2, asked)) == [(0, 2)] * 3
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(bundle: Path) -> Iterator[BenchServer]:
     pytest.importorskip("grpc")
-    with started(bundle) as running:
+    with start_server(bundle) as running:
         yield running
 
 
@@ -132,7 +132,7 @@ def test_a_bundle_is_made_once(bundle: Path) -> None:
 @pytest.mark.parametrize("transport", ["grpc", "http"])
 def test_our_own_server_is_measured_through_both_transports(transport: str, bundle: Path) -> None:
     options = ServeBenchConfig(
-        question=RequestShape(k=5, candidates=50),
+        request=RequestShape(k=5, candidates=50),
         transport="grpc" if transport == "grpc" else "http",
         rates=(20.0,),
         seconds=1.5,
@@ -178,7 +178,7 @@ def test_both_transports_of_the_client_score_alike(server: BenchServer, bundle: 
     scores = []
     for transport, address in (("grpc", server.grpc), ("http", server.http)):
         assert address is not None
-        options = ClientOptions(
+        options = CsvClientConfig(
             address,
             tmp_path / "eval.csv",
             "grpc" if transport == "grpc" else "http",

@@ -27,10 +27,10 @@ from recmill.stages.bench.serve.measure import generator_cost
 from recmill.stages.bench.serve.page import describe, write_page
 from recmill.stages.bench.serve.requests import (
     RequestShape,
-    contexts_of_file,
+    codec_for,
     make_requests,
-    users_of_file,
-    words_of,
+    read_contexts,
+    read_users,
 )
 from recmill.stages.bench.serve.run import BenchTarget, ServeBenchConfig, bench_serve
 from recmill.stages.bench.serve.slo import Slo
@@ -56,11 +56,11 @@ def peer(**settings: float) -> Iterator[dict[TransportName, str]]:
 
 def load(transport_name: TransportName, address: str, act: Any, deadline: float = 5.0) -> Any:
     async def run() -> Any:
-        words = words_of(transport_name, address)
-        transport = words.transport("Recommend", deadline)
+        codec = codec_for(transport_name, address)
+        transport = codec.transport("Recommend", deadline)
         await transport.open()
         try:
-            return await act(transport, make_requests(words, [1, 2, 3], RequestShape(k=2), 10, 0, None))
+            return await act(transport, make_requests(codec, [1, 2, 3], RequestShape(k=2), 10, 0, None))
         finally:
             transport.close()
             await asyncio.sleep(0)
@@ -140,13 +140,13 @@ def test_a_message_larger_than_the_peers_window_arrives_whole() -> None:
     items = list(range(50_000))
 
     async def run(address: str) -> list[float]:
-        words = words_of("grpc", address)
-        transport = words.transport("Rank", 20.0)
+        codec = codec_for("grpc", address)
+        transport = codec.transport("Rank", 20.0)
         await transport.open()
-        problem, body = await ask(transport, words.rank(1, items, {}))
+        problem, body = await ask(transport, codec.rank(1, items, {}))
         transport.close()
         assert problem == ""
-        return words.scores(body)
+        return codec.scores(body)
 
     with peer() as addresses, asyncio.Runner(loop_factory=precise_loop) as runner:
         scores = runner.run(run(addresses["grpc"]))
@@ -155,7 +155,7 @@ def test_a_message_larger_than_the_peers_window_arrives_whole() -> None:
 
 def test_a_call_of_an_unknown_method_has_the_name_of_its_code() -> None:
     async def run(address: str) -> str:
-        transport = words_of("grpc", address).transport("Nothing", 5.0)
+        transport = codec_for("grpc", address).transport("Nothing", 5.0)
         await transport.open()
         problem, _ = await ask(transport, b"")
         transport.close()
@@ -176,7 +176,7 @@ def test_a_status_is_found_between_other_headers() -> None:
 def test_a_whole_run_has_all_its_numbers(transport: TransportName, tmp_path: Path) -> None:
     pl.DataFrame({"user": [5, 6, 7]}).write_parquet(tmp_path / "users.parquet")
     options = ServeBenchConfig(
-        question=RequestShape(k=2, batch=1 if transport == "http" else 2),
+        request=RequestShape(k=2, batch=1 if transport == "http" else 2),
         transport=transport,
         rates=(60.0,),
         clients=2,
@@ -192,16 +192,16 @@ def test_a_whole_run_has_all_its_numbers(transport: TransportName, tmp_path: Pat
         result = bench_serve(target, options)
     opened, closed = result["loads"]
     assert opened["loop"] == "open"
-    assert opened["asked_rate"] == 60.0
+    assert opened["target_rate"] == 60.0
     assert opened["failed"] == closed["failed"] == 0
-    assert opened["achieved_share"] > 0.8
+    assert opened["achieved_fraction"] > 0.8
     assert closed["users_per_second"] == pytest.approx(
-        closed["achieved_rate"] * options.question.batch, abs=0.1
+        closed["achieved_rate"] * options.request.batch, abs=0.1
     )
     assert opened["latency"]["p50_ms"] >= 2
     assert opened["answers"]["versions"] == {"v1": opened["answers"]["answers"]}
     if transport == "grpc":
-        assert opened["answers"]["degraded_share"] == 1.0
+        assert opened["answers"]["degraded_fraction"] == 1.0
         assert opened["traced_stages_ms"] == {"rank": 1.5}
     assert result["slo"]["max_rate_at_slo"] < 500  # an answer takes 2 ms, one after the other
     assert json.loads(json.dumps(result)) is not None
@@ -215,9 +215,9 @@ def test_a_whole_run_has_all_its_numbers(transport: TransportName, tmp_path: Pat
 def test_auc_and_recall_are_those_of_the_planted_answers(tmp_path: Path) -> None:
     pairs = {"user": [1, 1, 1, 2, 2], "item": [3, 7, 1, 4, 2], "label": [1, 1, 0, 1, 0]}
     pl.DataFrame(pairs).write_parquet(tmp_path / "labels.parquet")
-    labels = read_labels(tmp_path / "labels.parquet", most_users=10)
+    labels = read_labels(tmp_path / "labels.parquet", max_users=10)
     with peer() as addresses:
-        found = measure_accuracy(words_of("grpc", addresses["grpc"]), labels, RequestShape(k=3))
+        found = measure_accuracy(codec_for("grpc", addresses["grpc"]), labels, RequestShape(k=3))
     # The peer scores an item by its number: positives 3, 7, 4 are above negatives 1, 2. It shows 3, 1, 4 to all.
     assert found == {"pairs": 5, "auc": 1.0, "users": 2, "recall@3": 0.75}
 
@@ -237,15 +237,15 @@ def test_the_generator_knows_its_own_cost() -> None:
 def test_users_and_contexts_come_from_files(tmp_path: Path) -> None:
     pl.DataFrame({"who": ["b", "a", "b", None]}).write_parquet(tmp_path / "users.parquet")
     (tmp_path / "context.jsonl").write_text('{"device": "phone"}\n\n{"hour": 3}\n', encoding="utf-8")
-    assert users_of_file(tmp_path / "users.parquet") == ["b", "a"]
-    assert contexts_of_file(tmp_path / "context.jsonl") == ({"device": "phone"}, {"hour": 3})
+    assert read_users(tmp_path / "users.parquet") == ["b", "a"]
+    assert read_contexts(tmp_path / "context.jsonl") == ({"device": "phone"}, {"hour": 3})
 
 
 def test_the_same_seed_makes_the_same_requests() -> None:
-    words = words_of("grpc", "127.0.0.1:1")
+    codec = codec_for("grpc", "127.0.0.1:1")
     ask_ = RequestShape(
         contexts=({"hour": 3, "device": "phone", "new": True, "x": 0.5, "tags": ["a", "b"]},), batch=3
     )
     users: list[str | int] = ["a", "b", "c", 4]
-    assert make_requests(words, users, ask_, 5, 1, 1.0) == make_requests(words, users, ask_, 5, 1, 1.0)
-    assert make_requests(words, users, ask_, 5, 1, 1.0) != make_requests(words, users, ask_, 5, 2, 1.0)
+    assert make_requests(codec, users, ask_, 5, 1, 1.0) == make_requests(codec, users, ask_, 5, 1, 1.0)
+    assert make_requests(codec, users, ask_, 5, 1, 1.0) != make_requests(codec, users, ask_, 5, 2, 1.0)

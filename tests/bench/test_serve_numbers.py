@@ -9,9 +9,9 @@ import pytest
 
 from recmill.errors import RecmillError
 from recmill.reporting.latency import LatencyHistogram, bin_of
-from recmill.stages.bench.serve.arrivals import drawn_places, poisson_times
+from recmill.stages.bench.serve.arrivals import draw_indices, poisson_times
 from recmill.stages.bench.serve.load import RequestRecords
-from recmill.stages.bench.serve.server import between
+from recmill.stages.bench.serve.server import metrics_delta
 from recmill.stages.bench.serve.slo import Slo, highest_rate
 
 
@@ -32,12 +32,12 @@ def test_equal_seeds_give_equal_arrivals() -> None:
 
 
 def test_users_are_drawn_alike_or_by_how_active_they_are() -> None:
-    alike = np.bincount(drawn_places(100, 100_000, seed=0), minlength=100)
-    by_zipf = np.bincount(drawn_places(100, 100_000, seed=0, zipf=1.0), minlength=100)
+    alike = np.bincount(draw_indices(100, 100_000, seed=0), minlength=100)
+    by_zipf = np.bincount(draw_indices(100, 100_000, seed=0, zipf=1.0), minlength=100)
     share_of_first = 1 / (1 / np.arange(1, 101)).sum()
     assert alike.max() / alike.min() < 1.3
     assert abs(by_zipf.max() / 100_000 - share_of_first) < 0.01
-    assert np.array_equal(drawn_places(9, 50, 3, 1.2), drawn_places(9, 50, 3, 1.2))
+    assert np.array_equal(draw_indices(9, 50, 3, 1.2), draw_indices(9, 50, 3, 1.2))
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 0.999])
@@ -81,7 +81,7 @@ def limited_server(limit: float) -> Any:
         load = rate / limit
         latency = 5 / (1 - load) if load < 1 else 1000.0
         return {
-            "asked_rate": rate,
+            "target_rate": rate,
             "failed": 0,
             "requests": rate * 10,
             "answered": min(rate, limit) * 10,
@@ -98,13 +98,13 @@ def test_the_search_finds_a_planted_limit(limit: float) -> None:
     assert (
         limit * 5 / 6 / 1.05 <= found.rate <= limit * 5 / 6
     )  # 5 / (1 - load) = 30 at five sixths of the limit
-    assert not found.best["broken"]
+    assert not found.best["violation"]
 
 
 def test_a_server_that_never_keeps_the_promise_has_no_rate() -> None:
     found = highest_rate(lambda rate: limited_server(1e9)(rate), Slo.parse("p99=1ms"))
     assert (found.rate, found.best) == (0.0, None)
-    assert found.probes[0]["broken"].startswith("p99 5.0")
+    assert found.probes[0]["violation"].startswith("p99 5.0")
 
 
 def test_one_hiccup_of_the_machine_is_not_a_limit() -> None:
@@ -129,8 +129,8 @@ def test_one_hiccup_of_the_machine_is_not_a_limit() -> None:
     ],
 )
 def test_a_broken_promise_says_why(probe: dict[str, Any], reason: str) -> None:
-    good = {"asked_rate": 100, "requests": 1000, "answered": 1000, "failed": 0, "latency": {"p99_ms": 29.0}}
-    assert Slo.parse("p99 = 30ms").broken_by(good | probe) == reason
+    good = {"target_rate": 100, "requests": 1000, "answered": 1000, "failed": 0, "latency": {"p99_ms": 29.0}}
+    assert Slo.parse("p99 = 30ms").violation(good | probe) == reason
 
 
 @pytest.mark.parametrize("text", ["p99", "p98=30ms", "p99=30", "p99=-1ms", "p99=1.2.3ms", "p99=0ms", ""])
@@ -149,4 +149,4 @@ def test_stages_are_means_of_what_was_counted_meanwhile() -> None:
         'recmill_stage_seconds_count{stage="rank"}': 200.0,
         'recmill_degraded_total{reason="redis"}': 4.0,
     }
-    assert between(before, after) == {"stages_ms": {"rank": 5.0}, "degraded": {"redis": 4}}
+    assert metrics_delta(before, after) == {"stages_ms": {"rank": 5.0}, "degraded": {"redis": 4}}

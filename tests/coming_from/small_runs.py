@@ -22,7 +22,7 @@ from recmill.embeddings.table import EmbeddingTable, KeyRecords
 from recmill.learner.ranking import Ranker
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
-from recmill.stages.bench.serve.server import started
+from recmill.stages.bench.serve.server import start_server
 from recmill.stages.prepare.prepare import prepare
 from recmill.stages.serve.calls import CallDispatcher
 from recmill.stages.serve.http_routes import HttpApp
@@ -170,7 +170,7 @@ class SmallRuns:
         if base not in self._scored:
             file = self.folder / "eval.csv"
             self.rows_of_log(base).write_csv(file)
-            with started(self.bundle(base), ["--threads", "1"]) as server:
+            with start_server(self.bundle(base), ["--threads", "1"]) as server:
                 capsys.readouterr()
                 words = ["client", "-s", str(server.grpc), "-d", str(file), "-b", "50", "-n", "6", "-w", "2"]
                 assert main([*words, "--label", "label", "--clients", "2", "--json"]) == 0

@@ -1,4 +1,4 @@
-"""`recmill client`: scores the rows of a CSV file over the Open Inference Protocol, and says how fast and how well."""
+"""`recmill client`: score a CSV file over the Open Inference Protocol; throughput, latency and accuracy."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import polars as pl
 from recmill.errors import RecmillError
 from recmill.metrics import exact_auc
 from recmill.reporting.latency import LatencyHistogram
-from recmill.stages.bench.serve.inference import Scorer, reason_of, scorer_of, typed
+from recmill.stages.bench.contest import Result
+from recmill.stages.bench.serve.inference import Scorer, error_of, parse_column, scorer_for
 from recmill.stages.bench.serve.transports import TransportName, ask, precise_loop
 
-Result = dict[str, Any]
 Array = np.ndarray[Any, np.dtype[Any]]
-LABELS = ("label", "click", "clicked")  # looked for when none is named
+LABELS = ("label", "click", "clicked")  # default names of the label column
 
 
 @dataclass(frozen=True)
 class CsvClientConfig:
-    """What to send where. The first `warm_up` of `num_batches` are scored but not timed; 0 batches: the whole file."""
+    """The file and the server. The first `warm_up` of `num_batches` are not timed; 0 batches mean the whole file."""
 
     server: str
     data: Path
@@ -35,7 +35,7 @@ class CsvClientConfig:
     warm_up: int = 10
     clients: int = 1
     label: str | None = None
-    columns: tuple[str, ...] = ()  # of a file without a line of names
+    columns: tuple[str, ...] = ()  # for a file without a header
     separator: str = ","
     out: Path | None = None
     deadline_seconds: float = 30.0
@@ -43,7 +43,7 @@ class CsvClientConfig:
 
 @dataclass
 class _Batch:
-    """Rows from `start` on, what they are sent as, and what came back."""
+    """`size` rows from `start` on, their request, and their scores."""
 
     start: int
     size: int
@@ -53,14 +53,14 @@ class _Batch:
 
 
 def score_file(options: CsvClientConfig) -> Result:
-    """Send the file batch by batch; throughput, latencies, and accuracy and AUC when it has labels."""
+    """Send the file batch by batch; throughput, latencies, and accuracy and AUC if it has labels."""
     frame = read_rows(options)
     with asyncio.Runner(loop_factory=precise_loop) as runner:
         return runner.run(_score(frame, options))
 
 
 def read_rows(options: CsvClientConfig) -> pl.DataFrame:
-    """The file's columns, all as text: what they mean is what the server's model says."""
+    """The file's columns as text; the server's model decides their types."""
     try:
         frame = pl.read_csv(
             options.data,
@@ -77,18 +77,18 @@ def read_rows(options: CsvClientConfig) -> pl.DataFrame:
 
 
 async def _score(frame: pl.DataFrame, options: CsvClientConfig) -> Result:
-    protocol = scorer_of(options.transport, options.server, options.deadline_seconds)
+    protocol = scorer_for(options.transport, options.server, options.deadline_seconds)
     datatypes = await protocol.inputs()
     known = [name for name in frame.columns if name in datatypes]
     if not known:
         raise RecmillError(
             f"{options.data} has none of the model's columns: {', '.join(datatypes)}. "
-            f"It has: {', '.join(frame.columns)}. A file without a line of names needs --columns."
+            f"It has: {', '.join(frame.columns)}. A file without a header needs --columns."
         )
-    rows = frame.select(typed(frame[name], datatypes[name]) for name in known)
+    rows = frame.select(parse_column(frame[name], datatypes[name]) for name in known)
     batches = [
         _Batch(start, size, protocol.request(rows[start : start + size], datatypes))
-        for start, size in pieces(rows.height, options)
+        for start, size in batch_ranges(rows.height, options)
     ]
     await _send(protocol, batches, options.clients)
     result = _timings(batches, options) | _quality(batches, _labels(frame, options))
@@ -98,8 +98,8 @@ async def _score(frame: pl.DataFrame, options: CsvClientConfig) -> Result:
     return result
 
 
-def pieces(num_rows: int, options: CsvClientConfig) -> Iterator[tuple[int, int]]:
-    """(start, size) of each batch; a file that is too short is read again from its start."""
+def batch_ranges(num_rows: int, options: CsvClientConfig) -> Iterator[tuple[int, int]]:
+    """(start, size) of each batch; a file that is too short repeats."""
     if options.num_batches == 0:
         yield from (
             (start, min(options.batch, num_rows - start)) for start in range(0, num_rows, options.batch)
@@ -114,16 +114,16 @@ def pieces(num_rows: int, options: CsvClientConfig) -> Iterator[tuple[int, int]]
 async def _send(protocol: Scorer, batches: list[_Batch], clients: int) -> None:
     transport = protocol.transport()
     await transport.open()
-    turns = iter(batches)
+    queue = iter(batches)
 
     async def client() -> None:
-        for batch in turns:
+        for batch in queue:
             began = time.perf_counter()
             problem, body = await ask(transport, batch.request)
             batch.seconds = time.perf_counter() - began
             if problem:
                 raise RecmillError(
-                    f"Rows from {batch.start + 1:,} on were not scored: {reason_of(problem, body)}"
+                    f"Rows from {batch.start + 1:,} on were not scored: {error_of(problem, body)}"
                 )
             batch.scores = protocol.scores(body)
 
@@ -153,7 +153,7 @@ def _labels(frame: pl.DataFrame, options: CsvClientConfig) -> Array | None:
         return None
     if name not in frame.columns:
         raise RecmillError(f'{options.data} has no column "{name}"; it has: {", ".join(frame.columns)}.')
-    return typed(frame[name], "FP64").fill_null(0.0).to_numpy()
+    return parse_column(frame[name], "FP64").fill_null(0.0).to_numpy()
 
 
 def _quality(batches: list[_Batch], labels: Array | None) -> Result:
@@ -188,5 +188,5 @@ def describe(result: Result) -> str:
             f"(never a click: {1 - result['positive_rate']:.4f})"
         )
     if result["columns"]["not_in_the_file"]:
-        lines.append(f"missing     {', '.join(result['columns']['not_in_the_file'])}: taken as unknown")
+        lines.append(f"missing     {', '.join(result['columns']['not_in_the_file'])}: treated as unknown")
     return "\n".join(lines)

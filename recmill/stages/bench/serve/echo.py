@@ -1,4 +1,4 @@
-"""A server without work: the cost of the load generator itself. `python -m recmill.stages.bench.serve.echo`."""
+"""A gRPC server that does nothing, to measure the load generator: `python -m recmill.stages.bench.serve.echo`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ METHOD = "/echo.Echo/Echo"
 
 
 async def serve(num_bytes: int) -> None:
-    """Answer every call with as many bytes, until the process ends; the port is the first line of output."""
+    """Answer every call with so many bytes until the process ends; the first line printed is the port."""
     try:
         import grpc
     except ImportError:

@@ -1,4 +1,4 @@
-"""An HTTP caller of ready bytes: plain sockets that stay open, one request at a time on each."""
+"""A minimal HTTP/1.1 client of encoded requests: keep-alive sockets, one request at a time on each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KINDS = {429: "refused", 504: "late"}
 
 
 class Http1Connection(asyncio.Protocol):
-    """One connection; it is free when nothing is asked on it."""
+    """One connection; it is free when no request is in flight."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -42,7 +42,7 @@ class Http1Connection(asyncio.Protocol):
         self._transport.write(request)
 
     def cancel(self) -> None:
-        """Give up. The answer may still come, so the connection is of no more use."""
+        """Give up. The answer may still arrive, so the connection cannot be used again."""
         self._end("late", b"", reusable=False)
 
     def data_received(self, data: bytes) -> None:
@@ -72,7 +72,7 @@ class Http1Connection(asyncio.Protocol):
 
 
 def post(path: str, host: str, body: bytes) -> bytes:
-    """A whole request with a JSON body."""
+    """A POST request with a JSON body."""
     head = (
         f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"

@@ -1,8 +1,7 @@
-"""A gRPC caller of its own: HTTP/2 with nothing but what unary calls of ready bytes need.
+"""A minimal gRPC client: only what unary calls of encoded messages need of HTTP/2.
 
-The usual client costs as much of a core as a small model, which on one machine would be taken from the server. Here
-headers are encoded once and answers are not parsed. No TLS; header values in Huffman code are not read, which servers
-on gRPC's C core do not send.
+grpcio's client uses as much CPU as a small model, which the server on the same machine would lack. Here headers are
+encoded once and answers are not parsed. No TLS, and no Huffman-coded header values: gRPC's C core sends none.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import struct
 from collections.abc import Callable
 
-Done = Callable[[str, bytes], None]  # what went wrong ("" for nothing), the answer
+Done = Callable[[str, bytes], None]  # the kind of problem ("" for none), the body of the answer
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW, _CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
@@ -43,16 +42,16 @@ CODES = (
 
 
 class Http2Connection(asyncio.Protocol):
-    """One connection, any number of calls at once. `send` answers through a callback, always and once."""
+    """One connection with any number of concurrent calls. The callback of `send` is called exactly once."""
 
     def __init__(self) -> None:
         self.is_open = False
         self._transport: asyncio.Transport
-        self._left = b""  # of a frame that is not whole yet
+        self._left = b""  # the start of an incomplete frame
         self._calls: dict[int, _Call] = {}
-        self._waiting: dict[int, None] = {}  # streams that have more to send than the peer takes, in order
+        self._waiting: dict[int, None] = {}  # streams blocked by flow control, in order
         self._next_stream = 1
-        self._taken = 0  # bytes of answers since the peer was last told to go on
+        self._taken = 0  # bytes received since the last WINDOW_UPDATE
         self._window = 65535
         self._stream_window = 65535
 
@@ -60,7 +59,7 @@ class Http2Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.is_open = True
-        # No dynamic table of headers, no pushes, and no waiting for our windows.
+        # No dynamic header table, no pushes, and the largest receive windows.
         settings = struct.pack(">HIHIHI", 1, 0, 2, 0, _INITIAL_WINDOW, _LARGEST_WINDOW)
         window = struct.pack(">I", _LARGEST_WINDOW - 65535)
         transport.write(_PREFACE + frame(_SETTINGS, 0, 0, settings) + frame(_WINDOW, 0, 0, window))
@@ -77,8 +76,8 @@ class Http2Connection(asyncio.Protocol):
             self._transport.close()
 
     def send(self, headers: bytes, message: bytes, done: Done) -> int:
-        """Call with encoded headers and a serialized message; the number can cancel it."""
-        assert self.is_open, "a transport asks first"
+        """Call with encoded headers and a serialized message; returns the stream, for `cancel`."""
+        assert self.is_open, "the transport checks first"
         body = b"\0" + len(message).to_bytes(4, "big") + message
         stream = self._next_stream
         self._next_stream += 2
@@ -87,7 +86,7 @@ class Http2Connection(asyncio.Protocol):
         return stream
 
     def cancel(self, stream: int) -> None:
-        """Give a call up: its callback hears `late`."""
+        """Reset a call; its callback gets `late`."""
         call = self._calls.pop(stream, None)
         if call is not None:
             if self.is_open:
@@ -108,7 +107,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == _DATA:
-            self._took(len(payload))
+            self._count_received(len(payload))
             call = self._calls.get(stream)
             if call is not None:
                 call.parts.append(_unpadded(payload) if flags & _PADDED else payload)
@@ -130,8 +129,8 @@ class Http2Connection(asyncio.Protocol):
         elif kind in (_GOAWAY, _CONTINUATION):
             self._transport.close()
 
-    def _took(self, num_bytes: int) -> None:
-        """The peer may send as much again, once it has used up half of what we take in all."""
+    def _count_received(self, num_bytes: int) -> None:
+        """Widen the connection's receive window once half of it is used up."""
         self._taken += num_bytes
         if self._taken > _LARGEST_WINDOW // 2:
             self._transport.write(frame(_WINDOW, 0, 0, struct.pack(">I", self._taken)))
@@ -147,8 +146,8 @@ class Http2Connection(asyncio.Protocol):
             self._finish(stream)
 
     def _settings(self, payload: bytes) -> None:
-        for place in range(0, len(payload), 6):
-            name, value = struct.unpack_from(">HI", payload, place)
+        for offset in range(0, len(payload), 6):
+            name, value = struct.unpack_from(">HI", payload, offset)
             if name == _INITIAL_WINDOW:
                 for call in self._calls.values():
                     call.window += value - self._stream_window
@@ -157,7 +156,7 @@ class Http2Connection(asyncio.Protocol):
         self._send_waiting()
 
     def _widen(self, stream: int, more: int) -> None:
-        """The peer takes more bytes: of one call, or (stream 0) of all together."""
+        """Add to the send window of one call, or of the connection (stream 0)."""
         if stream == 0:
             self._window += more
         elif stream in self._calls:
@@ -165,7 +164,7 @@ class Http2Connection(asyncio.Protocol):
         self._send_waiting()
 
     def _data(self, stream: int, call: _Call) -> bytes:
-        """Frames of as much of a call's message as the peer takes now; what is left waits for a wider window."""
+        """DATA frames of what the send windows allow; the rest of the message waits."""
         frames = []
         while call.unsent:
             size = min(len(call.unsent), call.window, self._window, _FRAME_BYTES)
@@ -218,7 +217,7 @@ def _unpadded(payload: bytes) -> bytes:
 
 
 def call_headers(method: str, authority: str, timeout_seconds: float) -> bytes:
-    """Headers of a unary call as HPACK writes them without any table."""
+    """Headers of a unary call in HPACK without a dynamic table."""
     return b"".join(
         (
             b"\x83\x86",  # POST, http
@@ -240,49 +239,49 @@ def _number(value: int, bits: int) -> bytes:
     most = (1 << bits) - 1
     if value < most:
         return bytes([value])
-    found, value = [most], value - most
+    encoded, value = [most], value - most
     while value >= 128:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def grpc_status(block: bytes) -> str:
-    """The code in a block of headers; empty when there is none."""
-    place = 0
-    while place < len(block):
-        first = block[place]
+    """The gRPC status code in a header block; empty when there is none."""
+    offset = 0
+    while offset < len(block):
+        first = block[offset]
         if first & 0x80:  # in the static table, which has no grpc-status
-            _, place = _read_number(block, place, 7)
+            _, offset = _read_number(block, offset, 7)
         elif first & 0xE0 == 0x20:  # size of the dynamic table
-            _, place = _read_number(block, place, 5)
+            _, offset = _read_number(block, offset, 5)
         else:
-            index, place = _read_number(block, place, 6 if first & 0x40 else 4)
+            index, offset = _read_number(block, offset, 6 if first & 0x40 else 4)
             name = b""
             if index == 0:
-                name, place = _read_text(block, place)
-            value, place = _read_text(block, place)
+                name, offset = _read_text(block, offset)
+            value, offset = _read_text(block, offset)
             if name == b"grpc-status":
                 return value.decode("ascii", "replace")
     return ""
 
 
-def _read_number(block: bytes, place: int, bits: int) -> tuple[int, int]:
+def _read_number(block: bytes, offset: int, bits: int) -> tuple[int, int]:
     most = (1 << bits) - 1
-    value = block[place] & most
-    place += 1
+    value = block[offset] & most
+    offset += 1
     if value < most:
-        return value, place
+        return value, offset
     shift = 0
     while True:
-        byte = block[place]
-        place += 1
+        byte = block[offset]
+        offset += 1
         value += (byte & 127) << shift
         shift += 7
         if not byte & 128:
-            return value, place
+            return value, offset
 
 
-def _read_text(block: bytes, place: int) -> tuple[bytes, int]:
-    size, start = _read_number(block, place, 7)
+def _read_text(block: bytes, offset: int) -> tuple[bytes, int]:
+    size, start = _read_number(block, offset, 7)
     return block[start : start + size], start + size

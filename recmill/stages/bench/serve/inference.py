@@ -1,4 +1,4 @@
-"""The caller's side of the Open Inference Protocol: columns of text to tensors, answers to scores."""
+"""Client side of the Open Inference Protocol: columns of text to tensors, responses to scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMPY = {"INT64": "<i8", "FP64": "<f8", "BOOL": "?"}
 
 
 class Scorer(Protocol):
-    """One transport of a server that scores rows. `inputs` are the model's raw columns and their datatypes."""
+    """Scores rows over one transport. `inputs` are the model's raw columns with their datatypes."""
 
     async def inputs(self) -> dict[str, str]: ...
     def request(self, rows: pl.DataFrame, datatypes: dict[str, str]) -> bytes: ...
@@ -43,7 +43,7 @@ class GrpcScorer:
         from recmill.stages.serve.proto import predict_v2_pb2 as pb
 
         request = pb.ModelMetadataRequest(name=MODEL).SerializeToString()
-        body = await _asked_once(self.transport("ModelMetadata"), request)
+        body = await _ask_once(self.transport("ModelMetadata"), request)
         return {one.name: one.datatype for one in pb.ModelMetadataResponse.FromString(body).inputs}
 
     def request(self, rows: pl.DataFrame, datatypes: dict[str, str]) -> bytes:
@@ -51,7 +51,7 @@ class GrpcScorer:
 
         tensors, raw = [], []
         for column in rows:
-            datatype = _sendable(column, datatypes[column.name])
+            datatype = _wire_datatype(column, datatypes[column.name])
             tensor = pb.ModelInferRequest.InferInputTensor
             tensors.append(tensor(name=column.name, datatype=datatype, shape=[len(column)]))
             raw.append(_bytes(column, datatype))
@@ -77,7 +77,7 @@ class HttpScorer:
         return HttpTransport(self.server, self.deadline_seconds)
 
     async def inputs(self) -> dict[str, str]:
-        body = await _asked_once(self.transport(), get(f"/v2/models/{MODEL}", self.server))
+        body = await _ask_once(self.transport(), get(f"/v2/models/{MODEL}", self.server))
         return {one["name"]: one["datatype"] for one in json.loads(body)["inputs"]}
 
     def request(self, rows: pl.DataFrame, datatypes: dict[str, str]) -> bytes:
@@ -97,14 +97,14 @@ class HttpScorer:
         return np.array(json.loads(body)["outputs"][0]["data"], np.float32)
 
 
-def scorer_of(transport: TransportName, server: str, deadline_seconds: float) -> Scorer:
+def scorer_for(transport: TransportName, server: str, deadline_seconds: float) -> Scorer:
     return (
         GrpcScorer(server, deadline_seconds) if transport == "grpc" else HttpScorer(server, deadline_seconds)
     )
 
 
-def typed(column: pl.Series, datatype: str) -> pl.Series:
-    """Text as the model's kind of value."""
+def parse_column(column: pl.Series, datatype: str) -> pl.Series:
+    """Text parsed as a datatype of the protocol."""
     column = column.set(column == "", None)
     if datatype == "BYTES":
         return column
@@ -117,8 +117,8 @@ def typed(column: pl.Series, datatype: str) -> pl.Series:
     return number
 
 
-def _sendable(column: pl.Series, datatype: str) -> str:
-    """Bytes of whole numbers cannot say that one is missing; those of fractions can."""
+def _wire_datatype(column: pl.Series, datatype: str) -> str:
+    """Integers and booleans with missing values go as floats, whose NaN can mean missing."""
     return "FP64" if datatype in ("INT64", "BOOL") and column.null_count() else datatype
 
 
@@ -131,14 +131,14 @@ def _bytes(column: pl.Series, datatype: str) -> bytes:
     return column.to_numpy().astype(_NUMPY.get(datatype, "<f8")).tobytes()
 
 
-def reason_of(problem: str, body: bytes) -> str:
+def error_of(problem: str, body: bytes) -> str:
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         return f"{problem}."
 
 
-async def _asked_once(transport: Transport, request: bytes) -> bytes:
+async def _ask_once(transport: Transport, request: bytes) -> bytes:
     await transport.open()
     try:
         problem, body = await ask(transport, request)
@@ -146,5 +146,5 @@ async def _asked_once(transport: Transport, request: bytes) -> bytes:
         transport.close()
         await asyncio.sleep(0)
     if problem:
-        raise RecmillError(f"The server does not describe its model: {reason_of(problem, body)}")
+        raise RecmillError(f"The server does not describe its model: {error_of(problem, body)}")
     return body

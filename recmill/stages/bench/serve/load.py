@@ -1,4 +1,4 @@
-"""The two ways to load a server: requests that come when they come, and clients that wait for their answers."""
+"""Open loop (requests at given times) and closed loop (clients that wait for each answer)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from recmill.stages.bench.serve.transports import Transport
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
 
-_KEEP_EVERY = 20  # answers that are looked at after the run
-_LEAST_WAIT = 20e-6  # seconds; less is not worth a timer
+_KEEP_EVERY = 20  # one answer in so many is parsed after the run
+_MIN_WAIT = 20e-6  # seconds; less is not worth a timer
 
 
 @dataclass
 class RequestRecords:
-    """What became of each request. Times are seconds since the run began; `due` is when it should have been sent."""
+    """Times and outcome of each request, in seconds since the start; `due` is when it should have been sent."""
 
     due: list[float] = field(default_factory=list)
     sent: list[float] = field(default_factory=list)
@@ -40,41 +40,42 @@ class RequestRecords:
         self.problems.append(problem)
 
     def due_between(self, start: float, end: float) -> RequestRecords:
-        """Those that were due in that time."""
-        chosen = [place for place, due in enumerate(self.due) if start <= due < end]
+        """The requests that were due in that time."""
+        chosen = [index for index, due in enumerate(self.due) if start <= due < end]
 
         def of(values: list[T]) -> list[T]:
-            return [values[place] for place in chosen]
+            return [values[index] for index in chosen]
 
         return RequestRecords(of(self.due), of(self.sent), of(self.done), of(self.problems), self.kept)
 
     def answered_between(self, start: float, end: float) -> int:
-        """Requests that were answered well in that time, whenever they were due."""
+        """How many requests succeeded in that time, whenever they were due."""
         return sum(
             start <= done < end and not problem
             for done, problem in zip(self.done, self.problems, strict=True)
         )
 
     def latencies(self) -> Array:
-        """Seconds from due to answered, of requests that were answered well or too late; a refusal is no answer."""
+        """Seconds from due to done, of successes and timeouts; a refusal is not an answer."""
         good = np.array([problem in ("", "late") for problem in self.problems], dtype=bool)
         seconds: Array = np.subtract(self.done, self.due)[good]
         return seconds
 
     def send_delays(self) -> Array:
-        """Seconds that the generator itself was late."""
+        """Seconds between due and sent: the delay of the generator itself."""
         return np.subtract(self.sent, self.due)
 
 
 async def open_loop(transport: Transport, requests: Sequence[bytes], due: Array) -> RequestRecords:
-    """Send each request when it is due, whatever became of those before: a slow server gets no rest.
+    """Send each request when it is due, whether or not earlier ones were answered.
 
-    Latencies count from when a request was due, so that time in which the server held everything up is not left out.
+    Latency counts from the due time, so a stall of the server shows in all requests that were due meanwhile
+    (no coordinated omission).
     """
     records, times = RequestRecords(), due.tolist()
     loop, finished = asyncio.get_running_loop(), asyncio.Event()
     start = loop.time() + 0.02
-    next_one = 0
+    next_index = 0
 
     def send(number: int) -> None:
         at, sent = times[number], loop.time() - start
@@ -87,14 +88,14 @@ async def open_loop(transport: Transport, requests: Sequence[bytes], due: Array)
         transport.send(requests[number % len(requests)], done)
 
     def tick() -> None:
-        nonlocal next_one
-        while next_one < len(times) and start + times[next_one] - loop.time() < _LEAST_WAIT:
-            next_one += 1
-            send(next_one - 1)
-        if next_one < len(times):
-            loop.call_at(start + times[next_one], tick)
+        nonlocal next_index
+        while next_index < len(times) and start + times[next_index] - loop.time() < _MIN_WAIT:
+            next_index += 1
+            send(next_index - 1)
+        if next_index < len(times):
+            loop.call_at(start + times[next_index], tick)
 
-    with _without_pauses():
+    with _gc_disabled():
         if times:
             tick()
             await finished.wait()
@@ -104,7 +105,7 @@ async def open_loop(transport: Transport, requests: Sequence[bytes], due: Array)
 async def closed_loop(
     transport: Transport, requests: Sequence[bytes], clients: int, seconds: float
 ) -> RequestRecords:
-    """`clients` that each send their next request when the last one is answered."""
+    """`clients` clients, each of which sends its next request when the last one is answered."""
     records = RequestRecords()
     loop, finished = asyncio.get_running_loop(), asyncio.Event()
     start = loop.time()
@@ -121,7 +122,7 @@ async def closed_loop(
             now = loop.time() - start
             records.add(sent, sent, now, problem, body)
             if now < seconds:
-                # A server that is gone refuses at once: asking again at once would only burn the core.
+                # A dead server refuses at once; without a pause this loop would take the whole core.
                 loop.call_later(0.01 if problem == "connection" else 0, send)
             else:
                 busy -= 1
@@ -130,7 +131,7 @@ async def closed_loop(
 
         transport.send(request, done)
 
-    with _without_pauses():
+    with _gc_disabled():
         for _ in range(clients):
             send()
         await finished.wait()
@@ -138,8 +139,8 @@ async def closed_loop(
 
 
 @contextmanager
-def _without_pauses() -> Iterator[None]:
-    """Our own collector of garbage would look like a slow server."""
+def _gc_disabled() -> Iterator[None]:
+    """A pause of our own garbage collector would look like a slow server."""
     gc.disable()
     try:
         yield
@@ -148,5 +149,5 @@ def _without_pauses() -> Iterator[None]:
 
 
 def cpu_seconds() -> float:
-    """Of this process so far, all threads."""
+    """CPU time of this process so far, all threads."""
     return time.process_time()

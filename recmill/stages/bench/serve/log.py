@@ -1,7 +1,7 @@
-"""The log behind the bench bundle: Criteo's numbers of columns, with owners, and a planted taste.
+"""The generated log behind the bench bundle: as many columns as Criteo's, owned by user, item or context.
 
-Items belong to clusters and every user likes a few of them; a click on an item of a liked cluster is likely, on any
-other it is rare. The first numbers shift the chance a little, the other columns are noise of realistic sizes.
+Items belong to clusters and every user likes a few clusters: clicks on items of a liked cluster are likely, others
+rare. Two of the numbers shift the probability a little; the other columns are noise of realistic cardinality.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ USER_NUMBERS = tuple(f"u{number}" for number in range(1, 10))
 CONTEXT_NUMBERS = tuple(f"x{number}" for number in range(1, 5))
 USER_KINDS = {f"uk{number}": size for number, size in enumerate((0, 0, 0, 50, 100, 200, 1000, 5000), 1)}
 CONTEXT_KINDS = {"xk1": 24, "xk2": 10}
-# Number of different values; 0 is the cluster itself, a negative number says how many clusters share a value.
+# Cardinality; 0 is the cluster itself, and -n means that n clusters share a value.
 ITEM_KINDS = {
     f"ik{number}": size
     for number, size in enumerate((0, -4, -16, -64, 5, 10, 20, 50, 100, 500, 1000, 5000, 20_000, 100_000), 1)
@@ -32,8 +32,8 @@ _START = 1_700_000_000
 
 
 @dataclass(frozen=True)
-class Size:
-    """How large the log is; every item is in at least one row."""
+class LogSize:
+    """Numbers of items, users and rows; every item is in at least one row."""
 
     items: int
     users: int
@@ -44,31 +44,31 @@ class Size:
         return max(4, min(2000, self.items // 50))
 
     @staticmethod
-    def of(items: int) -> Size:
+    def of(items: int) -> LogSize:
         """A fifth as many users, and a fifth more rows than items."""
-        return Size(items, max(20, items // 5), items + items // 5 + 1000)
+        return LogSize(items, max(20, items // 5), items + items // 5 + 1000)
 
 
-def write_log(size: Size, into: Path, seed: int = 0) -> None:
-    """`log.parquet` in order of time, `labels.parquet` of pairs that are not in it, `context.parquet` for requests."""
+def write_log(size: LogSize, into: Path, seed: int = 0) -> None:
+    """`log.parquet` in time order, `labels.parquet` with other pairs, `context.parquet` with columns of requests."""
     random = np.random.default_rng(seed)
-    world = _World(size, random)
+    tastes = _Tastes(size, random)
     into.mkdir(parents=True, exist_ok=True)
     items = np.concatenate(
         [random.permutation(size.items), random.integers(0, size.items, size.rows - size.items)]
     )
     random.shuffle(items)
-    world.events(items, random).write_parquet(into / "log.parquet", compression="lz4")
-    asked = world.events(random.integers(0, size.items, _LABEL_ROWS), random)
-    pairs = asked.select(user="user_id", item="item_id", label="click")
-    asked.select(*CONTEXT_NUMBERS, *CONTEXT_KINDS).head(_CONTEXT_ROWS).write_parquet(into / CONTEXT)
+    tastes.events(items, random).write_parquet(into / "log.parquet", compression="lz4")
+    held_out = tastes.events(random.integers(0, size.items, _LABEL_ROWS), random)
+    pairs = held_out.select(user="user_id", item="item_id", label="click")
+    held_out.select(*CONTEXT_NUMBERS, *CONTEXT_KINDS).head(_CONTEXT_ROWS).write_parquet(into / CONTEXT)
     pairs.write_parquet(into / LABELS)
 
 
-class _World:
-    """Who likes what."""
+class _Tastes:
+    """The clusters of items, and which of them each user likes."""
 
-    def __init__(self, size: Size, random: np.random.Generator) -> None:
+    def __init__(self, size: LogSize, random: np.random.Generator) -> None:
         self.size = size
         self.cluster_of_item = random.integers(0, size.clusters, size.items)
         self.liked = random.integers(0, size.clusters, (size.users, LIKED))
@@ -95,7 +95,7 @@ class _World:
         }
 
     def events(self, items: Array, random: np.random.Generator) -> pl.DataFrame:
-        """One row for each of the items: half of them are shown to somebody who likes their cluster."""
+        """One row for each of the items; half of them are shown to a user who likes their cluster."""
         clusters = self.cluster_of_item[items]
         starts, ends = self.first_fan[clusters], self.first_fan[clusters + 1]
         drawn = starts + (random.random(len(items)) * (ends - starts)).astype(np.int64)
@@ -115,8 +115,8 @@ class _World:
             "item_id": items,
             "click": (random.random(len(items)) < 1 / (1 + np.exp(-logits))).astype(np.int8),
         }
-        columns |= {name: self.user_numbers[users, place] for place, name in enumerate(USER_NUMBERS)}
-        columns |= {name: context[:, place] for place, name in enumerate(CONTEXT_NUMBERS)}
+        columns |= {name: self.user_numbers[users, index] for index, name in enumerate(USER_NUMBERS)}
+        columns |= {name: context[:, index] for index, name in enumerate(CONTEXT_NUMBERS)}
         columns |= {name: values[users] for name, values in self.user_kinds.items()}
         columns |= {name: random.integers(0, size, len(items)) for name, size in CONTEXT_KINDS.items()}
         columns |= {name: values[items] for name, values in self.item_kinds.items()}

@@ -1,4 +1,4 @@
-"""One load on one server, and everything that is known about it afterwards."""
+"""One load on one server, and its numbers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from recmill.reporting.latency import LatencyHistogram
+from recmill.stages.bench.contest import Result
 from recmill.stages.bench.serve import echo
 from recmill.stages.bench.serve.arrivals import poisson_times
 from recmill.stages.bench.serve.load import RequestRecords, closed_loop, cpu_seconds, open_loop
-from recmill.stages.bench.serve.requests import AnswerStats, RequestShape, Words, look_at
-from recmill.stages.bench.serve.server import BenchServer, Usage, between, read_metrics
+from recmill.stages.bench.serve.requests import AnswerStats, RequestCodec, summarize_answers
+from recmill.stages.bench.serve.server import BenchServer, Usage, metrics_delta, read_metrics
 from recmill.stages.bench.serve.transports import GrpcTransport, Transport, ask, precise_loop
 
-Result = dict[str, Any]
 _ECHO_SECONDS = 2.0
-_METRICS_SECONDS = 0.1  # enough to read them
+_METRICS_SECONDS = 0.1  # enough to read /metrics
 _ECHO_BYTES = 1500  # about 50 items
 
 
 @dataclass(frozen=True)
 class Load:
-    """Open at `rate` requests a second, or closed with `clients`; what happens in `warm_up` seconds is not counted."""
+    """An open loop at `rate` requests a second, or a closed loop of `clients`; `warm_up` seconds are not counted."""
 
     rate: float | None
     clients: int | None
@@ -39,33 +38,33 @@ class Load:
 
 
 @dataclass(frozen=True)
-class _Moment:
-    """What had been used up at one edge of the measured time."""
+class _Snapshot:
+    """Counters at the start or the end of the measured time."""
 
     metrics: dict[str, float]
     server: Usage | None
     client_cpu: float
 
 
-class Generator:
-    """Requests that are ready, and the transport they go through. One event loop serves all loads."""
+class LoadGenerator:
+    """Sends requests that were encoded beforehand. One event loop runs all loads."""
 
     def __init__(
         self,
-        words: Words,
-        running: BenchServer,
+        codec: RequestCodec,
+        server: BenchServer,
         requests: Sequence[bytes],
         traced: Sequence[bytes],
-        question: RequestShape,
+        users_per_request: int,
         deadline_seconds: float,
         seed: int = 0,
     ) -> None:
-        self.words, self.running, self.question = words, running, question
+        self.codec, self.server, self.users_per_request = codec, server, users_per_request
         self.requests, self.traced = requests, traced
         self.deadline_seconds, self.seed = deadline_seconds, seed
         self._runner = asyncio.Runner(loop_factory=precise_loop)
 
-    def __enter__(self) -> Generator:
+    def __enter__(self) -> LoadGenerator:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -75,29 +74,30 @@ class Generator:
         return self._runner.run(self._measure(load))
 
     async def _measure(self, load: Load) -> Result:
-        transport = self.words.transport("Recommend", self.deadline_seconds)
+        transport = self.codec.transport("Recommend", self.deadline_seconds)
         await transport.open()
         try:
             records, (first, last), traces = await asyncio.gather(
-                self._records(transport, load), self._moments(load), self._traces(transport, load)
+                self._records(transport, load), self._snapshots(load), self._traces(transport, load)
             )
         finally:
             transport.close()
-            await asyncio.sleep(0)  # closed sockets are let go
+            await asyncio.sleep(0)  # lets the loop release closed sockets
         counted = records.due_between(load.warm_up, load.end)
+        latency = LatencyHistogram.of(counted.latencies())
         answered = records.answered_between(load.warm_up, load.end)
         return {
-            **_rates(load, counted, answered, self.question.batch),
+            **_rates(load, counted, answered, self.users_per_request),
             **_outcomes(counted),
-            "latency": LatencyHistogram.of(counted.latencies()).as_dict(),
-            "histogram": LatencyHistogram.of(counted.latencies()).bins(),
+            "latency": latency.as_dict(),
+            "histogram": latency.bins(),
             "send_delay": LatencyHistogram.of(counted.send_delays()).as_dict(),
-            "answers": look_at(self.words, records.kept).as_dict(),
+            "answers": summarize_answers(self.codec, records.kept).as_dict(),
             "traced_stages_ms": traces.as_dict()["stages_ms"],
             "server": _server(first, last, answered),
             "client": {
                 "cpu_us_per_request": round((last.client_cpu - first.client_cpu) / max(1, answered) * 1e6, 1),
-                "cpu_share": round((last.client_cpu - first.client_cpu) / load.seconds, 4),
+                "cpu_cores": round((last.client_cpu - first.client_cpu) / load.seconds, 4),
             },
         }
 
@@ -107,43 +107,43 @@ class Generator:
         assert load.clients is not None
         return await closed_loop(transport, self.requests, load.clients, load.end)
 
-    async def _moments(self, load: Load) -> tuple[_Moment, _Moment]:
-        """The two edges; reading the server's metrics is outside of what is measured."""
+    async def _snapshots(self, load: Load) -> tuple[_Snapshot, _Snapshot]:
+        """Counters at both ends; the server's metrics are read outside of the measured time."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         await asyncio.sleep(max(0.0, load.warm_up - _METRICS_SECONDS))
-        metrics = await loop.run_in_executor(None, read_metrics, self.running.http)
+        metrics = await loop.run_in_executor(None, read_metrics, self.server.http)
         await asyncio.sleep(max(0.0, start + load.warm_up - loop.time()))
-        first = _Moment(metrics, Usage.of(self.running), cpu_seconds())
+        first = _Snapshot(metrics, Usage.of(self.server), cpu_seconds())
         await asyncio.sleep(load.seconds)
-        used, cpu = Usage.of(self.running), cpu_seconds()
-        metrics = await loop.run_in_executor(None, read_metrics, self.running.http)
-        return first, _Moment(metrics, used, cpu)
+        used, cpu = Usage.of(self.server), cpu_seconds()
+        metrics = await loop.run_in_executor(None, read_metrics, self.server.http)
+        return first, _Snapshot(metrics, used, cpu)
 
     async def _traces(self, transport: Transport, load: Load) -> AnswerStats:
-        """One traced request a second, which counts nowhere else: a trace is longer than an answer."""
+        """One traced request a second, which counts nowhere else: a traced answer is longer."""
         bodies = []
         for number in range(int(load.seconds) if self.traced else 0):
             await asyncio.sleep(load.warm_up + 0.5 if number == 0 else 1.0)
             problem, body = await ask(transport, self.traced[number % len(self.traced)])
             if not problem:
                 bodies.append(body)
-        return look_at(self.words, bodies)
+        return summarize_answers(self.codec, bodies)
 
 
-def _rates(load: Load, records: RequestRecords, answered: int, batch: int) -> Result:
+def _rates(load: Load, records: RequestRecords, answered: int, users_per_request: int) -> Result:
     number = len(records.due)
     return {
         "loop": "closed" if load.rate is None else "open",
-        "asked_rate": load.rate,
+        "target_rate": load.rate,
         "clients": load.clients,
         "seconds": load.seconds,
         "requests": number,
         "answered": answered,
-        "due_rate": round(number / load.seconds, 2),
+        "offered_rate": round(number / load.seconds, 2),
         "achieved_rate": round(answered / load.seconds, 2),
-        "achieved_share": round(answered / max(1, number), 4),
-        "users_per_second": round(answered * batch / load.seconds, 2),
+        "achieved_fraction": round(answered / max(1, number), 4),
+        "users_per_second": round(answered * users_per_request / load.seconds, 2),
     }
 
 
@@ -157,17 +157,17 @@ def _outcomes(records: RequestRecords) -> Result:
     }
 
 
-def _server(first: _Moment, last: _Moment, answered: int) -> Result:
-    found = between(first.metrics, last.metrics)
+def _server(first: _Snapshot, last: _Snapshot, answered: int) -> Result:
+    result = metrics_delta(first.metrics, last.metrics)
     if first.server is not None and last.server is not None:
         cpu = last.server.cpu_seconds - first.server.cpu_seconds
-        found["cpu_ms_per_request"] = round(cpu / max(1, answered) * 1e3, 3)
-        found["resident_bytes"] = last.server.resident_bytes
-    return found
+        result["cpu_ms_per_request"] = round(cpu / max(1, answered) * 1e3, 3)
+        result["resident_bytes"] = last.server.resident_bytes
+    return result
 
 
 def generator_cost(rate: float, request: bytes) -> Result:
-    """What the generator itself takes: the same loop at the same rate against a gRPC server that does nothing."""
+    """CPU time and latency of the generator itself: the same loop and rate against a server that does nothing."""
     command = [sys.executable, "-m", "recmill.stages.bench.serve.echo", str(_ECHO_BYTES)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

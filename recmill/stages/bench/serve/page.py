@@ -1,10 +1,9 @@
-"""What bench serve found, as text and as a page with charts."""
+"""The result of bench serve as text and as an HTML page with charts."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from recmill.reporting.html.content import (
     Axis,
@@ -22,17 +21,17 @@ from recmill.reporting.html.content import (
 from recmill.reporting.html.environment import environment_section
 from recmill.reporting.html.page import write_report
 from recmill.reporting.latency import PERCENTILES
+from recmill.stages.bench.contest import Result
 
-Result = dict[str, Any]
 _COLUMNS = ("load", "requests/s", *PERCENTILES, "max", "refused", "late", "errors")
-_BIN_GROWTH = 1.1  # of the drawn histogram, which is coarser than the counted one
+_BIN_GROWTH = 1.1  # the chart is coarser than the histogram
 
 
 def describe(result: Result) -> str:
     """The result for people."""
     lines = [
-        f"{result['transport']}, k {result['question']['k']} of {result['question']['candidates']} candidates, "
-        f"{result['question']['batch']} users a request, deadline {result['deadline_seconds']:g} s; "
+        f"{result['transport']}, k {result['request']['k']} of {result['request']['candidates']} candidates, "
+        f"{result['request']['batch']} users a request, deadline {result['deadline_seconds']:g} s; "
         f"{result['machine']['cores']} cores of {result['machine']['processor']}"
     ]
     if result["seconds_to_ready"] is not None:
@@ -55,13 +54,13 @@ def describe(result: Result) -> str:
 
 
 def runs_of(result: Result) -> list[Result]:
-    """The loads that were asked for, then the one that confirmed the rate."""
+    """The loads of the config, then the run that confirmed the rate."""
     confirmed = result.get("slo", {}).get("confirmed")
     return [*result.get("loads", []), *([confirmed] if confirmed else [])]
 
 
 def _row(run: Result) -> tuple[Cell, ...]:
-    name = f"{run['clients']} clients" if run["asked_rate"] is None else f"{run['asked_rate']:,.1f}/s"
+    name = f"{run['clients']} clients" if run["target_rate"] is None else f"{run['target_rate']:,.1f}/s"
     latency = [run["latency"][f"{percentile}_ms"] for percentile in (*PERCENTILES, "max")]
     return (name, run["achieved_rate"], *latency, run["refused"], run["late"], sum(run["errors"].values()))
 
@@ -89,12 +88,12 @@ def _details(run: Result) -> list[str]:
         )
     lines.append(
         f"client       {run['client']['cpu_us_per_request']:.0f} us of CPU a request, "
-        f"{run['client']['cpu_share']:.1%} of a core, sends {run['send_delay']['p99_ms'] or 0:.2f} ms late (p99)"
+        f"{run['client']['cpu_cores']:.1%} of a core, sends {run['send_delay']['p99_ms'] or 0:.2f} ms late (p99)"
     )
     if answers["answers"]:
         lines.append(
-            f"answers      {answers['items_per_answer']:g} items, {answers['degraded_share']:.1%} degraded "
-            f"(of {answers['answers']} looked at)"
+            f"answers      {answers['items_per_answer']:g} items, {answers['degraded_fraction']:.1%} degraded "
+            f"(of {answers['answers']} sampled)"
         )
     return lines
 
@@ -105,7 +104,7 @@ def write_page(path: Path, result: Result) -> None:
     probes = [
         run
         for run in [*result.get("loads", []), *result.get("slo", {}).get("probes", [])]
-        if run["asked_rate"]
+        if run["target_rate"]
     ]
     charts: list[Chart] = [
         *([_against_rate(probes)] if probes else []),
@@ -140,11 +139,11 @@ def _facts(result: Result, runs: list[Result]) -> list[Fact]:
 
 
 def _against_rate(probes: list[Result]) -> LineChart:
-    ordered = sorted(probes, key=lambda run: run["asked_rate"])
+    ordered = sorted(probes, key=lambda run: run["target_rate"])
 
     def series(name: str) -> Series:
         shown = [
-            (run["asked_rate"], run["latency"][f"{name}_ms"], run.get("broken") or "") for run in ordered
+            (run["target_rate"], run["latency"][f"{name}_ms"], run.get("violation") or "") for run in ordered
         ]
         points = [point for point in shown if point[1]]
         notes = tuple(note for _, _, note in points)
@@ -153,14 +152,14 @@ def _against_rate(probes: list[Result]) -> LineChart:
     names = [name for name in PERCENTILES if name != "p99.9"]
     return LineChart(
         "Latency against rate",
-        Axis("asked requests/s", low=0),
-        Axis("milliseconds from when it was due", "log"),
+        Axis("target requests/s", low=0),
+        Axis("milliseconds since the request was due", "log"),
         tuple(series(name) for name in names),
     )
 
 
 def _distribution(runs: list[Result]) -> HistogramChart:
-    """Shares of requests in bins of equal width on a logarithmic axis."""
+    """Fractions of requests in bins of equal width on a logarithmic axis."""
     shown = runs[-3:]
     edges_of = [edge for run in shown for edge, _ in run["histogram"]] or [1.0]
     edges = [min(edges_of) / _BIN_GROWTH]
@@ -169,13 +168,13 @@ def _distribution(runs: list[Result]) -> HistogramChart:
     return HistogramChart(
         "Distribution of latencies",
         Axis("milliseconds", "log"),
-        Axis("share of requests"),
+        Axis("fraction of requests"),
         tuple(edges),
-        tuple(Heights(str(_row(run)[0]), _shares(run["histogram"], edges)) for run in shown),
+        tuple(Heights(str(_row(run)[0]), _fractions(run["histogram"], edges)) for run in shown),
     )
 
 
-def _shares(bins: list[tuple[float, int]], edges: list[float]) -> tuple[float, ...]:
+def _fractions(bins: list[tuple[float, int]], edges: list[float]) -> tuple[float, ...]:
     total = max(1, sum(count for _, count in bins))
     return tuple(
         sum(count for edge, count in bins if low < edge <= high) / total for low, high in pairwise(edges)
@@ -183,7 +182,7 @@ def _shares(bins: list[tuple[float, int]], edges: list[float]) -> tuple[float, .
 
 
 def _stages_section(runs: list[Result]) -> Section:
-    """From the server's own metrics under load, beside what traces of single requests say."""
+    """Mean times from the server's metrics under load, beside those of single traced requests."""
     last = runs[-1] if runs else {"server": {"stages_ms": {}}, "traced_stages_ms": {}}
     served, traced = last["server"]["stages_ms"], last["traced_stages_ms"]
     rows = tuple((name, served.get(name), traced.get(name)) for name in dict.fromkeys([*served, *traced]))
@@ -193,8 +192,8 @@ def _stages_section(runs: list[Result]) -> Section:
 
 
 def _probes_table(probes: list[Result]) -> ReportTable:
-    rows = tuple((*_row(run), run.get("broken", "")) for run in probes)
-    return ReportTable((*_COLUMNS, "why it is too much"), rows)
+    rows = tuple((*_row(run), run.get("violation", "")) for run in probes)
+    return ReportTable((*_COLUMNS, "SLO violation"), rows)
 
 
 def _table(title: str, runs: list[Result]) -> ReportTable:

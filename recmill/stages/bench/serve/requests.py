@@ -1,4 +1,4 @@
-"""Requests as bytes, made before the clock runs, and what their answers say."""
+"""Requests, encoded before the clock starts, and statistics of their answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from recmill.errors import RecmillError
-from recmill.stages.bench.serve.arrivals import drawn_places
+from recmill.stages.bench.serve.arrivals import draw_indices
 from recmill.stages.bench.serve.http1 import post
 from recmill.stages.bench.serve.transports import GrpcTransport, HttpTransport, Transport, TransportName
 
@@ -19,12 +19,12 @@ Id = str | int
 Context = dict[str, Any]
 
 _SERVICE = "/recmill.v1.Recommender"
-_MOST_REQUESTS = 20_000  # different ones; a longer run asks them again
+_MAX_REQUESTS = 20_000  # different ones; a longer run repeats them
 
 
 @dataclass(frozen=True)
 class RequestShape:
-    """What every request asks for."""
+    """The parameters that all requests share."""
 
     k: int = 50
     candidates: int = 500
@@ -37,7 +37,7 @@ class RequestShape:
 
 @dataclass
 class AnswerStats:
-    """What the answers that were looked at said, added up."""
+    """Totals over the sampled answers."""
 
     answers: int = 0
     items: int = 0
@@ -60,15 +60,15 @@ class AnswerStats:
         return {
             "answers": self.answers,
             "items_per_answer": round(self.items / max(1, self.answers), 2),
-            "degraded_share": round(self.num_degraded / self.answers, 4) if self.answers else None,
+            "degraded_fraction": round(self.num_degraded / self.answers, 4) if self.answers else None,
             "degraded": dict(self.degraded),
             "versions": dict(self.versions),
             "stages_ms": {name: round(fmean(values), 4) for name, values in self.stages.items()},
         }
 
 
-class Grpc:
-    """Our own calls as protobuf."""
+class GrpcCodec:
+    """recmill's own calls as protobuf."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -77,12 +77,12 @@ class Grpc:
         return GrpcTransport(self.address, f"{_SERVICE}/{method}", deadline_seconds)
 
     def recommend(
-        self, users: Sequence[Id], ask: RequestShape, number: int = 0, trace: bool = False
+        self, users: Sequence[Id], shape: RequestShape, number: int = 0, trace: bool = False
     ) -> bytes:
         from recmill.stages.serve.proto import recmill_pb2 as pb
 
-        queries = [_query(user, ask.context(number)) for user in users]
-        request = pb.RecommendRequest(queries=queries, k=ask.k, candidates=ask.candidates, trace=trace)
+        queries = [_query(user, shape.context(number)) for user in users]
+        request = pb.RecommendRequest(queries=queries, k=shape.k, candidates=shape.candidates, trace=trace)
         return bytes(request.SerializeToString())
 
     def rank(self, user: Id, items: Sequence[Id], context: Context) -> bytes:
@@ -92,7 +92,7 @@ class Grpc:
         return bytes(request.SerializeToString())
 
     def answers(self, body: bytes) -> list[dict[str, Any]]:
-        """Each answer as HTTP would write it."""
+        """Each answer in the layout of the JSON API."""
         from recmill.stages.serve.proto import recmill_pb2 as pb
 
         reply = pb.RecommendReply.FromString(body)
@@ -112,7 +112,7 @@ class Grpc:
         return list(pb.RankReply.FromString(body).scores)
 
 
-class Http:
+class HttpCodec:
     """The same calls as JSON."""
 
     def __init__(self, address: str) -> None:
@@ -122,9 +122,14 @@ class Http:
         return HttpTransport(self.address, deadline_seconds)
 
     def recommend(
-        self, users: Sequence[Id], ask: RequestShape, number: int = 0, trace: bool = False
+        self, users: Sequence[Id], shape: RequestShape, number: int = 0, trace: bool = False
     ) -> bytes:
-        common = {"k": ask.k, "candidates": ask.candidates, "context": ask.context(number), "trace": trace}
+        common = {
+            "k": shape.k,
+            "candidates": shape.candidates,
+            "context": shape.context(number),
+            "trace": trace,
+        }
         queries = [{"user": user, **common} for user in users]
         body = queries[0] if len(queries) == 1 else {"queries": queries}
         return post("/v1/recommend", self.address, json.dumps(body).encode())
@@ -141,11 +146,11 @@ class Http:
         return list(json.loads(body)["scores"])
 
 
-Words = Grpc | Http
+RequestCodec = GrpcCodec | HttpCodec
 
 
-def words_of(transport: TransportName, address: str) -> Words:
-    return Grpc(address) if transport == "grpc" else Http(address)
+def codec_for(transport: TransportName, address: str) -> RequestCodec:
+    return GrpcCodec(address) if transport == "grpc" else HttpCodec(address)
 
 
 def _id(value: Id) -> Any:
@@ -170,39 +175,39 @@ def _value(value: Any) -> Any:
 
 
 def make_requests(
-    words: Words, users: Sequence[Id], ask: RequestShape, number: int, seed: int, zipf: float | None
+    codec: RequestCodec, users: Sequence[Id], shape: RequestShape, number: int, seed: int, zipf: float | None
 ) -> list[bytes]:
-    """Requests of drawn users, ready to be sent."""
-    number = max(1, min(number, _MOST_REQUESTS))
-    places = drawn_places(len(users), number * ask.batch, seed, zipf).reshape(number, ask.batch)
+    """Encoded requests of randomly drawn users."""
+    number = max(1, min(number, _MAX_REQUESTS))
+    indices = draw_indices(len(users), number * shape.batch, seed, zipf).reshape(number, shape.batch)
     return [
-        words.recommend([users[place] for place in row], ask, index)
-        for index, row in enumerate(places.tolist())
+        codec.recommend([users[index] for index in row], shape, number)
+        for number, row in enumerate(indices.tolist())
     ]
 
 
-def look_at(words: Words, bodies: Iterable[bytes]) -> AnswerStats:
-    """Parse answers that were kept."""
-    seen = AnswerStats()
+def summarize_answers(codec: RequestCodec, bodies: Iterable[bytes]) -> AnswerStats:
+    """Parse sampled answers and add them up."""
+    stats = AnswerStats()
     for body in bodies:
-        for answer in words.answers(body):
-            seen.add(answer)
-    return seen
+        for answer in codec.answers(body):
+            stats.add(answer)
+    return stats
 
 
-def users_of_bundle(bundle: Path) -> list[Id]:
+def read_bundle_users(bundle: Path) -> list[Id]:
     import numpy as np
 
     from recmill.artifacts.bundle.bundle import Bundle
 
     opened = Bundle.open(bundle)
     if opened.users is None or not len(opened.users):
-        raise RecmillError(f"Bundle {bundle} knows no users. Give some: --users FILE.parquet.")
+        raise RecmillError(f"Bundle {bundle} has no users. Name some: --users FILE.parquet.")
     return list(opened.users.ids(np.arange(len(opened.users))))
 
 
-def users_of_file(path: Path) -> list[Id]:
-    """The column `user` of a Parquet file, or its first one; each user once."""
+def read_users(path: Path) -> list[Id]:
+    """The distinct users in column `user` of a Parquet file, or in its first column."""
     import polars as pl
 
     frame = _read_parquet(path)
@@ -213,18 +218,18 @@ def users_of_file(path: Path) -> list[Id]:
     return list(users.to_list() if users.dtype.is_integer() else users.cast(pl.String).to_list())
 
 
-def contexts_of_file(path: Path) -> tuple[Context, ...]:
-    """Raw context columns of requests: rows of a Parquet file, or JSON objects one a line."""
+def read_contexts(path: Path) -> tuple[Context, ...]:
+    """Raw context columns of requests: rows of a Parquet file, or one JSON object a line."""
     if path.suffix == ".parquet":
         rows = _read_parquet(path).to_dicts()
         return tuple({name: value for name, value in row.items() if value is not None} for row in rows)
     try:
-        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except ValueError as error:
         raise RecmillError(f"{path} must hold one JSON object a line: {error}") from None
-    if not all(isinstance(one, dict) for one in found):
+    if not all(isinstance(row, dict) for row in rows):
         raise RecmillError(f"{path} must hold one JSON object a line.")
-    return tuple(found)
+    return tuple(rows)
 
 
 def _read_parquet(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""bench serve as a whole: a server, loads on it, the rate that it can hold, how good its answers are."""
+"""bench serve: loads on a server, the highest rate that meets an SLO, and the accuracy of its answers."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from pathlib import Path
 
 from recmill.errors import RecmillError
 from recmill.stages.bench.contest import Result, header
-from recmill.stages.bench.serve.measure import Generator, Load, generator_cost
+from recmill.stages.bench.serve.measure import Load, LoadGenerator, generator_cost
 from recmill.stages.bench.serve.requests import (
     Id,
+    RequestCodec,
     RequestShape,
-    Words,
+    codec_for,
     make_requests,
-    users_of_bundle,
-    users_of_file,
-    words_of,
+    read_bundle_users,
+    read_users,
 )
-from recmill.stages.bench.serve.server import BenchServer, started
+from recmill.stages.bench.serve.server import BenchServer, start_server
 from recmill.stages.bench.serve.slo import Slo, highest_rate
 from recmill.stages.bench.serve.transports import TransportName
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 _NUM_TRACED = 50
-_CONFIRMED_AT = (
+_CONFIRM_AT = (
     1.0,
     0.95,
     0.9,
     0.8,
     0.65,
     0.5,
-)  # shares of the rate that short probes found, until one holds
+)  # fractions of the probed rate, tried until a whole run meets the SLO
 
 
 @dataclass(frozen=True)
 class ServeBenchConfig:
-    """What is asked, how and for how long."""
+    """The requests, how they are sent, and for how long."""
 
-    question: RequestShape = RequestShape()  # noqa: RUF009, frozen
+    request: RequestShape = RequestShape()  # noqa: RUF009, frozen
     transport: TransportName = "grpc"
     rates: tuple[float, ...] = ()
     clients: int | None = None
@@ -62,11 +62,11 @@ class ServeBenchConfig:
 
 @dataclass(frozen=True)
 class BenchTarget:
-    """A bundle that we serve ourselves, or the address of a server that is there."""
+    """A bundle that bench serves itself, or the address of a running server."""
 
     bundle: Path | None = None
     address: str | None = None
-    metrics: str | None = None  # where an existing server's HTTP transport is
+    metrics: str | None = None  # the HTTP address of a running server
     users: Path | None = None
     serve_arguments: tuple[str, ...] = ()
 
@@ -78,105 +78,108 @@ class BenchTarget:
             yield BenchServer(self.address if is_grpc else None, http)
         else:
             assert self.bundle is not None
-            with started(self.bundle, self.serve_arguments) as running:
-                yield running
+            with start_server(self.bundle, self.serve_arguments) as server:
+                yield server
 
     def known_users(self) -> list[Id]:
         if self.users is not None:
-            return users_of_file(self.users)
+            return read_users(self.users)
         if self.bundle is None:
             raise RecmillError(
                 "A server at an address needs users to ask for: --users FILE.parquet or --bundle DIR."
             )
-        return users_of_bundle(self.bundle)
+        return read_bundle_users(self.bundle)
 
 
-def bench_serve(target: BenchTarget, options: ServeBenchConfig, say: Say = lambda line: None) -> Result:
-    """Load a server in every way that was asked for; all numbers are in the result."""
+def bench_serve(target: BenchTarget, config: ServeBenchConfig, report: Report = lambda line: None) -> Result:
+    """Run every load of the config on one server; `report` gets a line after each."""
     users = target.known_users()
-    with target.running(options.transport) as running:
-        address = running.grpc if options.transport == "grpc" else running.http
+    with target.running(config.transport) as server:
+        address = server.grpc if config.transport == "grpc" else server.http
         if address is None:
-            raise RecmillError(f"The server has no {options.transport} transport.")
-        words = words_of(options.transport, address)
-        result = _head(options, running, users)
-        with _generator(words, running, users, options) as generator:
-            if options.echo:
-                rate = max(options.rates, default=250.0)
+            raise RecmillError(f"The server has no {config.transport} transport.")
+        codec = codec_for(config.transport, address)
+        result = _header(config, server, users)
+        with _generator(codec, server, users, config) as generator:
+
+            def measure(load: Load) -> Result:
+                run = generator.measure(load)
+                report(_line(run))
+                return run
+
+            if config.echo:
+                rate = max(config.rates, default=250.0)
                 result["generator"] = generator_cost(rate, generator.requests[0])
-            result["loads"] = [_told(generator.measure(load), say) for load in options.loads()]
-            if options.slo is not None:
-                result["slo"] = _find_rate(generator, options, options.slo, say)
-        if options.labels is not None:
+            result["loads"] = [measure(load) for load in config.loads()]
+            if config.slo is not None:
+                result["slo"] = _find_rate(measure, config, config.slo)
+        if config.labels is not None:
             from recmill.stages.bench.serve.accuracy import measure_accuracy, read_labels
 
-            labels = read_labels(options.labels, options.label_users)
-            result["accuracy"] = measure_accuracy(words, labels, options.question)
+            labels = read_labels(config.labels, config.label_users)
+            result["accuracy"] = measure_accuracy(codec, labels, config.request)
     return result
 
 
-def _head(options: ServeBenchConfig, running: BenchServer, users: Sequence[Id]) -> Result:
-    question = asdict(options.question)
-    question["contexts"] = len(options.question.contexts)
-    ready = running.seconds_to_ready
+def _header(config: ServeBenchConfig, server: BenchServer, users: Sequence[Id]) -> Result:
+    ready = server.seconds_to_ready
     return {
         **header("serve"),
-        "transport": options.transport,
-        "users": {"known": len(users), "zipf": options.zipf, "seed": options.seed},
-        "question": question,
-        "deadline_seconds": options.deadline_seconds,
-        "warm_up": options.warm_up,
+        "transport": config.transport,
+        "users": {"known": len(users), "zipf": config.zipf, "seed": config.seed},
+        "request": {**asdict(config.request), "contexts": len(config.request.contexts)},
+        "deadline_seconds": config.deadline_seconds,
+        "warm_up": config.warm_up,
         "seconds_to_ready": None if ready is None else round(ready, 3),
     }
 
 
 def _generator(
-    words: Words, running: BenchServer, users: Sequence[Id], options: ServeBenchConfig
-) -> Generator:
-    most = max((load.rate or 2000.0) * load.end for load in options.loads() or [Load(2000.0, None, 5, 0)])
-    requests = make_requests(words, users, options.question, int(most) + 1, options.seed, options.zipf)
+    codec: RequestCodec, server: BenchServer, users: Sequence[Id], config: ServeBenchConfig
+) -> LoadGenerator:
+    loads = config.loads() or [Load(2000.0, None, 5, 0)]
+    number = int(max((load.rate or 2000.0) * load.end for load in loads)) + 1
+    requests = make_requests(codec, users, config.request, number, config.seed, config.zipf)
     traced = [
-        words.recommend([user], options.question, number, trace=True)
-        for number, user in enumerate(users[:_NUM_TRACED])
+        codec.recommend([user], config.request, index, trace=True)
+        for index, user in enumerate(users[:_NUM_TRACED])
     ]
-    return Generator(
-        words, running, requests, traced, options.question, options.deadline_seconds, options.seed
+    return LoadGenerator(
+        codec, server, requests, traced, config.request.batch, config.deadline_seconds, config.seed
     )
 
 
-def _find_rate(generator: Generator, options: ServeBenchConfig, slo: Slo, say: Say) -> Result:
-    """Short probes find the rate, a whole run confirms it; what a whole run does not hold is lowered a little."""
+def _find_rate(measure: Callable[[Load], Result], config: ServeBenchConfig, slo: Slo) -> Result:
+    """Short probes find the rate and a whole run confirms it; a rate that fails the whole run is lowered."""
 
     def probe(rate: float) -> Result:
-        return _told(
-            generator.measure(Load(rate, None, options.probe_seconds, options.probe_seconds / 4)), say
-        )
+        return measure(Load(rate, None, config.probe_seconds, config.probe_seconds / 4))
 
-    found = highest_rate(probe, slo)
+    search = highest_rate(probe, slo)
     confirmed = None
-    for share in _CONFIRMED_AT if found.rate else ():
-        run = _told(generator.measure(Load(found.rate * share, None, options.seconds, options.warm_up)), say)
-        run["broken"] = slo.broken_by(run)
-        found.probes.append(run)
-        if not run["broken"]:
+    for fraction in _CONFIRM_AT if search.rate else ():
+        run = measure(Load(search.rate * fraction, None, config.seconds, config.warm_up))
+        run["violation"] = slo.violation(run)
+        search.probes.append(run)
+        if not run["violation"]:
             confirmed = run
             break
     return {
         "slo": str(slo),
         "max_rate_at_slo": confirmed["achieved_rate"] if confirmed else 0.0,
         "confirmed": confirmed,
-        "probes": found.probes,
+        "probes": search.probes,
     }
 
 
-def _told(run: Result, say: Say) -> Result:
-    latency = run["latency"]
-    asked = f"{run['clients']} clients" if run["asked_rate"] is None else f"{run['asked_rate']:,.1f}/s asked"
-    say(
-        f"{asked:<18}{run['achieved_rate']:>9,.1f}/s   p50 {_ms(latency['p50_ms'])}  p99 {_ms(latency['p99_ms'])}  "
-        f"failed {run['failed']}"
+def _line(run: Result) -> str:
+    p50, p99 = (run["latency"][f"{name}_ms"] for name in ("p50", "p99"))
+    load = (
+        f"{run['clients']} clients" if run["target_rate"] is None else f"{run['target_rate']:,.1f}/s target"
     )
-    return run
+    return (
+        f"{load:<18}{run['achieved_rate']:>9,.1f}/s   p50 {_ms(p50)}  p99 {_ms(p99)}  failed {run['failed']}"
+    )
 
 
 def _ms(value: float | None) -> str:

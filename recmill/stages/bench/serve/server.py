@@ -1,4 +1,4 @@
-"""A server of our own to measure: started on free ports, watched from outside, ended at the end."""
+"""Start a server on free ports, and read its CPU, memory and metrics from outside."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECONDS_TO_END = 15
 
 @dataclass(frozen=True)
 class BenchServer:
-    """Where a server answers. One that we did not start has no process of ours, and maybe no HTTP."""
+    """Addresses of a server. One that was already running has no `pid`, and maybe no HTTP address."""
 
     grpc: str | None
     http: str | None
@@ -35,8 +35,8 @@ class BenchServer:
 
 
 @contextmanager
-def started(bundle: Path, arguments: Sequence[str] = ()) -> Iterator[BenchServer]:
-    """`recmill serve` as a process of its own, on free ports of this machine, until the block ends."""
+def start_server(bundle: Path, arguments: Sequence[str] = ()) -> Iterator[BenchServer]:
+    """`recmill serve` in a process of its own on free ports, until the block ends."""
     command = [sys.executable, "-m", "recmill", "serve", "--bundle", str(bundle)]
     command += ["--http-port", "0", "--grpc-port", "0", "--json", *arguments]
     began = time.perf_counter()
@@ -59,16 +59,16 @@ def _ready_line(process: subprocess.Popen[str]) -> dict[str, Any]:
         line = process.stdout.readline()
         if not line:
             raise RecmillError(f"The server ended with code {process.wait()} before it was ready.")
-        if line.startswith("{") and "grpc" in (found := json.loads(line)):
-            return dict(found)
+        if line.startswith("{") and "grpc" in (ready := json.loads(line)):
+            return dict(ready)
     raise RecmillError(f"The server was not ready after {_SECONDS_TO_START} s.")
 
 
 def _address(ready: dict[str, Any], transport: str) -> str | None:
-    found = ready.get(transport)
-    if found is None or isinstance(found, int):
-        return None if found is None else f"127.0.0.1:{found}"
-    return str(found).rpartition("//")[2].rstrip("/")
+    address = ready.get(transport)
+    if address is None or isinstance(address, int):
+        return None if address is None else f"127.0.0.1:{address}"
+    return str(address).rpartition("//")[2].rstrip("/")
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -82,29 +82,29 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @dataclass(frozen=True)
 class Usage:
-    """Of a server's processes together."""
+    """CPU time and memory of all processes of a server."""
 
     cpu_seconds: float
     resident_bytes: int
 
     @staticmethod
-    def of(running: BenchServer) -> Usage | None:
-        """From the system if the process is ours, else from what the server says of itself; None when unknown."""
-        if running.pid is not None:
-            family = _family(running.pid)
-            return Usage(sum(map(_cpu_seconds, family)), sum(map(_resident_bytes, family)))
-        metrics = read_metrics(running.http)
+    def of(server: BenchServer) -> Usage | None:
+        """From /proc for a process that we started, otherwise from the server's metrics; None when unknown."""
+        if server.pid is not None:
+            pids = _process_tree(server.pid)
+            return Usage(sum(map(_cpu_seconds, pids)), sum(map(_resident_bytes, pids)))
+        metrics = read_metrics(server.http)
         cpu = metrics.get("process_cpu_seconds_total")
         return Usage(cpu, int(metrics.get("process_resident_memory_bytes", 0))) if cpu is not None else None
 
 
-def _family(pid: int) -> list[int]:
-    """A process and all that it started."""
+def _process_tree(pid: int) -> list[int]:
+    """A process and its descendants."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     except OSError:
         children = []
-    return [pid, *(one for child in children for one in _family(int(child)))]
+    return [pid, *(one for child in children for one in _process_tree(int(child)))]
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -128,7 +128,7 @@ _METRIC = re.compile(r"^(\w+)(\{[^}]*\})? ([-+.\deEinfNa]+)$")
 
 
 def read_metrics(address: str | None) -> dict[str, float]:
-    """What /metrics says, by name and labels; nothing when there is no such page."""
+    """The values of /metrics by name and labels; empty when there is no such page."""
     if address is None:
         return {}
     try:
@@ -144,21 +144,21 @@ _STAGE = re.compile(r'^recmill_stage_seconds_(sum|count)\{stage="([^"]+)"\}$')
 _DEGRADED = re.compile(r'^recmill_degraded_total\{reason="([^"]+)"\}$')
 
 
-def between(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
-    """What the server counted meanwhile: mean milliseconds of each stage, and answers degraded by reason."""
-    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+def metrics_delta(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+    """Mean milliseconds of each stage, and degraded answers by reason, between two readings."""
+    growth = {name: value - before.get(name, 0.0) for name, value in after.items()}
     stages: dict[str, dict[str, float]] = {}
-    for name, value in grown.items():
+    for name, value in growth.items():
         if match := _STAGE.match(name):
             stages.setdefault(match[2], {})[match[1]] = value
     degraded = {
-        match[1]: int(value) for name, value in grown.items() if value and (match := _DEGRADED.match(name))
+        match[1]: int(value) for name, value in growth.items() if value and (match := _DEGRADED.match(name))
     }
     return {
         "stages_ms": {
-            name: round(found["sum"] / found["count"] * 1e3, 4)
-            for name, found in stages.items()
-            if found.get("count")
+            name: round(stage["sum"] / stage["count"] * 1e3, 4)
+            for name, stage in stages.items()
+            if stage.get("count")
         },
         "degraded": degraded,
     }

@@ -1,4 +1,4 @@
-"""How requests reach a server: gRPC or HTTP, ready bytes in, bytes out, with a deadline."""
+"""gRPC and HTTP transports of encoded requests, with a deadline."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from recmill.stages.bench.serve.http2 import Done, Http2Connection, call_headers
 
 P = TypeVar("P", bound=asyncio.Protocol)
 TransportName = Literal["grpc", "http"]
-_SECONDS_BETWEEN_TRIES = 0.05
-_MOST_HTTP_CONNECTIONS = 200
+_RETRY_SECONDS = 0.05
+_MAX_HTTP_CONNECTIONS = 200
 
 
 class Transport(Protocol):
-    """`send` calls back once: with the kind of problem, empty when all is well, and the body of the answer."""
+    """`send` calls `done` once, with the kind of problem (empty on success) and the body of the answer."""
 
     async def open(self) -> None: ...
     def send(self, request: bytes, done: Done) -> None: ...
@@ -26,16 +26,16 @@ class Transport(Protocol):
 
 
 def precise_loop() -> asyncio.AbstractEventLoop:
-    """An event loop whose timers are exact to a few microseconds; the usual one rounds up to milliseconds."""
+    """An event loop whose timers are exact to a few microseconds; epoll rounds up to milliseconds."""
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
-# The kernel deals connections, not requests, to the processes of a server: with few of them some process sits idle.
+# The kernel balances connections, not requests, over the processes of a server: with few of them some stay idle.
 _CONNECTIONS = 32
 
 
 class GrpcTransport:
-    """Calls of one method over a few connections, which come back by themselves when the server does."""
+    """Calls of one method over a pool of connections, which reconnect when the server comes back."""
 
     def __init__(
         self, address: str, method: str, deadline_seconds: float, connections: int = _CONNECTIONS
@@ -45,18 +45,18 @@ class GrpcTransport:
         self._connections: list[Http2Connection] = []
         self._number = connections
         self._turn = 0
-        self._mending: asyncio.Task[None] | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._connections = [await connected(Http2Connection, self.address) for _ in range(self._number)]
+        self._connections = [await connect(Http2Connection, self.address) for _ in range(self._number)]
 
     def send(self, request: bytes, done: Done) -> None:
         self._turn = (self._turn + 1) % self._number
         connection = self._connections[self._turn]
         if not connection.is_open:
-            self._mend()
+            self._start_reconnect()
             done("connection", b"")
             return
 
@@ -68,26 +68,26 @@ class GrpcTransport:
         timer = self._loop.call_later(self.deadline_seconds, connection.cancel, stream)
 
     def close(self) -> None:
-        if self._mending is not None:
-            self._mending.cancel()
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
         for connection in self._connections:
             connection.close()
 
-    def _mend(self) -> None:
-        if self._mending is None or self._mending.done():
-            self._mending = self._loop.create_task(self._reconnect())
+    def _start_reconnect(self) -> None:
+        if self._reconnecting is None or self._reconnecting.done():
+            self._reconnecting = self._loop.create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        while closed := [place for place, one in enumerate(self._connections) if not one.is_open]:
+        while closed := [index for index, one in enumerate(self._connections) if not one.is_open]:
             try:
-                for place in closed:
-                    self._connections[place] = await connected(Http2Connection, self.address)
+                for index in closed:
+                    self._connections[index] = await connect(Http2Connection, self.address)
             except RecmillError:
-                await asyncio.sleep(_SECONDS_BETWEEN_TRIES)
+                await asyncio.sleep(_RETRY_SECONDS)
 
 
 class HttpTransport:
-    """As many connections as there are requests at once; past a limit requests wait for one."""
+    """One connection for each request in flight; past a limit, requests wait for a free one."""
 
     def __init__(self, address: str, deadline_seconds: float) -> None:
         self.address, self.deadline_seconds = address, deadline_seconds
@@ -104,7 +104,7 @@ class HttpTransport:
 
     def send(self, request: bytes, done: Done) -> None:
         waiting = _PendingRequest(request, done)
-        waiting.timer = self._loop.call_later(self.deadline_seconds, self._give_up, waiting)
+        waiting.timer = self._loop.call_later(self.deadline_seconds, self._time_out, waiting)
         while self._free:
             connection = self._free.pop()
             if connection.is_free:
@@ -112,7 +112,7 @@ class HttpTransport:
                 return
             self._forget(connection)
         self._waiting.append(waiting)
-        if self._number < _MOST_HTTP_CONNECTIONS:
+        if self._number < _MAX_HTTP_CONNECTIONS:
             task = self._loop.create_task(self._connect())
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
@@ -126,7 +126,7 @@ class HttpTransport:
     async def _connect(self) -> None:
         self._number += 1
         try:
-            connection = await connected(Http1Connection, self.address)
+            connection = await connect(Http1Connection, self.address)
         except RecmillError:
             self._number -= 1
             if self._waiting:
@@ -134,23 +134,23 @@ class HttpTransport:
                 return
             raise
         self._open.add(connection)
-        self._give_back(connection)
+        self._release(connection)
 
     def _ask(self, connection: Http1Connection, waiting: _PendingRequest) -> None:
         def answered(problem: str, body: bytes) -> None:
             waiting.end(problem, body)
-            self._give_back(connection)
+            self._release(connection)
 
         waiting.connection = connection
         connection.send(waiting.request, answered)
 
-    def _give_up(self, waiting: _PendingRequest) -> None:
+    def _time_out(self, waiting: _PendingRequest) -> None:
         if waiting.connection is not None:
             waiting.connection.cancel()
         else:
             waiting.end("late", b"")
 
-    def _give_back(self, connection: Http1Connection) -> None:
+    def _release(self, connection: Http1Connection) -> None:
         while self._waiting and self._waiting[0].is_over:
             self._waiting.popleft()
         if not connection.is_open:
@@ -167,7 +167,7 @@ class HttpTransport:
 
 
 class _PendingRequest:
-    """A request on its way, or still without a connection."""
+    """A request in flight, or waiting for a connection."""
 
     def __init__(self, request: bytes, done: Done) -> None:
         self.request = request
@@ -185,7 +185,7 @@ class _PendingRequest:
 
 
 async def ask(transport: Transport, request: bytes) -> tuple[str, bytes]:
-    """One request on its own."""
+    """Send one request and wait for its answer."""
     answer: asyncio.Future[tuple[str, bytes]] = asyncio.get_running_loop().create_future()
 
     def done(problem: str, body: bytes) -> None:
@@ -196,7 +196,7 @@ async def ask(transport: Transport, request: bytes) -> tuple[str, bytes]:
     return await answer
 
 
-async def connected(kind: type[P], address: str) -> P:
+async def connect(kind: type[P], address: str) -> P:
     host, port = split_address(address)
     try:
         _, protocol = await asyncio.get_running_loop().create_connection(kind, host, port)
