@@ -26,7 +26,7 @@ from recmill.synthetic.draw import (
     uniform,
     zipf,
 )
-from recmill.synthetic.files import Aside, Job
+from recmill.synthetic.files import GenerateJob, PartialFiles
 from recmill.synthetic.truth import PILOT_ROWS, BestScores, calibrate
 
 NAME = "criteo"
@@ -37,16 +37,16 @@ OPTIONS: dict[str, Any] = {"days": None, "compress": False}
 
 POSITIVE_RATE = 0.256
 LOGIT_SPREAD = 1.45
-# How far, in radians, drifting effects turn away from where they started by the end of the log.
+# Angle, in radians, by which drifting effects have rotated at the end of the log.
 DRIFT = 0.35
-# Ids are ranked by how often they occur. The effect of this rank is half that of the first, and it falls on from there:
-# most of what was planted rides on ids that come back often, so that a million rows are enough to learn it.
+# Ids are ranked by frequency, and effects fall with the rank: at this rank, to half of the first. Most of the signal is
+# in frequent ids, so a million rows are enough to learn it.
 HALF_EFFECT_RANK = 12
 
 
 @dataclass(frozen=True)
 class Integer:
-    """One integer column: exp of a normal, rounded down. `pull` is how far it moves the logit up, if it does."""
+    """One integer column: exp of a normal, rounded down. `pull` is its effect on the logit."""
 
     missing: float
     log_mean: float
@@ -59,7 +59,7 @@ class Integer:
 
 @dataclass(frozen=True)
 class Category:
-    """One categorical column: how many ids there are. `pull` is how far they move the logit, if they do."""
+    """One categorical column. `pull` is the standard deviation of its effect on the logit."""
 
     cardinality: int
     missing: float = 0.0
@@ -111,17 +111,17 @@ CATEGORIES = (
     Category(104, missing=0.44, pull=0.2),
     Category(35, missing=0.44),
 )
-# (column, column, pull): two ids that suit each other add to the logit, two that do not take from it.
+# (column, column, pull): pairs of ids add to the logit or subtract from it.
 CROSSES = ((8, 15, 0.4), (7, 17, 0.4))
 
 BIG = 1_000_000
 ZIPF_BIG, ZIPF_SMALL = 1.17, 1.05
-# In the big columns, a share of rows shows ids that were launched not long ago and soon vanish.
-FRESH_SHARE, FRESH_PER_ROW, FRESH_WINDOW = 0.25, 0.02, 2_000
+# In large columns, a fraction of the rows has ids that are new and disappear soon.
+NEW_FRACTION, NEW_PER_ROW, NEW_WINDOW = 0.25, 0.02, 2_000
 ID_BITS = 27
 
 
-def check(job: Job) -> None:
+def check(job: GenerateJob) -> None:
     days = job.options["days"]
     if days is None:
         return
@@ -134,15 +134,15 @@ def check(job: Job) -> None:
         raise RecmillError(f"{len(days)} days need at least {len(days)} rows, got {job.rows}.")
 
 
-def write(job: Job, aside: Aside) -> tuple[dict[str, float], str]:
-    """Write train.txt, or one file a day, and measure the best scores on the part to be held out and its halves."""
+def write(job: GenerateJob, output: PartialFiles) -> tuple[dict[str, float], str]:
+    """Write train.txt, or one file for each day; the best scores cover the held-out rows and their halves."""
     parts = _parts(job)
-    aside.claim([name for name, _, _ in parts])
+    output.claim([name for name, _, _ in parts])
     model = Model(job.seed, job.rows)
     held_out = _held_out(job, parts)
     scores = {suffix: BestScores() for suffix in held_out}
     for name, start, stop in parts:
-        with aside.open(name) as file:
+        with output.open(name) as file:
             for first, last in files.chunks(start, stop, files.CHUNK_ROWS):
                 frame, logits, labels = model.rows(np.arange(first, last))
                 files.write_rows(file, frame, "\t")
@@ -156,14 +156,14 @@ def write(job: Job, aside: Aside) -> tuple[dict[str, float], str]:
     return best, _note(job)
 
 
-def _held_out(job: Job, parts: list[tuple[str, int, int]]) -> dict[str, tuple[int, int]]:
+def _held_out(job: GenerateJob, parts: list[tuple[str, int, int]]) -> dict[str, tuple[int, int]]:
     """(first row, last row + 1) of all held-out rows, and of the halves that recipes call eval and test."""
     first = parts[-1][1] if len(parts) > 1 else job.rows - ceil(job.rows / 7)
     middle = (first + job.rows) // 2
     return {"": (first, job.rows), "_eval": (first, middle), "_test": (middle, job.rows)}
 
 
-def _parts(job: Job) -> list[tuple[str, int, int]]:
+def _parts(job: GenerateJob) -> list[tuple[str, int, int]]:
     """(file name, first row, last row + 1), in time order."""
     suffix = ".gz" if job.options["compress"] else ""
     days = job.options["days"]
@@ -173,15 +173,15 @@ def _parts(job: Job) -> list[tuple[str, int, int]]:
     return [(f"day_{day}{suffix}", edges[i], edges[i + 1]) for i, day in enumerate(sorted(days))]
 
 
-def _note(job: Job) -> str:
+def _note(job: GenerateJob) -> str:
     days = job.options["days"]
     where = "the last seventh of the rows" if days is None or len(days) == 1 else f"day_{max(days)}"
     return (
         "Clicks are drawn from effects of the ids of 17 categories, smaller for rarer ids (two categories drift), "
         "smooth effects of 8 integers and 2 crosses. best scores the true probabilities against the drawn labels "
         f"over {where} (_eval and _test: over its halves): they know every effect, ids never seen before "
-        "included, as of that time. A model that has to learn the effects from earlier rows stays below, by "
-        "chance and by drift."
+        "included, as of that time. A model that has to learn the effects from earlier rows stays below, "
+        "because of noise and drift."
     )
 
 
@@ -230,7 +230,7 @@ class Model:
             draws = uniform(self._key("category", number), index)
             big = column.cardinality > BIG
             ids = (
-                _drawn_with_fresh(draws, index, column)
+                _draw_with_new_ids(draws, index, column)
                 if big
                 else zipf(draws, column.cardinality, ZIPF_SMALL)
             )
@@ -250,11 +250,11 @@ class Model:
     def _effects(
         self, index: I64, integers: list[tuple[I64, Bools]], ids: list[tuple[I64, Bools]]
     ) -> Iterator[tuple[float, F64]]:
-        """The pull of each part of the truth, and the part on a scale of its own."""
+        """(pull, unscaled effect) of each part of the truth."""
         angle = DRIFT * index / max(self.num_rows, 1)
         for integer, (values, present) in zip(INTEGERS, integers, strict=True):
             if integer.pull:
-                # What is missing was never counted, so it does what a zero does.
+                # A missing count has the effect of a zero.
                 level = np.log1p(np.maximum(values, 0) * present) - integer.log_mean
                 yield integer.pull, np.tanh(0.5 * level / integer.log_spread)
         for number, category in enumerate(CATEGORIES):
@@ -274,14 +274,14 @@ class Model:
         return _fame(ids) * effect
 
     def _character(self, number: int, ids: I64) -> F64:
-        """What an id brings into a cross: half its own effect, half something else."""
+        """An id's factor in a cross: half its own effect, half an independent one."""
         return _fame(ids) * (
             normal(self._key("effect", number), ids) + normal(self._key("cross", number), ids)
         )
 
 
 def _strength(pull: float, effect: F64) -> float:
-    """What an effect is multiplied by, so that its standard deviation is what the pull says."""
+    """The factor that gives an effect the standard deviation `pull`."""
     deviation = float(effect.std())
     # Rounded for the reason that `calibrate` rounds.
     return round(pull / deviation, 6) if deviation > 0 else 0.0
@@ -291,19 +291,19 @@ def _fame(ids: I64) -> F64:
     return 1.0 / (1.0 + ids / HALF_EFFECT_RANK)
 
 
-def _drawn_with_fresh(draws: F64, index: I64, column: Category) -> I64:
+def _draw_with_new_ids(draws: F64, index: I64, column: Category) -> I64:
     ids = np.empty(len(draws), dtype=np.int64)
-    fresh = draws < FRESH_SHARE
+    fresh = draws < NEW_FRACTION
     old = ~fresh
-    ids[old] = zipf((draws[old] - FRESH_SHARE) / (1 - FRESH_SHARE), column.cardinality, ZIPF_BIG)
-    newest = (index[fresh] * FRESH_PER_ROW).astype(np.int64) + FRESH_WINDOW
-    age = zipf(draws[fresh] / FRESH_SHARE, FRESH_WINDOW, 1.0)
+    ids[old] = zipf((draws[old] - NEW_FRACTION) / (1 - NEW_FRACTION), column.cardinality, ZIPF_BIG)
+    newest = (index[fresh] * NEW_PER_ROW).astype(np.int64) + NEW_WINDOW
+    age = zipf(draws[fresh] / NEW_FRACTION, NEW_WINDOW, 1.0)
     ids[fresh] = column.cardinality + (newest - age) % ((1 << ID_BITS) - column.cardinality)
     return ids
 
 
 def hashed(column: int, ids: I64 | U64) -> U32:
-    """The 32-bit value that stands for an id of a column: looks random, never collides."""
+    """A 32-bit value for an id of a column: looks random, never collides."""
     value = ids.astype(np.uint32)
     value += np.uint32((column << ID_BITS) + 0x68BC21EB & 0xFFFFFFFF)
     value ^= value >> np.uint32(16)

@@ -66,8 +66,8 @@ def pair(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> U64:
     return (left.astype(np.uint64) << np.uint64(32)) | right.astype(np.uint64)
 
 
-def zipf(draws: F64, count: int, exponent: float) -> I64:
-    """Ranks in [0, count), rank r drawn about as often as (r + 1) ** -exponent."""
+def zipf(draws: F64, count: int | I64, exponent: float) -> I64:
+    """Ranks in [0, count), rank r drawn about as often as (r + 1) ** -exponent; `count` may differ for each draw."""
     if exponent == 1.0:
         spots = np.exp(draws * np.log(count + 1.0))
     else:
@@ -85,7 +85,7 @@ def zipf_weights(count: int, exponent: float) -> F64:
 
 
 def choose(draws: F64, weights: npt.ArrayLike) -> I64:
-    """The position in `weights` that each draw falls on."""
+    """The index into `weights` that each draw falls on."""
     edges = np.cumsum(np.asarray(weights, dtype=np.float64))
     return np.searchsorted(edges[:-1] / edges[-1], draws, side="right").astype(np.int64)
 

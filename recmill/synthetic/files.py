@@ -1,4 +1,4 @@
-"""Generated files: written aside, renamed when whole, never over a file that came from other parameters."""
+"""Generated files: written under other names, renamed when complete, never over a log of other parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -21,13 +21,13 @@ from recmill.errors import ArtifactError, ResourceError
 # Spark, Arrow and our own readers skip names that start with an underscore.
 TRUTH_FILE = "_truth.json"
 
-# Rows generated and written at a time; a column of them fits in the cache. Never changes the bytes of text.
+# Rows that are generated and written at a time: a column of them fits in the cache. Does not change the text written.
 CHUNK_ROWS = 1 << 15
 
 
 @dataclass(frozen=True)
-class Job:
-    """What one call of `generate` asked for, as a shape sees it."""
+class GenerateJob:
+    """The arguments of one call of `generate`."""
 
     rows: int
     seed: int
@@ -35,8 +35,8 @@ class Job:
     progress: Callable[[int], None]
 
 
-class Aside:
-    """The files of one run, kept under other names until `publish`; an error removes them."""
+class PartialFiles:
+    """The files of one run, under other names until `publish`; an error removes them."""
 
     def __init__(self, into: Path, parameters: Mapping[str, Any]) -> None:
         self.into = into
@@ -44,23 +44,23 @@ class Aside:
         self.names: list[str] = []
 
     def claim(self, names: Sequence[str]) -> None:
-        """Refuse to go on where a target exists that other parameters, or somebody else, made."""
-        found = self._parameters_found()
-        if found == self.parameters:
+        """Refuse a folder that has a log of other parameters, or one of these files from elsewhere."""
+        existing = self._existing_parameters()
+        if existing == self.parameters:
             return
         taken = [name for name in names if (self.into / name).exists()]
-        if found is not None:
+        if existing is not None:
             raise ArtifactError(
-                f"{self.into} already holds a log generated with {_words(found)}, not with "
-                f"{_words(self.parameters)}. Choose another folder with --into, or delete this one."
+                f"{self.into} already has a log generated with {_describe(existing)}, not with "
+                f"{_describe(self.parameters)}. Choose another folder with --into, or delete this one."
             )
         if taken:
             raise ArtifactError(
-                f"{self.into / taken[0]} is already there and has no {TRUTH_FILE} beside it, so it was not "
+                f"{self.into / taken[0]} already exists without a {TRUTH_FILE} beside it, so it was not "
                 "generated here. Choose another folder with --into, or move the file away."
             )
 
-    def _parameters_found(self) -> dict[str, Any] | None:
+    def _existing_parameters(self) -> dict[str, Any] | None:
         truth = self.into / TRUTH_FILE
         if not truth.exists():
             return None
@@ -71,7 +71,7 @@ class Aside:
         return parameters if isinstance(parameters, dict) else {"unreadable": TRUTH_FILE}
 
     def path(self, name: str) -> Path:
-        """Where to write `name` until it is whole."""
+        """Where to write `name` until it is complete."""
         if name not in self.names:
             self.names.append(name)
         return self.into / f"_{name}.partial"
@@ -83,16 +83,16 @@ class Aside:
             if not name.endswith(".gz"):
                 yield raw
                 return
-            # No name and no time in the header: the same rows must give the same bytes.
+            # No name and no time in the header: equal rows must give equal bytes.
             with gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as packed:
                 yield cast(IO[bytes], packed)
 
     def publish(self, truth: Mapping[str, Any]) -> tuple[Path, ...]:
-        """Put every file under its own name."""
+        """Rename every file to its own name."""
         content = {**truth, "parameters": self.parameters, "files": sorted(self.names)}
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         self.path(TRUTH_FILE).write_text(text, encoding="utf-8")
-        # The truth goes first: if we die between two renames, the same command may still run again.
+        # The truth goes first: after a kill between two renames, the same command may still run again.
         for name in sorted(self.names, key=lambda name: name != TRUTH_FILE):
             self.path(name).replace(self.into / name)
         return tuple(self.into / name for name in self.names if name != TRUTH_FILE)
@@ -103,20 +103,18 @@ class Aside:
 
 
 @contextmanager
-def written_aside(into: Path, parameters: Mapping[str, Any]) -> Iterator[Aside]:
-    """An Aside for `into` that leaves no partial file behind, whatever happens."""
-    aside = Aside(into, parameters)
+def open_output(into: Path, parameters: Mapping[str, Any]) -> Iterator[PartialFiles]:
+    """The files of a run in `into`; no partial file is left, however the block ends."""
+    output = PartialFiles(into, parameters)
     try:
         with lock_folder(into):
             try:
-                yield aside
+                yield output
             finally:
-                aside.discard()
+                output.discard()
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise ResourceError(
-                f"The disk that holds {into} is full. Free space or ask for fewer rows."
-            ) from error
+            raise ResourceError(f"The disk of {into} is full. Free space or generate fewer rows.") from error
         raise ArtifactError(f"Cannot write to {into}: {error.strerror or error}.") from error
 
 
@@ -134,28 +132,26 @@ def write_rows(
     file.write(text.getbuffer())
 
 
-def write_table(aside: Aside, name: str, frame: pl.DataFrame) -> None:
+def write_table(output: PartialFiles, name: str, frame: pl.DataFrame) -> None:
     """Write one small comma-separated table with a header."""
-    with aside.open(name) as file:
+    with output.open(name) as file:
         write_rows(file, frame, ",", header=True, quotes="necessary")
 
 
-class ParquetSink:
-    """A Parquet file fed in chunks, one row group each."""
+@contextmanager
+def parquet_writer(path: Path) -> Iterator[Callable[[pl.DataFrame], None]]:
+    """A function that appends a frame to a Parquet file as one row group."""
+    with ExitStack() as stack:
+        writer: pq.ParquetWriter | None = None
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.writer: pq.ParquetWriter | None = None
+        def write(frame: pl.DataFrame) -> None:
+            nonlocal writer
+            table = frame.to_arrow()
+            if writer is None:
+                writer = stack.enter_context(pq.ParquetWriter(path, table.schema, compression="zstd"))
+            writer.write_table(table)
 
-    def write(self, frame: pl.DataFrame) -> None:
-        table = frame.to_arrow()
-        if self.writer is None:
-            self.writer = pq.ParquetWriter(self.path, table.schema, compression="zstd")
-        self.writer.write_table(table)
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
+        yield write
 
 
 def chunks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
@@ -164,5 +160,5 @@ def chunks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, stop)
 
 
-def _words(parameters: Mapping[str, Any]) -> str:
+def _describe(parameters: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in parameters.items() if value not in (None, False))

@@ -1,7 +1,7 @@
-"""Synthetic logs in each supported shape, with a planted truth, so that AUC and recall mean something.
+"""Synthetic logs in each supported shape, with a planted truth.
 
-Every label is drawn from a probability that we know, so the best reachable metrics are known too: they are
-returned, and kept in `_truth.json` beside the files for later stages to compare themselves with.
+Every label is drawn from a known probability, so the best metrics that any model can reach are known too. They are
+returned, and stored in `_truth.json` beside the files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from recmill.errors import LogError, RecmillError
 from recmill.synthetic import criteo, movielens, recsys2021, shop
-from recmill.synthetic.files import TRUTH_FILE, Aside, Job, written_aside
+from recmill.synthetic.files import TRUTH_FILE, GenerateJob, PartialFiles, open_output
 
 __all__ = ["SHAPES", "TRUTH_FILE", "GeneratedLog", "LogShape", "generate", "read_truth"]
 
@@ -24,7 +24,7 @@ MAX_SEED = 2**63 - 1
 
 @dataclass(frozen=True)
 class GeneratedLog:
-    """What was written, and the best metrics any model can reach on it."""
+    """The files, and the best metrics that any model can reach on them."""
 
     shape: str
     rows: int
@@ -50,13 +50,20 @@ class LogShape:
     name: str
     description: str
     options: dict[str, Any]
-    check: Callable[[Job], None]
-    write: Callable[[Job, Aside], tuple[dict[str, float], str]]
+    write: Callable[[GenerateJob, PartialFiles], tuple[dict[str, float], str]]
+    check: Callable[[GenerateJob], None] = lambda job: None
 
 
 SHAPES: dict[str, LogShape] = {
-    module.NAME: LogShape(module.NAME, module.DESCRIPTION, module.OPTIONS, module.check, module.write)
-    for module in (criteo, recsys2021, movielens, shop)
+    shape.name: shape
+    for shape in (
+        LogShape(criteo.NAME, criteo.DESCRIPTION, criteo.OPTIONS, criteo.write, criteo.check),
+        LogShape(
+            recsys2021.NAME, recsys2021.DESCRIPTION, recsys2021.OPTIONS, recsys2021.write, recsys2021.check
+        ),
+        LogShape(movielens.NAME, movielens.DESCRIPTION, movielens.OPTIONS, movielens.write),
+        LogShape(shop.NAME, shop.DESCRIPTION, shop.OPTIONS, shop.write),
+    )
 }
 
 
@@ -73,9 +80,8 @@ def generate(
 ) -> GeneratedLog:
     """Write `rows` events in the given shape into a folder; equal arguments give equal bytes.
 
-    `progress` is called with the number of rows written so far. A folder holds one generated log: the same
-    arguments may write it again, other arguments are refused. Nothing appears under its own name until
-    everything is written.
+    `progress` is called with the number of rows written so far. A folder has one generated log: the same arguments
+    may write it again, others are refused. Files appear under their own names only when all are complete.
     """
     chosen = _shape_named(shape)
     _check_numbers(rows, seed)
@@ -84,13 +90,13 @@ def generate(
         asked["days"] = list(days)
     if compress:
         asked["compress"] = True
-    job = Job(rows, seed, _with_defaults(chosen, asked), progress or _silent)
+    job = GenerateJob(rows, seed, _with_defaults(chosen, asked), progress or (lambda num_rows: None))
     chosen.check(job)
     parameters = {"shape": shape, "rows": rows, "seed": seed, **job.options}
-    with written_aside(Path(into), parameters) as aside:
-        best, note = chosen.write(job, aside)
+    with open_output(Path(into), parameters) as output:
+        best, note = chosen.write(job, output)
         truth = {"shape": shape, "rows": rows, "seed": seed, "best": best, "note": note}
-        files = aside.publish(truth)
+        files = output.publish(truth)
     return GeneratedLog(shape, rows, files, sum(file.stat().st_size for file in files), best, note)
 
 
@@ -127,7 +133,3 @@ def _with_defaults(shape: LogShape, asked: dict[str, Any]) -> dict[str, Any]:
             hint = f' Did you mean "{nearest[0]}"?' if nearest else ""
             raise RecmillError(f'Shape "{shape.name}" has no option "{name}". Its options: {known}.{hint}')
     return {**shape.options, **asked}
-
-
-def _silent(num_rows: int) -> None:
-    """Progress for callers who do not ask."""

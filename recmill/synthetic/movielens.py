@@ -1,4 +1,4 @@
-"""MovieLens 1M's layout: ratings.dat, users.dat and movies.dat, fields parted by two colons, in latin-1."""
+"""MovieLens 1M's layout: ratings.dat, users.dat and movies.dat, fields separated by two colons, in latin-1."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recmill.synthetic.draw import (
     uniform,
     zipf,
 )
-from recmill.synthetic.files import Aside, Job
+from recmill.synthetic.files import GenerateJob, PartialFiles
 from recmill.synthetic.truth import BestScores, ranks_of_targets, recall
 
 NAME = "movielens"
@@ -33,7 +33,7 @@ RATINGS_PER_USER = 165
 MIN_MOVIES, MAX_MOVIES, MAX_MOVIE_ID = 300, 3_883, 3_952
 FIRST_SECOND, LAST_SECOND = 956_703_932, 1_046_454_590
 NUM_FACTORS = 6
-# Users are worked on together as long as their scores for all movies stay within this many cells.
+# Users are processed in blocks whose scores for all movies have at most this many cells.
 BLOCK_CELLS = 1 << 20
 # Ratings above each threshold of liking, in steps of the noise; chosen for a mean near MovieLens's 3.6.
 THRESHOLDS = (-2.9, -1.5, 0.4, 2.5)
@@ -49,35 +49,31 @@ FIRST_WORDS = (
     "Midnight", "Distant", "Naïve", "Winter", "Electric", "Forgotten", "Perfect", "Wild", "Blue", "Secret",
 )
 SECOND_WORDS = (
-    "River", "Misérables", "City", "Promise", "Kingdom", "Fiancée", "Garden", "Unknown user", "Highway", "Mañana",
+    "River", "Misérables", "City", "Promise", "Kingdom", "Fiancée", "Garden", "Stranger", "Highway", "Mañana",
     "Station", "Empire", "Mirror", "Summer", "Detective", "Orchestra", "Harbor", "Letters", "Machine", "Road",
 )
 ENDINGS = ("", "", "", ", The", " II", " Returns", " of Love", ", A", " at Dawn")
 # fmt: on
 
 
-def check(job: Job) -> None:
-    """Every positive number of rows will do."""
-
-
-def write(job: Job, aside: Aside) -> tuple[dict[str, float], str]:
+def write(job: GenerateJob, output: PartialFiles) -> tuple[dict[str, float], str]:
     """Write the three files; the best scores are measured over all ratings and every user's last one."""
-    aside.claim(["ratings.dat", "users.dat", "movies.dat"])
-    world = make_world(job.seed, job.rows)
+    output.claim(["ratings.dat", "users.dat", "movies.dat"])
+    truth = make_truth(job.seed, job.rows)
     scores, ranks, done = BestScores(), [], 0
-    step = max(1, BLOCK_CELLS // len(world.movie_ids))
-    with aside.open("ratings.dat") as file:
-        for first, last in files.chunks(0, len(world.num_ratings), step):
-            block = world.rate(first, last)
+    step = max(1, BLOCK_CELLS // len(truth.movie_ids))
+    with output.open("ratings.dat") as file:
+        for first, last in files.chunks(0, len(truth.num_ratings), step):
+            block = truth.rate(first, last)
             file.write(block.lines())
             scores.add(block.logits, block.ratings >= 4)
             ranks.append(block.last_ranks)
             done += len(block.ratings)
             job.progress(done)
-    with aside.open("users.dat") as file:
-        file.write(_lines(world.user_lines(), "ascii"))
-    with aside.open("movies.dat") as file:
-        file.write(_lines(world.movie_lines(), "latin-1"))
+    with output.open("users.dat") as file:
+        file.write(_lines(truth.user_lines(), "ascii"))
+    with output.open("movies.dat") as file:
+        file.write(_lines(truth.movie_lines(), "latin-1"))
     return scores.best() | recall(np.concatenate(ranks), (10, 50)), _note()
 
 
@@ -86,7 +82,7 @@ def _note() -> str:
         "Which movie a user rates next follows its popularity and the user's taste; the rating follows "
         "taste, movie and user through six hidden factors and genres liked by gender and age. best: auc and "
         "logloss of rating >= 4 over all ratings under the true probabilities; recall@k of each user's last "
-        "rated movie, ranked by the true chance of being rated next among movies not rated before."
+        "rated movie, ranked by the true probability of being rated next among movies not rated before."
     )
 
 
@@ -95,15 +91,15 @@ def _lines(lines: list[str], encoding: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class Block:
-    """All ratings of a run of users, each user's in the order of time."""
+class RatingBlock:
+    """All ratings of consecutive users, each user's in time order."""
 
     user_ids: I64
     movie_ids: I64
     ratings: I64
     seconds: I64
     logits: F64  # of rating >= 4
-    last_ranks: I64  # place of each user's last movie in the true order; users with one rating count too
+    last_ranks: I64  # rank of each user's last movie by the true scores; users with one rating count too
 
     def lines(self) -> bytes:
         columns = (self.user_ids, self.movie_ids, self.ratings, self.seconds)
@@ -114,7 +110,7 @@ class Block:
 
 @dataclass(frozen=True)
 class MovieTruth:
-    """Users and movies with their hidden tastes; in names of arrays U is users, M movies."""
+    """Users and movies with their hidden factors. In names of arrays, U is users and M movies."""
 
     seed: int
     num_ratings: I64
@@ -131,7 +127,7 @@ class MovieTruth:
     def key(self, *names: object) -> int:
         return key_of(self.seed, NAME, *names)
 
-    def rate(self, first: int, last: int) -> Block:
+    def rate(self, first: int, last: int) -> RatingBlock:
         """Draw the ratings of users first..last-1."""
         users = np.arange(first, last)
         liking_UM = self._liking(users)
@@ -139,14 +135,14 @@ class MovieTruth:
         order_UM = self._order(users, appeal_UM)
         counts = self.num_ratings[users]
         rated_UM = np.arange(order_UM.shape[1]) < counts[:, None]
-        rows, places = np.nonzero(rated_UM)
-        movies = order_UM[rows, places]
+        rows, ranks = np.nonzero(rated_UM)
+        movies = order_UM[rows, ranks]
         logits_by_threshold = self._logits(users[rows], movies, liking_UM[rows, movies])
-        return Block(
+        return RatingBlock(
             users[rows] + 1,
             self.movie_ids[movies],
             self._ratings(users[rows], movies, logits_by_threshold),
-            self._seconds(users, rows, places),
+            self._seconds(users, rows, ranks),
             logits_by_threshold[2],
             _last_ranks(appeal_UM, order_UM, counts),
         )
@@ -175,9 +171,9 @@ class MovieTruth:
             ratings += draws < sigmoid(threshold_logits)
         return ratings
 
-    def _seconds(self, users: I64, rows: I64, places: I64) -> I64:
+    def _seconds(self, users: I64, rows: I64, ranks: I64) -> I64:
         """Users rate in bursts: seconds apart, and now and then days apart."""
-        where = pair(users[rows], places)
+        where = pair(users[rows], ranks)
         gap = 1 + (-40.0 * np.log1p(-uniform(self.key("gap"), where))).astype(np.int64)
         pause = (uniform(self.key("pause"), where) < 0.01) * (200_000 * uniform(self.key("days"), where))
         elapsed = np.cumsum(gap + pause.astype(np.int64))
@@ -204,7 +200,7 @@ class MovieTruth:
         ]
 
 
-def make_world(seed: int, rows: int) -> MovieTruth:
+def make_truth(seed: int, rows: int) -> MovieTruth:
     """About 165 ratings a user, and as many movies as a log of this size would show."""
 
     def key(*names: object) -> int:
@@ -249,7 +245,7 @@ def _ratings_per_user(key: int, num_users: int, num_movies: int, rows: int) -> I
 
 
 def _movie_ids(key: int, num_movies: int) -> I64:
-    """Growing ids with gaps, as MovieLens has them."""
+    """Increasing ids with gaps, as in MovieLens."""
     num_ids = min(MAX_MOVIE_ID, round(num_movies * MAX_MOVIE_ID / MAX_MOVIES))
     kept = np.argsort(bits(key, np.arange(num_ids)), kind="stable")[:num_movies]
     return np.sort(kept) + 1
@@ -280,10 +276,10 @@ def _titles(key: int, num_movies: int) -> list[str]:
 
 
 def _last_ranks(appeal: F64, order: I64, counts: I64) -> I64:
-    """Where each user's last rated movie stands among those not rated before, by appeal."""
+    """The rank of each user's last rated movie among those not rated before, by appeal."""
     users = np.arange(len(counts))
     target = order[users, counts - 1]
     seen = np.zeros(appeal.shape, dtype=np.bool_)
-    rows, places = np.nonzero(np.arange(appeal.shape[1]) < counts[:, None] - 1)
-    seen[rows, order[rows, places]] = True
+    rows, ranks = np.nonzero(np.arange(appeal.shape[1]) < counts[:, None] - 1)
+    seen[rows, order[rows, ranks]] = True
     return ranks_of_targets(appeal, target, seen)

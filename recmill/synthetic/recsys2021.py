@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import ceil
-from typing import IO, Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from recmill.synthetic.draw import (
     uniform,
     zipf,
 )
-from recmill.synthetic.files import Aside, Job
+from recmill.synthetic.files import GenerateJob, PartialFiles
 from recmill.synthetic.truth import PILOT_ROWS, BestScores, calibrate
 
 NAME = "recsys2021"
@@ -58,7 +58,7 @@ MEDIA, MEDIA_WEIGHTS = ("Photo", "Video", "GIF"), (0.7, 0.2, 0.1)
 TAGS_PER_TOPIC, DOMAINS_PER_TOPIC = 40, 15
 TOPIC_TOKENS, FIRST_TOPIC_TOKEN, NUM_TOKENS = 200, 2_000, 30_522
 
-# Of each engagement: its overall rate, how far its logits spread, how much a follow and media add.
+# For each engagement: overall rate, standard deviation of logits, effects of a follow and of media.
 ENGAGEMENTS = {
     "like": (0.45, 1.35, 0.3, 0.5),
     "reply": (0.1, 1.2, 0.9, 0.0),
@@ -67,31 +67,30 @@ ENGAGEMENTS = {
 }
 
 
-class Sink(Protocol):
-    def write(self, frame: pl.DataFrame) -> None: ...
+Write = Callable[[pl.DataFrame], None]
 
 
-def check(job: Job) -> None:
+def check(job: GenerateJob) -> None:
     if job.options["format"] not in ("csv", "parquet"):
         raise RecmillError(f'format must be "csv" or "parquet", got {job.options["format"]!r}.')
     if job.options["format"] == "parquet" and job.options["compress"]:
-        raise RecmillError("Parquet is compressed already; leave compress out, or use the csv format.")
+        raise RecmillError("Parquet is already compressed; leave out compress, or use the csv format.")
 
 
-def write(job: Job, aside: Aside) -> tuple[dict[str, float], str]:
+def write(job: GenerateJob, output: PartialFiles) -> tuple[dict[str, float], str]:
     """Write parts of about a million rows, in the order of tweet time."""
-    # A part ends where a block ends, so that no tweet is cut in two.
+    # A part ends where a block ends, so that no tweet is in two parts.
     part_rows = PART_ROWS - PART_ROWS % BLOCK_ROWS
     parts = [
         (_part_name(job, number), first, last)
         for number, (first, last) in enumerate(files.chunks(0, job.rows, part_rows))
     ]
-    aside.claim([name for name, _, _ in parts])
-    world = TwitterTruth(job.seed, job.rows)
+    output.claim([name for name, _, _ in parts])
+    truth = TwitterTruth(job.seed, job.rows)
     scores = {name: BestScores() for name in ("", *ENGAGEMENTS)}
     for name, start, stop in parts:
-        with _sink(job, aside, name) as sink:
-            _write_part(job, world, sink, (start, stop), scores)
+        with _part_writer(job, output, name) as write_frame:
+            _write_part(job, truth, write_frame, (start, stop), scores)
     best = scores[""].best()
     for engagement in ENGAGEMENTS:
         best |= scores[engagement].best(f"_{engagement}")
@@ -99,43 +98,32 @@ def write(job: Job, aside: Aside) -> tuple[dict[str, float], str]:
 
 
 def _write_part(
-    job: Job, world: TwitterTruth, sink: Sink, span: tuple[int, int], scores: dict[str, BestScores]
+    job: GenerateJob, truth: TwitterTruth, write: Write, rows: tuple[int, int], scores: dict[str, BestScores]
 ) -> None:
     chunk_rows = ceil(files.CHUNK_ROWS / BLOCK_ROWS) * BLOCK_ROWS
     first_held_out = job.rows - ceil(job.rows / 10)
-    for first, last in files.chunks(*span, chunk_rows):
-        frame, logits, labels = world.rows(first, last)
-        sink.write(frame)
+    for first, last in files.chunks(*rows, chunk_rows):
+        frame, logits, labels = truth.rows(first, last)
+        write(frame)
         held_out = slice(max(first_held_out - first, 0), None)
         for name, best in scores.items():
             best.add(logits[name][held_out], labels[name][held_out])
         job.progress(last)
 
 
-def _part_name(job: Job, number: int) -> str:
+def _part_name(job: GenerateJob, number: int) -> str:
     suffix = ".gz" if job.options["compress"] else ""
     return f"part-{number:05d}.{job.options['format']}{suffix}"
 
 
 @contextmanager
-def _sink(job: Job, aside: Aside, name: str) -> Iterator[Sink]:
+def _part_writer(job: GenerateJob, output: PartialFiles, name: str) -> Iterator[Write]:
     if job.options["format"] == "parquet":
-        rows = files.ParquetSink(aside.path(name))
-        try:
-            yield rows
-        finally:
-            rows.close()
+        with files.parquet_writer(output.path(name)) as write:
+            yield write
     else:
-        with aside.open(name) as file:
-            yield _TextSink(file)
-
-
-class _TextSink:
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-
-    def write(self, frame: pl.DataFrame) -> None:
-        files.write_rows(self.file, frame, "\x01")
+        with output.open(name) as file:
+            yield lambda frame: files.write_rows(file, frame, "\x01")
 
 
 def _note() -> str:
@@ -148,7 +136,7 @@ def _note() -> str:
 
 
 class TwitterTruth:
-    """Users, tweets and what moves them; every attribute is a function of (seed, id)."""
+    """Users, tweets and the effects behind engagements; every attribute is a function of (seed, id)."""
 
     def __init__(self, seed: int, num_rows: int) -> None:
         self.seed = seed
@@ -227,13 +215,13 @@ class TwitterTruth:
         return (1_150_000_000 + 460_000_000 * uniform(self._key("created"), users)).astype(np.int64)
 
     def _segment(self, users: I64) -> I64:
-        """Generations of users share tastes; the generation shows in when the account was made."""
+        """Users of a segment share tastes; mostly it follows from when the account was created."""
         era = (self._created_at(users) - 1_150_000_000) * NUM_SEGMENTS // 460_000_000
         other = (uniform(self._key("segment"), users) * NUM_SEGMENTS).astype(np.int64)
         return np.where(uniform(self._key("odd one"), users) < 0.2, other, era)
 
     def _interest(self, tweets: I64, users: I64) -> F64:
-        """What draws this user to this tweet, apart from the follow and the media."""
+        """How well tweet and user match, without the effects of the follow and the media."""
         author, topic = self._author(tweets), self._topic(tweets)
         same_language = self._language_of_user(users) == self._language_of_tweet(tweets)
         fame = np.log((self.num_users + 1.0) / (author + 1.0))
@@ -260,10 +248,10 @@ class TwitterTruth:
         none_at_all = np.ones(len(index))
         for name, (scale, bias) in self.fits.items():
             logits[name] = self._raw_logits(name, interest, follows, tweets) * scale + bias
-            chance = sigmoid(logits[name])
-            labels[name] = uniform(self._key("engages", name), index) < chance
+            probability = sigmoid(logits[name])
+            labels[name] = uniform(self._key("engages", name), index) < probability
             labels[""] |= labels[name]
-            none_at_all *= 1.0 - chance
+            none_at_all *= 1.0 - probability
         logits[""] = np.log1p(-none_at_all) - np.log(none_at_all)
         return logits, labels
 
@@ -352,11 +340,7 @@ class TwitterTruth:
 _TOKEN_TEXT = pl.Series([str(token) for token in range(NUM_TOKENS)])
 
 
-class _TokenMaker(Protocol):
-    def __call__(self, row: I64, at: I64) -> pl.Series: ...
-
-
-def _joined(name: str, counts: I64, make: _TokenMaker) -> pl.Series:
+def _joined(name: str, counts: I64, make: Callable[[I64, I64], pl.Series]) -> pl.Series:
     """Tab-separated tokens, `counts` of them a row; null where there are none.
 
     `make(row, at)` gives the token at each position `at` of each `row`.

@@ -24,7 +24,7 @@ from recmill.synthetic.draw import (
     zipf,
     zipf_weights,
 )
-from recmill.synthetic.files import Aside, Job
+from recmill.synthetic.files import GenerateJob, PartialFiles
 from recmill.synthetic.truth import BestScores, calibrate, ranks_of_targets, recall
 
 NAME = "shop"
@@ -60,28 +60,24 @@ LINES = ("North", "Bright", "Old", "Pure", "Swift", "Kind", "Grand", "Plain")
 LOOKS = ("Red", "Blue", "Soft", "Light", "Classic", "Compact", "Green", "Deluxe", "Simple", "Warm")
 
 
-def check(job: Job) -> None:
-    """Every positive number of rows will do."""
-
-
-def write(job: Job, aside: Aside) -> tuple[dict[str, float], str]:
+def write(job: GenerateJob, output: PartialFiles) -> tuple[dict[str, float], str]:
     """Write the three files; scores are measured over the last tenth of events and on last clicks."""
-    aside.claim(["events.csv", "users.csv", "items.csv"])
-    world = make_world(job.seed, job.rows)
-    history = ClickHistory(np.zeros((len(world.mixture), NUM_FACTORS)))
+    output.claim(["events.csv", "users.csv", "items.csv"])
+    truth = make_truth(job.seed, job.rows)
+    history = ClickHistory(np.zeros((len(truth.mixture), NUM_FACTORS)))
     scores = BestScores()
     num_visits, first_held_out = ceil(job.rows / SLATE), job.rows - ceil(job.rows / 10)
-    with aside.open("events.csv") as file:
+    with output.open("events.csv") as file:
         for first, last in files.chunks(0, num_visits, BLOCK_VISITS):
-            events = world.visits(np.arange(first, last), history.shift).cut(job.rows - first * SLATE)
-            files.write_rows(file, events.frame(world, num_visits), ",", header=first == 0)
+            events = truth.visits(np.arange(first, last), history.shift).cut(job.rows - first * SLATE)
+            files.write_rows(file, events.frame(truth, num_visits), ",", header=first == 0)
             held_out = slice(max(first_held_out - first * SLATE, 0), None)
             scores.add(events.logits[held_out], events.clicked[held_out])
-            history.add_clicks(events, world.item_factors)
+            history.add_clicks(events, truth.item_factors)
             job.progress(min(last * SLATE, job.rows))
-    files.write_table(aside, "users.csv", world.user_table())
-    files.write_table(aside, "items.csv", world.item_table())
-    return scores.best() | recall(_last_click_ranks(world, history), (10, 50)), _note()
+    files.write_table(output, "users.csv", truth.user_table())
+    files.write_table(output, "items.csv", truth.item_table())
+    return scores.best() | recall(_last_click_ranks(truth, history), (10, 50)), _note()
 
 
 def _note() -> str:
@@ -89,14 +85,14 @@ def _note() -> str:
         "Clicks are drawn from soft clusters of users (partly shown by country and age) and items (shown by "
         "category and brand), hidden factors, position, discount, device and the user's recent clicks. best: "
         "auc and logloss of the true probabilities over the last tenth of events; recall@k of each user's "
-        "last click on an item new to that user, ranked by the true chance of being shown and clicked among "
+        "last click on an item new to that user, ranked by the true probability of being shown and clicked among "
         f"items not clicked before (at most {MAX_USERS_RANKED:,} users)."
     )
 
 
 @dataclass(frozen=True)
 class Impressions:
-    """Impressions of some visits, in the order of the log."""
+    """Impressions of some visits, in log order."""
 
     visits: I64
     users: I64
@@ -111,15 +107,15 @@ class Impressions:
         """The first rows only; the last visit of a log may be cut short."""
         return Impressions(*(getattr(self, name)[:num_rows] for name in self.__dataclass_fields__))
 
-    def frame(self, world: ShopTruth, num_visits: int) -> pl.DataFrame:
-        # Everything on one page is seen at the same second, and pages come in the order of time.
+    def frame(self, truth: ShopTruth, num_visits: int) -> pl.DataFrame:
+        # All items of one visit are shown in the same second, and visits are in time order.
         seconds = FIRST_SECOND + self.visits * NUM_SECONDS // num_visits
-        price = world.price[self.items] * (1 - np.asarray(DISCOUNTS)[self.discounts])
+        price = truth.price[self.items] * (1 - np.asarray(DISCOUNTS)[self.discounts])
         return pl.DataFrame(
             {
                 "time": seconds,
-                "user_id": world.user_names.gather(self.users),
-                "item_id": world.item_names.gather(self.items),
+                "user_id": truth.user_names.gather(self.users),
+                "item_id": truth.item_names.gather(self.items),
                 "device": pl.Series(DEVICES).gather(self.devices),
                 "position": self.positions,
                 "price_shown": price,
@@ -130,7 +126,7 @@ class Impressions:
 
 @dataclass
 class ClickHistory:
-    """What users clicked so far, and how it moved their interests."""
+    """Clicks of users so far, and the shift of their interests."""
 
     shift: F64
     clicks: list[tuple[I64, I64]] = field(default_factory=list)
@@ -157,7 +153,7 @@ class ClickHistory:
 
 @dataclass(frozen=True)
 class ShopTruth:
-    """Users and items with their hidden tastes: one row of each array is one user or one item."""
+    """Users and items with their hidden factors: one row of each array is one user or one item."""
 
     seed: int
     country: I64
@@ -184,7 +180,7 @@ class ShopTruth:
         return key_of(self.seed, NAME, *names)
 
     def visits(self, visits: I64, shift: F64) -> Impressions:
-        """Draw who visits, what is shown and what is clicked."""
+        """Draw the visitors, the items shown and the clicks."""
         rank = zipf(uniform(self.key("visitor"), visits), len(self.busy_order), 0.5)
         users = self.busy_order[rank]
         device = choose(uniform(self.key("device"), visits), DEVICE_WEIGHTS)
@@ -217,26 +213,26 @@ class ShopTruth:
         edges = np.cumsum(self.mixture[users], axis=1)[:, None, :-1]
         cluster = np.sum(draws[:, :, None] >= edges, axis=2)
         size = np.diff(self.cluster_starts)[cluster]
-        place = np.minimum(_zipf_of_sizes(rank_draws, size, TASTE_EXPONENT), size - 1)
-        near = self.cluster_order[self.cluster_starts[cluster] + place]
+        rank = zipf(rank_draws, size, TASTE_EXPONENT)
+        near = self.cluster_order[self.cluster_starts[cluster] + rank]
         drawn = np.where(uniform(self.key("popular"), cells) < POPULAR_SHARE, popular, near)
         # Repeats go to the end, so the first ten are different unless the shop is tiny.
         same = drawn[:, :, None] == drawn[:, None, :]
         repeats = np.tril(same, -1).any(axis=2)
         return np.take_along_axis(drawn, np.argsort(repeats, axis=1, kind="stable"), axis=1)[:, :SLATE]
 
-    def chance_shown(self, users: I64) -> F64:
-        """How likely each item is to fill one place of a slate, for each user."""
-        chances = np.zeros((len(users), len(self.item_cluster)))
-        chances[:, self.popular_order] = POPULAR_SHARE * zipf_weights(
+    def probability_shown(self, users: I64) -> F64:
+        """The probability that each item fills one position of a slate, for each user."""
+        probabilities = np.zeros((len(users), len(self.item_cluster)))
+        probabilities[:, self.popular_order] = POPULAR_SHARE * zipf_weights(
             len(self.item_cluster), POPULAR_EXPONENT
         )
         for cluster in range(NUM_CLUSTERS):
             start, stop = self.cluster_starts[cluster : cluster + 2]
             weights = zipf_weights(stop - start, TASTE_EXPONENT)
             members = self.cluster_order[start:stop]
-            chances[:, members] += (1 - POPULAR_SHARE) * self.mixture[users, cluster][:, None] * weights
-        return chances
+            probabilities[:, members] += (1 - POPULAR_SHARE) * self.mixture[users, cluster][:, None] * weights
+        return probabilities
 
     def user_table(self) -> pl.DataFrame:
         days_ago = (800 * uniform(self.key("signup"), np.arange(len(self.country))) ** 2).astype(np.int32)
@@ -264,14 +260,14 @@ class ShopTruth:
         )
 
 
-def make_world(seed: int, rows: int) -> ShopTruth:
+def make_truth(seed: int, rows: int) -> ShopTruth:
     """Fifty impressions a user and a hundred an item, with click rates fitted to the planned ones."""
     num_users = max(20, rows // 50)
     num_items = max(80, min(MAX_ITEMS, rows // 100))
-    world = ShopTruth(seed=seed, **_users(seed, num_users), **_items(seed, num_items))
-    # Visits before the first one of the log: the same world, other draws.
-    pilot = world.visits(np.arange(2**40, 2**40 + PILOT_VISITS), np.zeros((num_users, NUM_FACTORS)))
-    fields = {name: getattr(world, name) for name in ShopTruth.__dataclass_fields__}
+    truth = ShopTruth(seed=seed, **_users(seed, num_users), **_items(seed, num_items))
+    # Visits before the first one of the log: the same truth, other draws.
+    pilot = truth.visits(np.arange(2**40, 2**40 + PILOT_VISITS), np.zeros((num_users, NUM_FACTORS)))
+    fields = {name: getattr(truth, name) for name in ShopTruth.__dataclass_fields__}
     return ShopTruth(**{**fields, "fit": calibrate(pilot.logits, FIRST_CLICK_RATE, LOGIT_SPREAD)})
 
 
@@ -332,39 +328,32 @@ def _items(seed: int, num_items: int) -> dict[str, Any]:
     }
 
 
-def _zipf_of_sizes(draws: F64, sizes: I64, exponent: float) -> I64:
-    """`zipf` where each draw has its own number of ranks."""
-    power = 1.0 - exponent
-    spots = (1.0 + draws * ((sizes + 1.0) ** power - 1.0)) ** (1.0 / power)
-    return np.asarray(spots.astype(np.int64) - 1)
-
-
-def _last_click_ranks(world: ShopTruth, history: ClickHistory) -> I64:
-    """The place of each user's last click, for users whose last click was on an item new to them."""
+def _last_click_ranks(truth: ShopTruth, history: ClickHistory) -> I64:
+    """The rank of each user's last click, for users whose last click was on an item new to them."""
     users, items = history.all_clicks()
     last_click = len(users) - 1 - np.unique(users[::-1], return_index=True)[1]
     first_of_pair = np.unique(pair(users, items), return_index=True)[1]
     targets = np.intersect1d(last_click, first_of_pair)
     targets = targets[:: max(1, ceil(len(targets) / MAX_USERS_RANKED))]
     ranks = [np.zeros(0, dtype=np.int64)]
-    for first, last in files.chunks(0, len(targets), max(1, BLOCK_CELLS // len(world.item_cluster))):
-        ranks.append(_ranks(world, history, users, items, targets[first:last]))
+    for first, last in files.chunks(0, len(targets), max(1, BLOCK_CELLS // len(truth.item_cluster))):
+        ranks.append(_ranks(truth, history, users, items, targets[first:last]))
     return np.concatenate(ranks)
 
 
-def _ranks(world: ShopTruth, history: ClickHistory, clickers: I64, clicked: I64, targets: I64) -> I64:
-    """Places of the clicks numbered `targets`, each the last of its user."""
+def _ranks(truth: ShopTruth, history: ClickHistory, clickers: I64, clicked: I64, targets: I64) -> I64:
+    """Ranks of the clicks with indices `targets`, each the last of its user."""
     users = clickers[targets]
-    num_items = len(world.item_cluster)
+    num_items = len(truth.item_cluster)
     grid_U, grid_I = np.repeat(users, num_items), np.tile(np.arange(num_items), len(users))
     middle = np.full(len(grid_U), SLATE // 2)
     plain = np.zeros(len(grid_U), dtype=np.int64)
-    raw = world.raw_logits(grid_U, grid_I, middle, plain, plain, history.shift_before_last_click)
-    chance_clicked = sigmoid(raw * world.fit[0] + world.fit[1]).reshape(len(users), num_items)
+    raw = truth.raw_logits(grid_U, grid_I, middle, plain, plain, history.shift_before_last_click)
+    probability_clicked = sigmoid(raw * truth.fit[0] + truth.fit[1]).reshape(len(users), num_items)
     seen = np.zeros((len(users), num_items), dtype=np.bool_)
-    row_of_user = np.full(len(world.mixture), -1)
+    row_of_user = np.full(len(truth.mixture), -1)
     row_of_user[users] = np.arange(len(users))
     known = row_of_user[clickers] >= 0
     seen[row_of_user[clickers[known]], clicked[known]] = True
     seen[np.arange(len(users)), clicked[targets]] = False
-    return ranks_of_targets(chance_clicked * world.chance_shown(users), clicked[targets], seen)
+    return ranks_of_targets(probability_clicked * truth.probability_shown(users), clicked[targets], seen)

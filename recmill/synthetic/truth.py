@@ -1,4 +1,4 @@
-"""What the best possible model would score, measured with the probabilities that labels were drawn from."""
+"""Metrics of the best possible model: those of the true probabilities on the drawn labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PILOT_ROWS = 20_000
 
 
 class BestScores:
-    """AUC and log loss of the true logits, fed in chunks; memory does not grow with rows."""
+    """AUC and log loss of the true logits, added in chunks; memory does not grow with rows."""
 
     def __init__(self) -> None:
         self.counts = np.zeros((2, NUM_BINS), dtype=np.int64)
@@ -26,7 +26,7 @@ class BestScores:
         self.total_loss += float(np.sum(np.logaddexp(0.0, logits) - labels * logits))
 
     def auc(self) -> float | None:
-        """Chance that a positive outranks a negative, ties counting half; None without both labels."""
+        """Probability that a positive outranks a negative, ties counting half; None without both labels."""
         negatives, positives = self.counts
         num_pairs = float(negatives.sum()) * float(positives.sum())
         if num_pairs == 0:
@@ -36,7 +36,7 @@ class BestScores:
         return float(wins / num_pairs)
 
     def best(self, suffix: str = "") -> dict[str, float]:
-        """`auc` and `logloss`, or nothing where the rows do not hold both labels."""
+        """`auc` and `logloss`; empty if the rows do not have both labels."""
         auc = self.auc()
         if auc is None:
             return {}
@@ -67,7 +67,7 @@ def ranks_of_targets(scores: F64, targets: I64, seen: Bools) -> I64:
 
 
 def recall(ranks: I64, cutoffs: tuple[int, ...]) -> dict[str, float]:
-    """The share of users whose target is among the first k, for each k; nothing without users."""
+    """The fraction of users whose target is among the first k, for each k; empty without users."""
     if len(ranks) == 0:
         return {}
     return {f"recall@{cutoff}": round(float(np.mean(ranks < cutoff)), 6) for cutoff in cutoffs}

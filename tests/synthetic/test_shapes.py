@@ -296,12 +296,12 @@ def test_shop_taste_shows_in_country_and_category(store):
 
 
 def test_shop_recent_clicks_move_the_next_interest():
-    world = shop.make_world(1, 10_000)
-    history = shop.ClickHistory(np.zeros_like(world.user_factors))
-    events = world.visits(np.arange(200), history.shift)
-    history.add_clicks(events, world.item_factors)
+    truth = shop.make_truth(1, 10_000)
+    history = shop.ClickHistory(np.zeros_like(truth.user_factors))
+    events = truth.visits(np.arange(200), history.shift)
+    history.add_clicks(events, truth.item_factors)
     row = int(np.flatnonzero(events.clicked)[0])
     one = (slice(row, row + 1),)
     seen = [getattr(events, name)[one] for name in ("users", "items", "positions", "devices", "discounts")]
-    before = world.raw_logits(*seen, np.zeros_like(history.shift))
-    assert world.raw_logits(*seen, history.shift)[0] > before[0]
+    before = truth.raw_logits(*seen, np.zeros_like(history.shift))
+    assert truth.raw_logits(*seen, history.shift)[0] > before[0]

@@ -17,6 +17,7 @@ from recmill.embeddings.collection import EmbeddingCollection, EmbeddingFeature
 from recmill.embeddings.table import Array, DiskTier, EmbeddingTable, KeyRecords, TableSpec
 from recmill.reporting.machine import available_cores
 from recmill.stages.bench.contest import Result, header
+from recmill.synthetic.draw import zipf
 
 NUM_TABLES = 26
 ZIPF_EXPONENT = 1.05
@@ -109,10 +110,7 @@ def uniform_ranks(random: np.random.Generator, num_keys: int, size: int) -> Arra
 
 
 def zipf_ranks(random: np.random.Generator, num_keys: int, size: int) -> Array:
-    """Ranks by the inverse CDF of the continuous Zipf law, truncated at the number of keys."""
-    power = 1 - ZIPF_EXPONENT
-    ranks: Array = (((num_keys + 1) ** power - 1) * random.random(size) + 1) ** (1 / power) - 1
-    return ranks.astype(np.int64).clip(max=num_keys - 1)
+    return zipf(random.random(size), num_keys, ZIPF_EXPONENT)
 
 
 def _bench_traffic(
