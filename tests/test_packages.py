@@ -65,8 +65,10 @@ CASES = [
     (ALL, "serve", "client -s 127.0.0.1:1 -d L/events.csv -n 1 -w 0"),
     (ALL, "deploy", "deploy quickstart --target serve --into O/d"),
     ("pyspark", "spark", "prepare quickstart --data L --into O/t --engine spark --quiet"),
+    (ALL, "train", "bench train --rows 100"),
 ]
 NEEDS_NONE = [
+    "bench prepare --rows 100",
     "generate shop --rows 100 --into O/log",
     "recipes",
     "check quickstart --data L",

@@ -29,6 +29,7 @@ from recmill.stages.bench.serve.run import BenchTarget, ServeBenchConfig, bench_
 from recmill.stages.bench.serve.server import BenchServer, start_server
 
 ITEMS = 400
+pytestmark = pytest.mark.xdist_group("bench bundle")  # one process makes the bundle
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +135,7 @@ def test_our_own_server_is_measured_through_both_transports(transport: str, bund
     options = ServeBenchConfig(
         request=RequestShape(k=5, candidates=50),
         transport="grpc" if transport == "grpc" else "http",
-        rates=(20.0,),
+        rates=(10.0,),
         seconds=1.5,
         warm_up=0.5,
         deadline_seconds=5.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import statistics
 import sys
@@ -14,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from recmill.dataset.batch import Batches
-from recmill.errors import RecmillError
+from recmill.errors import MissingPackage, RecmillError
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Optimizer, Recipe, Training
 from recmill.reporting.machine import available_cores
@@ -63,6 +64,8 @@ def bench_train(
     `peer_python` gives the interpreter of a peer that has an environment of its own; `data` keeps the generated log,
     Table and batches for the next run. A run takes `seconds_each`, or longer until it has made `min_steps`.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingPackage("bench train", "torch", "train")
     if max(threads) > available_cores():
         raise RecmillError(
             f"bench train was asked for {max(threads)} threads, but this process may use "
