@@ -13,7 +13,7 @@ from recmill.cli import main
 from recmill.errors import RecmillError
 from recmill.recipe.load import load_recipe
 from recmill.stages.bench.serve.bundle import RECIPE
-from recmill.stages.bench.serve.csv_client import CsvClientConfig, batch_ranges, score_file
+from recmill.stages.bench.serve.csv_client import CsvClientConfig, batch_ranges
 from recmill.stages.bench.serve.inference import parse_column
 from recmill.stages.bench.serve.log import (
     CONTEXT_KINDS,
@@ -156,37 +156,19 @@ def test_our_own_server_is_measured_through_both_transports(transport: str, bund
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("transport", ["grpc", "http"])
-def test_the_csv_client_scores_a_whole_file(
-    transport: str, server: BenchServer, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_csv_client_scores_a_file_alike_over_both_transports(
+    server: BenchServer, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = pl.read_parquet(bundle.parent / "log" / "log.parquet").head(50)
     rows.with_columns(uk4=None).write_csv(tmp_path / "eval.csv")
-    address = server.grpc if transport == "grpc" else server.http
-    assert address is not None
-    flags = ["-s", address, "-d", str(tmp_path / "eval.csv"), "-b", "16", "--transport", transport, "--json"]
-    assert main(["client", *flags, "--out", str(tmp_path / "scores.csv")]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["rows"], found["batches"]) == (50, 4)
-    assert 0 < found["auc"] < 1
-    assert pl.read_csv(tmp_path / "scores.csv").height == 50
-
-
-@pytest.mark.processes
-def test_both_transports_of_the_client_score_alike(server: BenchServer, bundle: Path, tmp_path: Path) -> None:
-    rows = pl.read_parquet(bundle.parent / "log" / "log.parquet").head(30)
-    rows.write_csv(tmp_path / "eval.csv")
     scores = []
     for transport, address in (("grpc", server.grpc), ("http", server.http)):
-        assert address is not None
-        options = CsvClientConfig(
-            address,
-            tmp_path / "eval.csv",
-            "grpc" if transport == "grpc" else "http",
-            batch=7,
-            num_batches=0,
-            out=tmp_path / f"{transport}.csv",
-        )
-        score_file(options)
-        scores.append(pl.read_csv(tmp_path / f"{transport}.csv")["probability"])
+        flags = ["-s", str(address), "-d", str(tmp_path / "eval.csv"), "-b", "16", "--transport", transport]
+        out = tmp_path / f"{transport}.csv"
+        assert main(["client", *flags, "--json", "--out", str(out)]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert (result["rows"], result["batches"]) == (50, 4)
+        assert 0 < result["auc"] < 1
+        scores.append(pl.read_csv(out)["probability"])
+    assert len(scores[0]) == 50
     assert (scores[0] - scores[1]).abs().max() < 1e-6  # type: ignore[operator]

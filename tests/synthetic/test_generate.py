@@ -136,7 +136,7 @@ def test_a_folder_that_holds_another_log_is_refused(tmp_path, other):
     generate("shop", 500, 1, tmp_path)
     before = contents(tmp_path)
     with pytest.raises(
-        ArtifactError, match=r"already holds a log generated with shape=shop, rows=500, seed=1"
+        ArtifactError, match=r"already has a log generated with shape=shop, rows=500, seed=1"
     ):
         generate(*other, tmp_path)
     assert contents(tmp_path) == before
@@ -144,7 +144,7 @@ def test_a_folder_that_holds_another_log_is_refused(tmp_path, other):
 
 def test_a_file_that_was_not_generated_is_never_overwritten(tmp_path):
     (tmp_path / "train.txt").write_text("the real thing")
-    with pytest.raises(ArtifactError, match=r"train.txt is already there"):
+    with pytest.raises(ArtifactError, match=r"train.txt already exists"):
         generate("criteo", 10, 1, tmp_path)
     assert contents(tmp_path) == {"train.txt": b"the real thing"}
 
@@ -196,7 +196,7 @@ def test_rows_must_be_a_positive_whole_number(tmp_path, rows):
         (("movielens", {"compress": True}), 'has no option "compress"'),
         (("recsys2021", {"formt": "csv"}), 'Did you mean "format"'),
         (("recsys2021", {"format": "orc"}), 'format must be "csv" or "parquet"'),
-        (("recsys2021", {"format": "parquet", "compress": True}), "compressed already"),
+        (("recsys2021", {"format": "parquet", "compress": True}), "already compressed"),
         (("criteo", {"days": []}), "days must be different whole numbers"),
         (("criteo", {"days": [1, 1]}), "days must be different whole numbers"),
         (("criteo", {"days": [-1]}), "days must be different whole numbers"),
