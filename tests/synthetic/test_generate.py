@@ -135,9 +135,7 @@ def test_the_same_log_may_be_written_again(tmp_path):
 def test_a_folder_that_holds_another_log_is_refused(tmp_path, other):
     generate("shop", 500, 1, tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(
-        ArtifactError, match=r"already has a log generated with shape=shop, rows=500, seed=1"
-    ):
+    with pytest.raises(ArtifactError, match=r"already has a log generated with shape=shop, rows=500, seed=1"):
         generate(*other, tmp_path)
     assert contents(tmp_path) == before
 
