@@ -68,8 +68,7 @@ class CountedLog:
         self.functions = row_functions(
             recipe, data, memory, "Run `recmill prepare` and train from its Table instead."
         )
-        self.num_threads = num_workers or available_cores()
-        each = each or partial(on_threads, self.num_threads)
+        each = each or partial(on_threads, num_workers or available_cores())
         units = self.source.units(target_bytes=PIECE_BYTES)
         self.pieces: list[Piece] = [(unit,) for unit in units]
         self.functions.append(self._split_function(units, recipe.split, each))
@@ -116,7 +115,10 @@ class CountedLog:
         return rows, tally
 
     def _split_function(self, units: list[LogRange], split: Holdout | None, each: Each) -> SplitFunction:
-        function = split_function(self.source, units, split, self.num_threads)
+        def count_rows(units: list[LogRange]) -> list[int]:
+            return list(each(self.source.count_rows, units))
+
+        function = split_function(self.source, units, split, count_rows)
         if function is not None:
             return function
         assert split is not None

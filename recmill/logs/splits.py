@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import PurePosixPath
@@ -19,18 +18,21 @@ from recmill.logs.base import COMPRESSIONS, LogFiles, LogRange
 from recmill.recipe.recipe import POSITION, SPLIT, Holdout
 
 SplitFunction = Callable[[pl.DataFrame], pl.DataFrame]
+CountRows = Callable[
+    [list[LogRange]], list[int]
+]  # rows of units, good and bad: an engine or threads count them
 
 
 def split_function(
-    source: LogFiles, units: list[LogRange], split: Holdout | None, threads: int
+    source: LogFiles, units: list[LogRange], split: Holdout | None, count_rows: CountRows
 ) -> SplitFunction | None:
     """Adds SPLIT to rows: 0 train, 1 eval, 2 test. None when that takes a look at the values of all rows first."""
     if split is None:
         return all_train
     if split.by == "tail":
-        return partial(by_position, tail_cuts(source, units, split, threads))
+        return partial(by_position, tail_cuts(source, units, split, count_rows))
     if split.by == "files":
-        return partial(by_files, held_out_files(source, split), file_cut(source, units, split, threads))
+        return partial(by_files, held_out_files(source, split), file_cut(source, units, split, count_rows))
     if split.by == "hash":
         return partial(by_hash, split)
     if split.by == "time" and split.eval_from is not None:
@@ -146,9 +148,11 @@ def _with_split(frame: pl.DataFrame, split: Any) -> pl.DataFrame:
 _AFTER_ALL_ROWS = 1 << 62
 
 
-def tail_cuts(source: LogFiles, units: list[LogRange], split: Holdout, threads: int) -> tuple[int, int]:
+def tail_cuts(
+    source: LogFiles, units: list[LogRange], split: Holdout, count_rows: CountRows
+) -> tuple[int, int]:
     """Positions in the log where eval and test begin, by number of rows."""
-    counts = _CountedUnits(source, units, threads)
+    counts = _CountedUnits(source, units, count_rows)
     held_out = round(counts.total * (split.held_out or 0.0))
     eval_from = counts.total - held_out
     test_from = eval_from + held_out // 2 if split.halve else counts.total
@@ -178,12 +182,12 @@ def _matches(name: str, pattern: str) -> bool:
     return any(fnmatch(candidate, pattern) for candidate in (name, path.name, plain))
 
 
-def file_cut(source: LogFiles, units: list[LogRange], split: Holdout, threads: int) -> int:
+def file_cut(source: LogFiles, units: list[LogRange], split: Holdout, count_rows: CountRows) -> int:
     """The position where the second half of the held-out rows begins."""
     if not split.halve:
         return _AFTER_ALL_ROWS
     held_out = held_out_files(source, split)
-    counts = _CountedUnits(source, [unit for unit in units if unit.file_index in held_out], threads)
+    counts = _CountedUnits(source, [unit for unit in units if unit.file_index in held_out], count_rows)
     return counts.positions_of(counts.total // 2)[0]
 
 
@@ -207,11 +211,10 @@ def _first_time(times: pl.Series, totals: pl.Series, share: float) -> float:
 class _CountedUnits:
     """Units with their numbers of rows, to find the position of the n-th row."""
 
-    def __init__(self, source: LogFiles, units: list[LogRange], threads: int) -> None:
+    def __init__(self, source: LogFiles, units: list[LogRange], count_rows: CountRows) -> None:
         self.source = source
         self.units = units
-        with ThreadPoolExecutor(threads) as pool:
-            self.rows = list(pool.map(source.count_rows, units))
+        self.rows = count_rows(units)
         self.total = sum(self.rows)
 
     def positions_of(self, *numbers: int) -> tuple[int, ...]:
