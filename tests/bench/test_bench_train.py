@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import venv
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +129,16 @@ def test_medians_are_compared_with_ours_and_with_the_peak() -> None:
     assert entries["tensorflow"]["loss_matches"] is False
     lines = describe(result).splitlines()
     assert [line.split()[0] for line in lines if "loss differs from ours" in line] == ["tensorflow"]
+
+
+def test_a_peer_needs_numpy_and_no_other_package_of_ours() -> None:
+    code = """
+import sys, recmill.stages.bench.race
+names = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
+print(sorted(name for name in names if not name.startswith("_")))
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "['numpy', 'recmill']"
 
 
 def test_an_interpreter_that_is_not_there_is_an_error() -> None:
