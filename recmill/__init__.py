@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from recmill.api.arguments import load_recipe
+from recmill.api.commands import check, deploy, generate, load, recipes, rollback, run, size, tune
 from recmill.api.stages import evaluate, export, open_bundle, prepare, preview, score, train
 from recmill.errors import (
     ArtifactError,
@@ -33,12 +34,20 @@ if TYPE_CHECKING:
     from recmill.api.results import EvaluationReport
     from recmill.artifacts.bundle.bundle import Bundle
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+    from recmill.artifacts.feature_store.load import LoadResult
     from recmill.dataset.table import Table
     from recmill.recipe.recipe import Recipe
+    from recmill.stages.check.check import CheckResult
+    from recmill.stages.deploy.sizing import Sizing
+    from recmill.stages.evaluate.evaluate import EvaluateResult
+    from recmill.stages.run.run import RunResult
     from recmill.stages.score.score import ScoreResult
     from recmill.stages.serve.messages import Answer
     from recmill.stages.serve.recommender import Recommender
     from recmill.stages.train.trainer import TrainProgress
+    from recmill.stages.tune.front import TrialResult
+    from recmill.stages.tune.tune import TuneResult
+    from recmill.synthetic.generate import GeneratedLog
 
 __version__ = "0.1.0"
 
@@ -46,9 +55,13 @@ __all__ = [
     "Answer",
     "ArtifactError",
     "Bundle",
+    "CheckResult",
     "Checkpoint",
+    "EvaluateResult",
     "EvaluationReport",
     "FeatureError",
+    "GeneratedLog",
+    "LoadResult",
     "LogError",
     "MissingPackage",
     "Recipe",
@@ -56,33 +69,54 @@ __all__ = [
     "RecmillError",
     "Recommender",
     "ResourceError",
+    "RunResult",
     "ScoreResult",
     "ServingError",
+    "Sizing",
     "StopTraining",
     "Table",
     "TrainProgress",
     "TrainingError",
+    "TrialResult",
+    "TuneResult",
+    "check",
+    "deploy",
     "evaluate",
     "export",
+    "generate",
+    "load",
     "load_recipe",
     "open_bundle",
     "prepare",
     "preview",
+    "recipes",
+    "rollback",
+    "run",
     "score",
+    "size",
     "train",
+    "tune",
 ]
 
 # Classes whose modules load packages that take seconds: they are imported when they are first asked for.
 _MODULES = {
-    "Answer": "recmill.stages.serve.messages",
-    "Bundle": "recmill.artifacts.bundle.bundle",
-    "Checkpoint": "recmill.artifacts.checkpoint.checkpoint",
-    "EvaluationReport": "recmill.api.results",
-    "Recipe": "recmill.recipe.recipe",
-    "Recommender": "recmill.stages.serve.recommender",
-    "ScoreResult": "recmill.stages.score.score",
-    "Table": "recmill.dataset.table",
-    "TrainProgress": "recmill.stages.train.trainer",
+    "Answer": "stages.serve.messages",
+    "Bundle": "artifacts.bundle.bundle",
+    "CheckResult": "stages.check.check",
+    "Checkpoint": "artifacts.checkpoint.checkpoint",
+    "EvaluateResult": "stages.evaluate.evaluate",
+    "EvaluationReport": "api.results",
+    "GeneratedLog": "synthetic.generate",
+    "LoadResult": "artifacts.feature_store.load",
+    "Recipe": "recipe.recipe",
+    "Recommender": "stages.serve.recommender",
+    "RunResult": "stages.run.run",
+    "ScoreResult": "stages.score.score",
+    "Sizing": "stages.deploy.sizing",
+    "Table": "dataset.table",
+    "TrainProgress": "stages.train.trainer",
+    "TrialResult": "stages.tune.front",
+    "TuneResult": "stages.tune.tune",
 }
 
 
@@ -91,7 +125,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f'module "recmill" has no attribute "{name}"')
     from importlib import import_module
 
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(f"recmill.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

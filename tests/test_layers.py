@@ -18,7 +18,7 @@ PACKAGE = Path(recmill.__file__).parent
 # From the top down. A module belongs to the longest name here that it begins with.
 LAYERS = (
     ("cli", "api", "__main__"),
-    ("stages.run", "stages.tune", "stages.bench"),
+    ("stages.run", "stages.tune", "stages.bench", "stages.check"),
     (
         "stages.prepare",
         "stages.train",

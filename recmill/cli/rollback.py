@@ -28,25 +28,11 @@ recmill rollback --bundle runs/quickstart/bundle 0000000176-bc89affa
 
 
 def _rollback(parsed: argparse.Namespace) -> None:
-    from recmill.artifacts.bundle.bundle import current_of, previous_of, set_current, versions_of
-    from recmill.errors import ArtifactError
+    from pathlib import Path
 
-    folder = parsed.bundle
-    try:
-        before = current_of(folder)
-    except ArtifactError:
-        if parsed.version is None:
-            raise
-        before = None
-    if before is None and not versions_of(folder):
-        raise ArtifactError(
-            f"{folder} holds no versions. Give the folder that `recmill export --into` was given."
-        )
-    version = parsed.version or previous_of(folder)
-    if version is None:
-        known = ", ".join(versions_of(folder))
-        raise ArtifactError(f"{folder} has no version before {before}. Name one of: {known}.")
-    set_current(folder, version)
+    from recmill.stages.export.rollback import rollback
+
+    version, before = rollback(Path(parsed.bundle), parsed.version)
     if parsed.json:
         print(json.dumps({"version": version, "previous": before}))
     else:

@@ -1,4 +1,4 @@
-"""How far a long job is: a bar with rows/s and ETA on a terminal, plain lines when piped, silence on request."""
+"""How far a long job is: a bar on a terminal or in a notebook, plain lines when piped, silence on request."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from html import escape
+from typing import Any, TextIO
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_UPDATES = 0.2
 
 
 class Progress:
@@ -24,6 +26,12 @@ class Progress:
         """One pass over the data; `total` is in the unit that `advance` counts (bytes of input, steps)."""
         if self.quiet:
             yield ProgressBar(name, total)
+        elif _is_notebook():
+            bar = _NotebookBar(name, total)
+            try:
+                yield bar
+            finally:
+                bar.clear()
         elif self.stream.isatty():
             yield from self._bar(name, total)
         else:
@@ -82,6 +90,41 @@ class _Bar(ProgressBar):
 
     def report(self) -> None:
         self.show()
+
+
+def _is_notebook() -> bool:
+    """Whether a Jupyter kernel runs this process: its streams are no terminals, but it can show HTML."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+class _NotebookBar(ProgressBar):
+    """An HTML element that is updated in place. Rich needs ipywidgets for that, which many notebooks lack."""
+
+    def __init__(self, name: str, total: int) -> None:
+        super().__init__(name, total)
+        from IPython.display import display
+
+        self.last_shown = self.started
+        self.handle = display(self._html(), display_id=True)
+
+    def report(self) -> None:
+        now = time.monotonic()
+        if now - self.last_shown >= _SECONDS_BETWEEN_UPDATES:
+            self.last_shown = now
+            self.handle.update(self._html())
+
+    def clear(self) -> None:
+        from IPython.display import HTML
+
+        self.handle.update(HTML(""))
+
+    def _html(self) -> Any:
+        from IPython.display import HTML
+
+        bar = f'<progress max="{max(1, self.total)}" value="{self.done}"></progress>'
+        return HTML(f"<code>{escape(self.name)}</code> {bar} <code>{escape(self.rate())}</code>")
 
 
 class _PlainLines(ProgressBar):

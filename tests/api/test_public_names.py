@@ -17,6 +17,7 @@ from recmill.stages.prepare.prepare import PrepareConfig
 from recmill.stages.score.score import ScoreConfig
 from recmill.stages.serve import messages as m
 from recmill.stages.train.train import TrainConfig
+from recmill.stages.tune.tune import TuneConfig
 
 FUNCTIONS = [name for name in recmill.__all__ if inspect.isfunction(getattr(recmill, name))]
 CLASSES = [name for name in recmill.__all__ if inspect.isclass(getattr(recmill, name))]
@@ -32,6 +33,7 @@ OTHER_ARGUMENTS = {
         *("trust_code", "quiet"),
     },
     "export": {"checkpoint", "data", "into", "quiet"},
+    "tune": {"recipe", "table", "into", "on_trial", "quiet"},
 }
 
 
@@ -73,6 +75,7 @@ def test_public_methods_of_public_classes_are_annotated_and_documented(name: str
         ("evaluate", EvaluateConfig),
         ("score", ScoreConfig),
         ("export", ExportConfig),
+        ("tune", TuneConfig),
     ],
 )
 def test_arguments_of_a_stage_are_the_fields_of_its_config(name: str, config: type[Any]) -> None:

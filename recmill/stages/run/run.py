@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recmill.artifacts.bundle.bundle import Bundle
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.lock import lock_folder
 from recmill.artifacts.manifest import is_published
+from recmill.dataset.table import Table
 from recmill.errors import RecmillError
 from recmill.learner.saved import models_of
 from recmill.recipe.recipe import Recipe
@@ -56,7 +58,7 @@ class RunConfig:
 
 
 @dataclass
-class Ran:
+class RunResult:
     """What the stages made, and the seconds that each took."""
 
     data: str
@@ -67,7 +69,29 @@ class Ran:
 
     @property
     def passed(self) -> bool:
+        """Whether the models met the gate; what did not is not exported."""
         return all(model.passed for model in self.results.get("evaluate", []))
+
+    @property
+    def table(self) -> Table:
+        return Table.open(self.into / "table")
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """None for a recipe without models."""
+        return Checkpoint.open(self.into / "checkpoint") if "train" in self.results else None
+
+    @property
+    def report(self) -> Path | None:
+        return self.into / "report.html" if "evaluate" in self.results else None
+
+    @property
+    def bundle(self) -> Bundle | None:
+        if "export" not in self.results:
+            return None
+        # Functions that its features call are the recipe's own.
+        exported = self.results["export"].bundle
+        return Bundle(exported.path, exported.manifest, tuple(modules_of(exported.recipe)))
 
 
 def run(
@@ -77,7 +101,7 @@ def run(
     options: RunConfig | None = None,
     progress: Progress | None = None,
     report: Callable[[str, Any], None] = lambda stage, result: None,
-) -> Ran:
+) -> RunResult:
     """Generate a log unless there is one, prepare it, train, evaluate and export.
 
     `report` hears of each stage as it ends. What did not pass its gate is not exported. Killed at any point and run
@@ -94,8 +118,8 @@ def _run(
     options: RunConfig,
     progress: Progress,
     report: Callable[[str, Any], None],
-) -> Ran:
-    ran = Ran(data or str(into / "log"), into)
+) -> RunResult:
+    ran = RunResult(data or str(into / "log"), into)
     started = time.perf_counter()
 
     def stage(name: str, work: Callable[[], Any]) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from recmill.artifacts.manifest import write_whole
 from recmill.dataset.table import Table
 from recmill.errors import RecmillError
+from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
 from recmill.recipe.search import searched
 from recmill.reporting.machine import available_cores
@@ -42,6 +43,11 @@ class TuneResult:
     front: list[TrialResult]
     best: TrialResult | None
     own: TrialResult | None  # the recipe as it was, if that is in the space
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The best recipe found; None when no trial came to its end."""
+        return load_recipe(str(self.into / BEST)) if self.best is not None else None
 
 
 def tune(

@@ -1,0 +1,234 @@
+"""The other commands as plain functions: logs, recipes, searches, whole runs, deployment and versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from recmill.api.arguments import (
+    Data,
+    PathLike,
+    RecipeLike,
+    bundle_of,
+    data_of,
+    folder_of,
+    progress_of,
+    recipe_of,
+    table_of,
+)
+from recmill.api.stages import MAX_BAD, MEMORY
+
+if TYPE_CHECKING:
+    from recmill.artifacts.bundle.bundle import Bundle
+    from recmill.artifacts.feature_store.load import LoadResult
+    from recmill.dataset.table import Table
+    from recmill.stages.check.check import CheckResult
+    from recmill.stages.deploy.sizing import Sizing
+    from recmill.stages.run.run import RunResult
+    from recmill.stages.tune.front import TrialResult
+    from recmill.stages.tune.tune import TuneResult
+    from recmill.synthetic.generate import GeneratedLog
+
+
+def recipes() -> dict[str, str]:
+    """Name and description of every recipe that installs with the package."""
+    from recmill.recipe.load import load_recipe, shipped_recipes
+
+    return {name: load_recipe(name).description for name in shipped_recipes()}
+
+
+def generate(
+    shape: Literal["criteo", "recsys2021", "movielens", "shop"],
+    rows: int,
+    *,
+    seed: int = 0,
+    into: PathLike | None = None,
+    days: Sequence[int] | None = None,
+    format: Literal["csv", "parquet"] | None = None,
+    compress: bool = False,
+    quiet: bool = False,
+) -> GeneratedLog:
+    """Write a synthetic log with a planted truth; what is returned can be given wherever a log's directory is.
+
+    `days` are for criteo, `format` is for recsys2021, `compress` for both. `best` of the result has the best metrics
+    that any model can reach.
+    """
+    from recmill.synthetic.generate import generate as run
+
+    options = {} if format is None else {"format": format}
+    with progress_of(quiet).stage("generate", rows) as bar:
+        return run(
+            shape,
+            rows,
+            seed,
+            folder_of(into, "log"),
+            progress=lambda done: bar.advance(done - bar.done, done - bar.rows),
+            days=days,
+            compress=compress,
+            **options,
+        )
+
+
+def check(recipe: RecipeLike, data: Data | None = None) -> CheckResult:
+    """Whether a recipe is right, what it names is here and, with `data`, the first rows of its files parse.
+
+    What is wrong with the recipe is raised as RecipeError, all of it at once; `good` and `files` tell of the files.
+    """
+    from recmill.stages.check.check import check as run
+
+    recipe = recipe_of(recipe)
+    return run(recipe, None if data is None else data_of(recipe, data))
+
+
+def tune(
+    recipe: RecipeLike,
+    table: Table | PathLike,
+    *,
+    into: PathLike | None = None,
+    trials: int | None = None,
+    minutes: float | None = None,
+    jobs: int | None = None,
+    threads: int | None = None,
+    seed: int | None = None,
+    within: float = 0.0,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    on_trial: Callable[[TrialResult], None] | None = None,
+    quiet: bool = False,
+) -> TuneResult:
+    """Search the recipe's [tune] space, quality against cost. Run again with the same `into`, a search goes on.
+
+    `recipe` of the result is the best one found, ready for `train`.
+    """
+    from recmill.stages.tune.tune import TuneConfig
+    from recmill.stages.tune.tune import tune as run
+
+    config = TuneConfig(
+        trials=trials,
+        minutes=minutes,
+        jobs=jobs,
+        threads=threads,
+        seed=seed,
+        within=within,
+        engine=engine,
+        address=address,
+    )
+    report = on_trial or (lambda trial: None)
+    folder = folder_of(into, "study")
+    return run(recipe_of(recipe), table_of(table), folder, config, progress_of(quiet), report)
+
+
+def run(
+    recipe: RecipeLike,
+    data: Data | None = None,
+    *,
+    into: PathLike | None = None,
+    rows: int = 100_000,
+    gate: str | None = None,
+    models: Sequence[str] = (),
+    threads: int | None = None,
+    memory: int = MEMORY,
+    max_bad: float = MAX_BAD,
+    at_once: bool = False,
+    quiet: bool = False,
+) -> RunResult:
+    """Prepare, train, evaluate and export, in order; what is done already in `into` is not done again.
+
+    Without `data`, a log of `rows` events in the recipe's shape is generated. What does not pass the `gate` is not
+    exported: `bundle` of the result is None then. With `at_once`, training begins while the Table is still written.
+    """
+    from recmill.stages.evaluate.gate import parse_gate
+    from recmill.stages.prepare.prepare import PrepareConfig
+    from recmill.stages.run.run import RunConfig
+    from recmill.stages.run.run import run as run_stages
+    from recmill.stages.train.train import TrainConfig
+
+    recipe = recipe_of(recipe)
+    config = RunConfig(
+        rows=rows,
+        prepare=PrepareConfig(memory=memory, max_bad=max_bad),
+        train=TrainConfig(threads=threads, models=tuple(models), resume=True),
+        at_once=at_once,
+        gate=tuple(parse_gate(gate)) if gate else (),
+    )
+    where = None if data is None else data_of(recipe, data)
+    return run_stages(recipe, where, folder_of(into, "run"), config, progress_of(quiet))
+
+
+def deploy(
+    recipe: RecipeLike,
+    target: str,
+    into: PathLike,
+    *,
+    settings: Mapping[str, Any] | Sequence[str] = (),
+    force: bool = False,
+) -> list[Path]:
+    """Render a recipe's manifests for Kubernetes, Argo, Helm, Ray, Spark or Docker; the files that were written.
+
+    `settings` are those of `recmill deploy --set`, such as `{"serve.replicas": 3}`.
+    """
+    from recmill.stages.deploy.deploy import deploy as run
+    from recmill.stages.deploy.settings import DeployConfig
+
+    if isinstance(settings, Mapping):
+        settings = [f"{key}={_as_text(value)}" for key, value in settings.items()]
+    return run(recipe_of(recipe), target, Path(into), DeployConfig.of(settings), force)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def size(
+    recipe: RecipeLike,
+    rows: int | None = None,
+    items: int | None = None,
+    users: int | None = None,
+    rate: float | None = None,
+) -> Sizing:
+    """How much memory, disk and how many cores each stage needs; `lines()` of the result show the arithmetic."""
+    from recmill.stages.deploy.sizing import size as run
+
+    return run(recipe_of(recipe), rows, items, users, rate)
+
+
+def load(
+    bundle: Bundle | PathLike,
+    features: str,
+    *,
+    side: Literal["user", "item", "both"] = "both",
+    parquet: PathLike | None = None,
+    rate: float | None = None,
+    ttl: int | None = None,
+    prefix: str = "recmill",
+    resume: bool = False,
+    trust_code: Sequence[str] = (),
+    quiet: bool = False,
+) -> list[LoadResult]:
+    """Fill a feature store, such as redis://host:6379, with the rows of a bundle, or of a Parquet file of one side."""
+    from recmill.artifacts.feature_store.load import load as run
+    from recmill.artifacts.feature_store.redis import RedisStore
+    from recmill.errors import RecmillError
+
+    if parquet is not None and side == "both":
+        raise RecmillError('load: a Parquet file holds rows of one side; add side="user" or side="item".')
+    opened = bundle_of(bundle, trust_code)
+    there = {"user": opened.users is not None, "item": opened.items is not None}
+    sides = tuple(name for name in ("user", "item") if name == side or (side == "both" and there[name]))
+    store = RedisStore(features, opened, prefix, timeout_seconds=10.0, ttl_seconds=ttl)
+    try:
+        file = Path(parquet) if parquet is not None else None
+        return run(store, opened, sides, file, rate, resume, progress_of(quiet))  # type: ignore[arg-type]
+    finally:
+        store.close()
+
+
+def rollback(bundles: PathLike, version: str | None = None) -> Bundle:
+    """Make another version of a folder of bundles current, by default the one before; servers take it at once."""
+    from recmill.artifacts.bundle.bundle import Bundle
+    from recmill.stages.export.rollback import rollback as run
+
+    run(Path(bundles), version)
+    return Bundle.open(Path(bundles))

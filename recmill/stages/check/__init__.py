@@ -1,0 +1,1 @@
+"""Stage: is this recipe right, and do its files parse?"""

@@ -1,0 +1,106 @@
+"""check: is a recipe right, is all that it names here, and do the first rows of its files parse?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recmill.errors import FeatureError
+from recmill.recipe.recipe import Recipe
+from recmill.recipe.search import searched
+from recmill.recipe.steps import Vocabulary
+from recmill.recipe.trust import functions_of
+
+if TYPE_CHECKING:
+    from recmill.logs.describe import FilesReport
+
+_FIRST_LABELS = 10_000  # rows whose labels are looked at
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What was found in the files of a recipe that is right: the log's and those of its side tables, by name."""
+
+    recipe: Recipe
+    files: Mapping[str, FilesReport] = field(default_factory=dict)
+    labels: str | None = None  # why no model could learn from the first rows
+
+    @property
+    def good(self) -> bool:
+        """Whether there is nothing in the way of `prepare`."""
+        return self.files_parse and self.labels is None
+
+    @property
+    def files_parse(self) -> bool:
+        return all(
+            report.problem is None and not report.bad and report.num_good for report in self.files.values()
+        )
+
+
+def check(recipe: Recipe, data: str | None = None) -> CheckResult:
+    """Look at what a recipe names and, with `data`, at the first rows of its files.
+
+    Raises what is wrong with the recipe; what is wrong with files is in the result. Without `data`, nothing heavy is
+    imported.
+    """
+    if recipe.tune is not None:
+        searched(recipe)
+    _check_named(recipe)
+    if data is None:
+        return CheckResult(recipe)
+    files = _describe_files(recipe, data)
+    result = CheckResult(recipe, files)
+    if not result.files_parse:
+        return result
+    _check_held_out_files(recipe, data)
+    return CheckResult(recipe, files, _label_problem(recipe, data))
+
+
+def _check_named(recipe: Recipe) -> None:
+    """Fail when something that the recipe names is not on this machine: functions, vocabularies to extend, a model."""
+    for path in functions_of(recipe):
+        from recmill.features.lists import import_function
+
+        import_function(path)
+    for feature in recipe.features:
+        for step in feature.steps:
+            if isinstance(step, Vocabulary) and step.extend:
+                from recmill.features.category import read_vocabulary
+
+                read_vocabulary(step.extend, step.named or feature.name)
+    if recipe.ranking is not None and ":" in recipe.ranking.model and find_spec("torch") is not None:
+        from recmill.learner.ranking import own_model
+
+        own_model(recipe.ranking.model)
+
+
+def _check_held_out_files(recipe: Recipe, data: str) -> None:
+    if recipe.split is not None and recipe.split.by == "files":
+        from recmill.logs.base import open_source
+        from recmill.logs.splits import held_out_files
+
+        held_out_files(open_source(recipe.log, data), recipe.split)
+
+
+def _describe_files(recipe: Recipe, data: str) -> dict[str, FilesReport]:
+    from recmill.logs.describe import describe_files
+
+    return {
+        "log": describe_files(recipe.log, data),
+        **{f"tables.{name}": describe_files(table, data) for name, table in recipe.tables.items()},
+    }
+
+
+def _label_problem(recipe: Recipe, data: str) -> str | None:
+    from recmill.stages.prepare.prepare import check_first_labels
+
+    with tempfile.TemporaryDirectory(prefix="recmill-check-") as work:
+        try:
+            check_first_labels(recipe, data, _FIRST_LABELS, Path(work))
+        except FeatureError as error:
+            return str(error)
+    return None
