@@ -15,6 +15,7 @@ from recmill.features.kernels import Counter, CountOptions
 from recmill.logs.base import LogFiles, LogRange, open_source
 from recmill.logs.reduced import ReducedRows
 from recmill.logs.rows import RowFunction, row_functions
+from recmill.logs.scan import scan
 from recmill.logs.splits import (
     SplitFunction,
     all_train,
@@ -84,21 +85,12 @@ class CountedLog:
 
     def read(self, piece: Piece, tally: Tally | None = None) -> Iterator[pl.DataFrame]:
         """A piece's good rows, in order, as all functions leave them; bad ones are counted in the tally."""
-        frames = self._raw_frames(piece, tally if tally is not None else Tally())
+        frames = scan(self.source, piece, tally if tally is not None else Tally(), 2 * PIECE_BYTES)
         for frame in frames if len(piece) == 1 else _taking_turns(frames):
             for function in self.functions:
                 frame = function(frame)
             if frame.height:
                 yield frame
-
-    def _raw_frames(self, piece: Piece, tally: Tally) -> Iterator[pl.DataFrame]:
-        for unit in piece:
-            for batch in self.source.read(unit, 2 * PIECE_BYTES):
-                tally.rows += batch.num_rows
-                for row in batch.bad:
-                    tally.note(row)
-                if batch.frame.height:
-                    yield batch.frame
 
     def _count(self, each: Each) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Tally]:
         """Rows of each piece and split, and the bad rows of all."""

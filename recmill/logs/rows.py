@@ -12,6 +12,8 @@ from recmill.errors import FeatureError, LogError, ResourceError
 from recmill.features.expressions import keep_where
 from recmill.features.kernels import hash_positions
 from recmill.logs.base import open_source
+from recmill.logs.scan import scan
+from recmill.logs.tally import Tally
 from recmill.recipe import recipe as r
 from recmill.recipe.recipe import POSITION
 
@@ -58,16 +60,17 @@ def read_side_table(recipe: r.Recipe, join: r.Join, data: str, memory: int) -> p
             f"Side table {join.table} has {size >> 20:,} MB, more than a quarter of --memory "
             f"({memory >> 20:,} MB). Raise --memory."
         )
-    batches = [batch for unit in source.units() for batch in source.read(unit)]
-    bad = [row for batch in batches for row in batch.bad]
-    if bad:
+    tally = Tally()
+    frames = list(scan(source, source.units(), tally))
+    if tally.bad:
+        first = tally.shown[0]
         raise LogError(
-            f"Side table {join.table} has {len(bad):,} bad rows; "
-            f"the first is {bad[0].file} at {bad[0].offset:,}: {bad[0].reason}."
+            f"Side table {join.table} has {tally.bad:,} bad rows; "
+            f"the first is {first['file']} at {first['offset']:,}: {first['reason']}."
         )
-    if not batches:
+    if not frames:
         raise LogError(f"Side table {join.table} is empty: {', '.join(file.name for file in source.files)}.")
-    frame = pl.concat([batch.frame for batch in batches]).drop(POSITION)
+    frame = pl.concat(frames).drop(POSITION)
     twice = frame.filter(pl.col(join.on).is_duplicated())
     if twice.height:
         raise LogError(

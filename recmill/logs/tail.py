@@ -6,8 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import polars as pl
+
 from recmill.errors import LogError
-from recmill.logs.base import LogBatch, LogFile, LogFiles, LogRange, open_source
+from recmill.logs.base import LogFile, LogFiles, LogRange, open_source
+from recmill.logs.scan import scan
+from recmill.logs.tally import Tally
 from recmill.logs.text import TextSource
 from recmill.recipe.recipe import Log
 
@@ -28,8 +32,8 @@ class Tail:
     _sizes: Mapping[str, int] = field(default_factory=dict)  # at the last look
     _last: dict[str, bytes] = field(default_factory=dict)  # of what was read
 
-    def read(self, until: Mapping[str, int] | None = None) -> Iterator[LogBatch]:
-        """What is new; call it to the end, then again later. `until` is where an earlier tail was `done`."""
+    def read(self, tally: Tally, until: Mapping[str, int] | None = None) -> Iterator[pl.DataFrame]:
+        """New rows; read to the end, then call again later. `until` is where an earlier tail was `done`."""
         source = open_source(self.spec, self.data, may_grow=True)
         before, self._sizes = self._sizes, {file.name: file.size for file in source.files}
         before = before if until is None else until
@@ -41,7 +45,7 @@ class Tail:
             if end <= start:
                 continue
             for unit in self._new_units(source, index, file, start, end, before):
-                yield from source.read(unit)
+                yield from scan(source, [unit], tally)
                 self.done[file.name] = unit.end
                 if can_cut:
                     self._last[file.name] = _bytes_before(file, unit.end)

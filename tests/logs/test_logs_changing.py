@@ -15,6 +15,7 @@ from recmill.errors import LogError
 from recmill.logs.base import open_source
 from recmill.logs.counted import CountedLog
 from recmill.logs.tail import Tail
+from recmill.logs.tally import Tally
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import Log
 
@@ -148,7 +149,7 @@ def test_a_link_to_a_directory_hides_none_of_its_files(tmp_path: Path) -> None:
 
 def _follow(log: Log, data: Path, done: dict[str, int] | None = None) -> tuple[Tail, Callable[[], int]]:
     tail = Tail(log, str(data), done or {})
-    return tail, lambda: sum(batch.num_rows for batch in tail.read())
+    return tail, lambda: sum(rows.height for rows in tail.read(Tally()))
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -189,4 +190,4 @@ def test_what_an_earlier_follower_read_of_a_file_that_grew_since_is_an_error(tmp
     _gzip(tmp_path / "log.tsv.gz", 100)
     tail = Tail(_log("log.tsv.gz"), str(tmp_path))
     with pytest.raises(LogError, match="were read before"):
-        list(tail.read(until={"log.tsv.gz": 50}))
+        list(tail.read(Tally(), until={"log.tsv.gz": 50}))

@@ -9,8 +9,9 @@ import pytest
 
 from recmill.logs.base import open_source
 from recmill.logs.counted import CountedLog
+from recmill.logs.scan import LogScan, scan
 from recmill.logs.tail import Tail
-from recmill.logs.watched import StableLogFiles
+from recmill.logs.tally import Tally
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import POSITION, Recipe
 from recmill.reporting.progress import Progress
@@ -49,7 +50,7 @@ def _rows(frames: list[pl.DataFrame]) -> list[list[int]]:
 
 def test_all_passes_over_a_log_agree_on_good_and_bad_rows(data: Path, recipe: Recipe, tmp_path: Path):
     source = open_source(recipe.log, str(data))
-    for_engines = StableLogFiles(source, source.units(), tmp_path / "rejected", 0.5, 1 << 20)
+    for_engines = LogScan(source, source.units(), tmp_path / "rejected", 0.5, 1 << 20)
     assert _rows([frame for unit in source.units() for frame in for_engines.read(unit)]) == GOOD
     tally = for_engines.check()
     assert (tally.rows, tally.bad) == (6, BAD)
@@ -62,8 +63,18 @@ def test_all_passes_over_a_log_agree_on_good_and_bad_rows(data: Path, recipe: Re
     assert _rows(list(exported.read())) == GOOD
     assert (exported.tally.rows, exported.tally.reasons) == (6, tally.reasons)
 
-    followed = list(Tail(recipe.log, str(data)).read())
-    assert _rows([batch.frame for batch in followed]) == GOOD
-    assert sum(len(batch.bad) for batch in followed) == BAD
+    followed = Tally()
+    assert _rows(list(Tail(recipe.log, str(data)).read(followed))) == GOOD
+    assert (followed.rows, followed.reasons, followed.shown) == (6, tally.reasons, tally.shown)
 
     assert _rows(list(_FirstRows(source, 100).read(0))) == GOOD
+
+
+def test_each_bad_row_is_set_aside_with_its_file_offset_reason_and_text(data: Path, recipe: Recipe):
+    source, aside = open_source(recipe.log, str(data)), []
+    list(scan(source, source.units(), Tally(), set_aside=aside.append))
+
+    assert aside == [
+        {"file": "a.tsv", "offset": 4, "reason": "not an integer", "column": "x", "text": "x\t1"},
+        {"file": "a.tsv", "offset": 8, "reason": "missing required value", "column": "click", "text": "2\t"},
+    ]

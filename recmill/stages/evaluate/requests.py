@@ -10,6 +10,8 @@ import polars as pl
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.errors import ArtifactError, FeatureError, LogError
 from recmill.logs.base import open_source
+from recmill.logs.scan import scan
+from recmill.logs.tally import Tally
 from recmill.metrics import ScoreSums
 
 
@@ -79,11 +81,10 @@ def _read_clicks(folder: Checkpoint, data: str, users: pl.Series) -> pl.DataFram
         pl.col(log.time).cast(pl.Float64).alias("clicked_at"),
     ]
     parts = []
-    for unit in source.units():
-        for batch in source.read(unit):
-            rows = batch.frame.filter(pl.col(log.user).cast(pl.String).is_in(known))
-            if rows.height:
-                parts.append(plan.keep_positive(label, rows).select(columns))
+    for frame in scan(source, source.units(), Tally()):
+        rows = frame.filter(pl.col(log.user).cast(pl.String).is_in(known))
+        if rows.height:
+            parts.append(plan.keep_positive(label, rows).select(columns))
     if not parts:
         raise LogError(f"The log in {data} has no rows of the users that were asked for.")
     return pl.concat(parts)

@@ -27,6 +27,7 @@ from recmill.features.plan import Plan
 from recmill.logs.base import LogFiles, LogRange, open_source
 from recmill.logs.reduced import ReducedRows
 from recmill.logs.rows import RowFunction, join_side, keep_one, keep_share, read_side_table
+from recmill.logs.scan import scan
 from recmill.logs.tally import Tally
 from recmill.recipe import recipe as r
 from recmill.recipe.kinds import kinds_of_columns, owners_of_columns
@@ -177,13 +178,10 @@ class LogRows:
         """Good rows, and about how many bytes of the log they are."""
         for unit in units:
             left = self.source.text_bytes(unit)
-            for batch in self.source.read(unit, _PIECE_BYTES):
-                self.tally.rows += batch.num_rows
-                for row in batch.bad:
-                    self.tally.note(row)
+            for frame in scan(self.source, [unit], self.tally, _PIECE_BYTES):
                 read = min(left, _PIECE_BYTES)
                 left -= read
-                yield batch.frame, read
+                yield frame, read
 
 
 class _LogPass:

@@ -35,8 +35,9 @@ from recmill.features.plan import Plan
 from recmill.features.plan_artifact import check_plan
 from recmill.logs.base import LogFiles, open_source
 from recmill.logs.inputs import Inputs, open_inputs
+from recmill.logs.scan import LogScan, forget_records, scan
+from recmill.logs.splits import all_train
 from recmill.logs.tally import DEFAULT_MAX_BAD, Tally
-from recmill.logs.watched import StableLogFiles, cut_log, forget_records
 from recmill.recipe.expressions import columns_of, parse_filter
 from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.load import recipe_to_dict
@@ -111,20 +112,26 @@ def _prepare(
     progress: Progress | None,
     plan: Plan | None,
 ) -> PrepareResult:
-    recipe, source = inputs.recipe, inputs.log
+    recipe = inputs.recipe
     work = open_work(into, job, "table")
     went_on = (work / "plan").exists()
     started = time.monotonic()
     with full_disk_is_an_error(into, "table"), open_engine(options, work, progress) as engine:
-        units = cut_log(source, work / "units.json", options.partitions, options.memory, engine.tasks_at_once)
-        chunk_bytes = max(1 << 20, min(8 << 20, options.memory // 128))
-        watched = StableLogFiles(source, units, into / "rejected", options.max_bad, chunk_bytes)
-        frame = _rows(engine, watched, recipe, data, options.memory)
-        fitted = _fitted_plan(engine, frame, watched, recipe, work, plan)
+        log = LogScan.resume(
+            inputs.log,
+            work,
+            into / "rejected",
+            options.max_bad,
+            options.memory,
+            options.partitions,
+            engine.tasks_at_once,
+        )
+        frame = _rows(engine, log, recipe, data, options.memory)
+        fitted = _fitted_plan(engine, frame, log, recipe, work, plan)
         seconds_fit = time.monotonic() - started
         features = _applied(engine, frame, fitted, attrgetter("apply"))
         shards = engine.write(features, into, recipe.table.order, recipe.table.seed)
-        tally = watched.check()
+        tally = log.check()
         if options.binary:
             ints = _applied(engine, frame, fitted, as_int32_rows)
             pieces = engine.write(ints, work / "binary", recipe.table.order, recipe.table.seed, "int32")
@@ -143,8 +150,7 @@ def preview(recipe: Recipe, data: str, num_rows: int, work: Path) -> tuple[Plan,
     first = _FirstRows(source, num_rows)
     engine = LocalEngine(work, workers=1)
     frame = row_operations.before_split(engine, engine.read(first), recipe, data, PrepareConfig().memory)
-    frame = assign_splits(engine, frame, StableLogFiles(source, [], work / "rejected", 1.0, 1 << 20), None)
-    frame = row_operations.after_split(engine, frame, recipe)
+    frame = row_operations.after_split(engine, engine.map(frame, all_train), recipe)
     plan = fit(engine, frame, recipe)
     return plan, engine.collect(engine.map(frame, plan.apply)).drop(SPLIT)
 
@@ -246,12 +252,11 @@ class _FirstRows:
 
     def read(self, unit: int) -> Iterator[pl.DataFrame]:
         left = self.num_rows
-        for piece in self.source.units():
-            for batch in self.source.read(piece, 1 << 18):
-                yield batch.frame.head(left)
-                left -= min(left, batch.frame.height)
-                if not left:
-                    return
+        for frame in scan(self.source, self.source.units(), Tally(), 1 << 18):
+            yield frame.head(left)
+            left -= min(left, frame.height)
+            if not left:
+                return
         if left == self.num_rows:
             raise LogError("The log holds no good rows to preview. Run `recmill check RECIPE --data DIR`.")
 
@@ -261,14 +266,14 @@ def _check_against_reality(recipe: Recipe) -> None:
     Plan(recipe)
 
 
-def _rows(engine: Engine, watched: StableLogFiles, recipe: Recipe, data: str, memory: int) -> Frame:
-    frame = row_operations.before_split(engine, engine.read(watched), recipe, data, memory)
-    frame = assign_splits(engine, frame, watched, recipe.split)
+def _rows(engine: Engine, log: LogScan, recipe: Recipe, data: str, memory: int) -> Frame:
+    frame = row_operations.before_split(engine, engine.read(log), recipe, data, memory)
+    frame = assign_splits(engine, frame, log, recipe.split)
     return row_operations.after_split(engine, frame, recipe)
 
 
 def _fitted_plan(
-    engine: Engine, frame: Frame, watched: StableLogFiles, recipe: Recipe, work: Path, given: Plan | None
+    engine: Engine, frame: Frame, log: LogScan, recipe: Recipe, work: Path, given: Plan | None
 ) -> Plan:
     """The plan that an earlier, interrupted run fitted, the one that was given, or a new one."""
     saved, on_disk = work / "plan", work / "stored.json"
@@ -276,7 +281,7 @@ def _fitted_plan(
         folders = read_record(on_disk) if engine.leaves_tables_on_disk else {}
         with damage_is_of_work():
             return Plan.read(saved, {name: Path(folder) for name, folder in folders.items()})
-    plan = given.for_recipe(recipe) if given is not None else fit(engine, frame, recipe, watched.check)
+    plan = given.for_recipe(recipe) if given is not None else fit(engine, frame, recipe, log.check)
     folders = {name: keyed.folder for name, keyed in plan.stored.items()}
     files = [file for folder in folders.values() for file in sorted(folder.rglob("*")) if file.is_file()]
     write_record(on_disk, {name: str(folder) for name, folder in folders.items()}, files)

@@ -11,6 +11,7 @@ import polars as pl
 from recmill.engines.engine import Engine, Frame
 from recmill.features.kernels import CountOptions, ExtractedValues
 from recmill.logs.base import LogRange
+from recmill.logs.scan import LogScan
 from recmill.logs.splits import (
     by_time,
     last_rows,
@@ -18,11 +19,10 @@ from recmill.logs.splits import (
     split_function,
     time_cuts,
 )
-from recmill.logs.watched import StableLogFiles
 from recmill.recipe.recipe import POSITION, Holdout
 
 
-def assign_splits(engine: Engine, frame: Frame, source: StableLogFiles, split: Holdout | None) -> Frame:
+def assign_splits(engine: Engine, frame: Frame, source: LogScan, split: Holdout | None) -> Frame:
     """The same rows with a SPLIT column: 0 train, 1 eval, 2 test."""
     function = split_function(source.source, source.units(), split, partial(_count_rows, engine, source))
     if function is not None:
@@ -51,7 +51,7 @@ def _time_cuts(engine: Engine, frame: Frame, split: Holdout) -> tuple[float, flo
     return time_cuts(counts.values, counts.counts, split)
 
 
-def _count_rows(engine: Engine, source: StableLogFiles, units: list[LogRange]) -> list[int]:
+def _count_rows(engine: Engine, source: LogScan, units: list[LogRange]) -> list[int]:
     counts = engine.collect(engine.read(_RowCounts(source, units)))
     return counts.sort("unit")["rows"].to_list()
 
@@ -60,7 +60,7 @@ def _count_rows(engine: Engine, source: StableLogFiles, units: list[LogRange]) -
 class _RowCounts:
     """A source of one row for each unit: its number, and how many rows it has."""
 
-    source: StableLogFiles
+    source: LogScan
     of: list[LogRange]
 
     def units(self) -> range:

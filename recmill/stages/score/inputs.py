@@ -19,8 +19,8 @@ from recmill.features.chain import run_chains
 from recmill.features.plan import Plan
 from recmill.logs.inputs import open_inputs
 from recmill.logs.rows import row_functions
-from recmill.logs.tally import Tally
-from recmill.logs.watched import StableLogFiles, cut_log
+from recmill.logs.scan import LogScan
+from recmill.logs.tally import DEFAULT_MAX_BAD, Tally
 from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.recipe import POSITION, SPLIT, Recipe
 from recmill.stages.score.models import ModelRef, Models, RankScorer, open_models
@@ -58,7 +58,7 @@ class LogInput:
         data: str,
         keep: Sequence[str] | None = None,
         with_labels: bool = True,
-        max_bad: float = 0.001,
+        max_bad: float = DEFAULT_MAX_BAD,
         memory: int = 2 << 30,
         partitions: int | None = None,
     ) -> None:
@@ -66,32 +66,31 @@ class LogInput:
         data = data if "://" in data else os.path.abspath(data)  # tasks run in other directories
         self.data = data
         self.inputs = open_inputs(self.recipe, data)
-        self.source = self.inputs.log
         self.functions = row_functions(self.recipe, data, memory, _INSTEAD)
         self.keep = _kept(self.recipe, keep)
         self.with_labels = with_labels
         self.max_bad = max_bad
         self.memory = memory
         self.partitions = partitions
-        self._watched: StableLogFiles | None = None
+        self._scan: LogScan | None = None
 
     def facts(self) -> dict[str, Any]:
         return {**self.inputs.fingerprint(), "keep": list(self.keep), "labels": self.with_labels}
 
     def scores(self, engine: Engine, model: ModelRef, work: Path, rejected: Path) -> Frame:
-        units = cut_log(self.source, work / "units.json", self.partitions, self.memory, engine.tasks_at_once)
-        chunk_bytes = max(1 << 20, min(8 << 20, self.memory // 128))
-        self._watched = StableLogFiles(self.source, units, rejected, self.max_bad, chunk_bytes)
-        frame = engine.read(self._watched)
+        self._scan = LogScan.resume(
+            self.inputs.log, work, rejected, self.max_bad, self.memory, self.partitions, engine.tasks_at_once
+        )
+        frame = engine.read(self._scan)
         for function in self.functions:
             frame = engine.map(frame, function)
-        files = tuple(file.name for file in self.source.files)
+        files = tuple(file.name for file in self.inputs.log.files)
         return engine.map(frame, ScoreLog(model, files, self.keep, self.with_labels))
 
     def finish(self) -> Tally:
-        assert self._watched is not None, "scores come before the end"
+        assert self._scan is not None, "scores come before the end"
         self.inputs.check_unchanged()
-        return self._watched.check()
+        return self._scan.check()
 
 
 def scoring_recipe(recipe: Recipe, with_labels: bool) -> Recipe:

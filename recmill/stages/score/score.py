@@ -35,8 +35,8 @@ from recmill.engines import EngineConfig, check_engine, open_engine
 from recmill.engines.engine import Engine, Frame
 from recmill.engines.shards import ShardRecord
 from recmill.errors import ArtifactError
+from recmill.logs.scan import forget_records
 from recmill.logs.tally import Tally
-from recmill.logs.watched import forget_records
 from recmill.reporting.progress import Progress
 from recmill.stages.score.inputs import Input, check_features
 from recmill.stages.score.measure import measure

@@ -38,6 +38,7 @@ from recmill.learner.saved import open_learner
 from recmill.logs.base import LogFile, open_source
 from recmill.logs.rows import RowFunction, row_function
 from recmill.logs.tail import Tail
+from recmill.logs.tally import Tally
 from recmill.recipe import recipe as r
 from recmill.recipe.kinds import parts_of_features
 from recmill.recipe.trust import modules_of
@@ -155,18 +156,17 @@ class Follower:
 
     def _new_rows(self, until: Mapping[str, int] | None = None) -> tuple[pl.DataFrame, int]:
         """New rows of the log with all their columns, in log order; those of the bytes `until` if it is given."""
-        batches = list(self.tail.read(until))
-        frames = [batch.frame for batch in batches if batch.frame.height]
-        num_bad = sum(len(batch.bad) for batch in batches)
+        tally = Tally()
+        frames = list(self.tail.read(tally, until))
         if not frames:
-            return pl.DataFrame(), num_bad
+            return pl.DataFrame(), tally.bad
         rows = pl.concat(frames)
         for number, operation in enumerate(self.recipe.rows):
             if isinstance(operation, r.History):
                 rows = self.histories.add(operation, rows)
             else:
                 rows = self._function(number, operation)(rows)
-        return rows, num_bad
+        return rows, tally.bad
 
     def _function(self, number: int, operation: r.RowOperation) -> RowFunction:
         """The operation with its side table as it is now; while that is being written, as it was."""

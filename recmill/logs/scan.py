@@ -1,11 +1,11 @@
-"""A log as engines read it: frames only. Bad rows are counted by reason and set aside with their offset and bytes."""
+"""One pass over raw rows: good ones come as frames, bad ones are counted and may be set aside with their bytes."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple
 from pathlib import Path
 from typing import IO, Any
@@ -15,17 +15,36 @@ import polars as pl
 from recmill.artifacts.manifest import unique_aside
 from recmill.artifacts.work import read_record, write_record
 from recmill.dataset.positions import position
-from recmill.logs.base import BadRow, LogFile, LogFiles, LogRange
+from recmill.logs.base import LogFile, LogFiles, LogRange
 from recmill.logs.tally import Tally, too_many
 
 _UNIT_BYTES = 64 << 20
 _MIN_UNIT_BYTES = 4 << 20
 
 
-class StableLogFiles:
-    """What cannot be read is set aside in `rejected`, once for each unit; too many bad rows are an error.
+def scan(
+    source: LogFiles,
+    units: Iterable[LogRange],
+    tally: Tally,
+    chunk_bytes: int = 8 << 20,
+    set_aside: Callable[[dict[str, Any]], None] | None = None,
+) -> Iterator[pl.DataFrame]:
+    """Good rows of some units, in order. Bad ones are counted in the tally; `set_aside` gets a record of each."""
+    for unit in units:
+        for batch in source.read(unit, chunk_bytes):
+            tally.rows += batch.num_rows
+            for row in batch.bad:
+                record = tally.note(row)
+                if set_aside is not None:
+                    set_aside(record)
+            if batch.frame.height:
+                yield batch.frame
 
-    May be sent to other processes, which share the folder.
+
+class LogScan:
+    """A log as engines read it: unit by unit, in any order, in several processes, more than once.
+
+    Bad rows are set aside in the folder `rejected`, once for each unit; too many of them are an error.
     """
 
     def __init__(
@@ -45,6 +64,21 @@ class StableLogFiles:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _seen=Tally(), _lock=threading.Lock())
+
+    @classmethod
+    def resume(
+        cls,
+        source: LogFiles,
+        work: Path,
+        rejected: Path,
+        max_bad: float,
+        memory: int,
+        partitions: int | None,
+        tasks_at_once: int,
+    ) -> LogScan:
+        """A scan of the units that unfinished work began with, or of new ones, within a bound of memory."""
+        units = _units_in(work / "units.json", source, partitions, memory, tasks_at_once)
+        return cls(source, units, rejected, max_bad, max(1 << 20, min(8 << 20, memory // 128)))
 
     def units(self) -> list[LogRange]:
         return self._units
@@ -70,12 +104,8 @@ class StableLogFiles:
         name = f"{unit.file_index:05d}-{unit.start:015d}"
         record = self.rejected / f"{name}.json"
         tally = Tally(num_bytes=self.unit_bytes(unit))
-        with _Aside(self.rejected / f"{name}.jsonl") as aside:
-            for batch in self.source.read(unit, self.chunk_bytes):
-                tally.rows += batch.num_rows
-                aside.write(batch.bad, tally)
-                if batch.frame.height:
-                    yield batch.frame
+        with _RejectedRows(self.rejected / f"{name}.jsonl") as aside:
+            yield from scan(self.source, [unit], tally, self.chunk_bytes, aside.write)
         if not record.exists():
             write_record(record, vars(tally), [aside.path] if tally.bad else [])
             self._check_early(tally)
@@ -112,23 +142,22 @@ def forget_records(rejected: Path) -> None:
         rejected.rmdir()
 
 
-def cut_log(
-    source: LogFiles, saved: Path, parts: int | None, memory: int, tasks_at_once: int
+def _units_in(
+    saved: Path, source: LogFiles, partitions: int | None, memory: int, tasks_at_once: int
 ) -> list[LogRange]:
-    """The pieces of a log, kept in `saved`: unfinished work goes on with the pieces that it began with."""
     if saved.exists():
         return [LogRange(*unit) for unit in read_record(saved)]
-    if parts is not None:
-        units = source.units(parts=parts)
+    if partitions is not None:
+        units = source.units(parts=partitions)
     else:
-        # Several pieces for each task, so that none waits long for the last one.
+        # Several units for each task, so that none waits long for the last one.
         fair = sum(file.size for file in source.files) // (8 * tasks_at_once)
         units = source.units(target_bytes=max(_MIN_UNIT_BYTES, min(_UNIT_BYTES, memory // 8, fair)))
     write_record(saved, [astuple(unit) for unit in units])
     return units
 
 
-class _Aside:
+class _RejectedRows:
     """Writes bad rows as JSON lines; the file appears only if there were any."""
 
     def __init__(self, path: Path) -> None:
@@ -136,14 +165,13 @@ class _Aside:
         self.partial = unique_aside(path)  # a lost task may still write when its successor does
         self.file: IO[str] | None = None
 
-    def __enter__(self) -> _Aside:
+    def __enter__(self) -> _RejectedRows:
         return self
 
-    def write(self, bad: Iterable[BadRow], tally: Tally) -> None:
-        for row in bad:
-            if self.file is None:
-                self.file = open(self.partial, "w", encoding="utf-8")  # noqa: SIM115, closed in __exit__
-            self.file.write(json.dumps(tally.note(row)) + "\n")
+    def write(self, record: dict[str, Any]) -> None:
+        if self.file is None:
+            self.file = open(self.partial, "w", encoding="utf-8")  # noqa: SIM115, closed in __exit__
+        self.file.write(json.dumps(record) + "\n")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.file is None:
