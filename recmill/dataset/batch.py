@@ -107,13 +107,14 @@ def collate(rows: pl.DataFrame, layout: Layout, with_labels: bool = True) -> Bat
     numbers = np.empty((rows.height, len(layout.numbers)), dtype=np.float32)
     for place, name in enumerate(layout.numbers):
         numbers[:, place] = rows[name].to_numpy()
-    keys = {name: _keys_of(rows[name], layout.bounds.get(name)) for name in layout.keys}
+    keys = {name: keys_of(rows[name], layout.bounds.get(name)) for name in layout.keys}
     lists = {name: _list_of(rows[name], np.float32) for name in layout.lists}
     labels = {name: rows[name].to_numpy(writable=True) for name in layout.labels} if with_labels else {}
     return Batch(rows.height, numbers, keys, lists, labels)
 
 
-def _keys_of(column: pl.Series, bound: int | None) -> Keys:
+def keys_of(column: pl.Series, bound: int | None) -> Keys:
+    """The keys of one feature. An id out of range is an error."""
     is_list = isinstance(column.dtype, pl.List)
     keys = _list_of(column, np.int64) if is_list else Keys(column.to_numpy().astype(np.int64))
     if bound is not None and len(keys.values):

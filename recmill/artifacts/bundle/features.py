@@ -1,4 +1,4 @@
-"""Features of rows by name: what the models of a bundle read."""
+"""Features of rows by name, so that those of user, context and items can be put together for one request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import polars as pl
 
-from recmill.dataset.batch import Array, Batch, Keys, Layout
+from recmill.dataset.batch import Array, Batch, Keys, Layout, keys_of
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,20 @@ class FeatureRows:
 
     @classmethod
     def of(cls, batch: Batch, layout: Layout) -> FeatureRows:
-        numbers = {name: batch.numbers[:, place] for place, name in enumerate(layout.numbers)}
+        numbers = {name: batch.numbers[:, column] for column, name in enumerate(layout.numbers)}
         return cls(batch.size, numbers, batch.keys)
+
+    @classmethod
+    def of_frame(cls, rows: pl.DataFrame, layout: Layout) -> FeatureRows:
+        """What a Plan made of raw rows. An id out of range is an error."""
+        numbers = {name: rows[name].to_numpy() for name in layout.numbers}
+        keys = {name: keys_of(rows[name], layout.bounds.get(name)) for name in layout.keys}
+        return cls(rows.height, numbers, keys)
+
+    def batch(self, layout: Layout) -> Batch:
+        """The features of a layout, as a model or a store reads them."""
+        keys = {name: self.keys[name] for name in layout.keys}
+        return Batch(self.size, self.matrix(layout.numbers), keys, {}, {})
 
     def __or__(self, other: FeatureRows) -> FeatureRows:
         """Both; where both have a feature, the other's."""
@@ -30,10 +43,10 @@ class FeatureRows:
 
     def matrix(self, names: Sequence[str]) -> Array:
         """Numbers side by side, float32 [size, features]."""
-        found = np.empty((self.size, len(names)), np.float32)
-        for place, name in enumerate(names):
-            found[:, place] = self.numbers[name]
-        return found
+        matrix = np.empty((self.size, len(names)), np.float32)
+        for column, name in enumerate(names):
+            matrix[:, column] = self.numbers[name]
+        return matrix
 
     def replaced(self, places: Array, rows: FeatureRows) -> FeatureRows:
         """With other rows in some places."""

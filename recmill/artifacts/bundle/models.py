@@ -10,7 +10,7 @@ from recmill.artifacts.bundle.bundle import Bundle
 from recmill.artifacts.bundle.features import FeatureRows
 from recmill.artifacts.bundle.rows import RowCollection
 from recmill.artifacts.bundle.sessions import Graph
-from recmill.dataset.batch import Array
+from recmill.dataset.batch import Array, Batch, Layout
 from recmill.errors import NotFound
 from recmill.recipe.kinds import parts_of_features
 
@@ -26,6 +26,7 @@ class RankModel:
         self.label: str = model["label"]
         self.numbers, self.keys, self.wide = (tuple(model[name]) for name in ("numbers", "keys", "wide"))
         self.features = [*self.numbers, *dict.fromkeys([*self.keys, *self.wide])]
+        self.layout = Layout.of(bundle.columns, self.features)
         self._of = {
             part: [
                 [name for name in names if (parts[name] in ("item", "crossed")) == (part == "item")]
@@ -42,17 +43,17 @@ class RankModel:
         """Take other dense weights."""
         self._graphs |= graphs
 
-    def score(self, rows: FeatureRows) -> Array:
-        """Chances for rows that have all features each."""
-        if not rows.size:
+    def score(self, batch: Batch) -> Array:
+        """Probabilities for rows that have all features of the layout each."""
+        if not batch.size:
             return np.empty(0, np.float32)
-        inputs = {"numbers": rows.matrix(self.numbers), "pooled": self._pooled("deep", rows, self.keys)}
+        inputs = {"numbers": batch.numbers, "pooled": self._pooled("deep", batch, self.keys)}
         if self.wide:
-            inputs["wide"] = self._pooled("wide", rows, self.wide)[:, :, 0]
+            inputs["wide"] = self._pooled("wide", batch, self.wide)[:, :, 0]
         return sigmoid(self._graphs["rank"].run(**inputs))
 
     def rank(self, user: FeatureRows, items: FeatureRows) -> Array:
-        """Chances for one user, with the context, and many items."""
+        """Probabilities for one user, with the context, and many items."""
         if not items.size:
             return np.empty(0, np.float32)
         inputs = {}
@@ -64,7 +65,7 @@ class RankModel:
                 inputs[f"{part}_wide"] = self._pooled("wide", rows, wide)[:, :, 0]
         return sigmoid(self._graphs["rank_split"].run(**inputs))
 
-    def _pooled(self, collection: str, rows: FeatureRows, names: Sequence[str]) -> Array:
+    def _pooled(self, collection: str, rows: Batch | FeatureRows, names: Sequence[str]) -> Array:
         found: RowCollection = self.collections[collection]
         if not names:
             return np.empty((rows.size, 0, found.dim), np.float32)
@@ -76,20 +77,18 @@ class TowerModel:
 
     def __init__(self, bundle: Bundle, side: str) -> None:
         model = bundle.manifest["models"]["retrieval"]
-        kinds = {column.name: column.kind for column in bundle.columns}
         self.features: tuple[str, ...] = tuple(model[side])
-        self.numbers = [name for name in self.features if kinds[name] == "number"]
-        self.keys = [name for name in self.features if kinds[name] != "number"]
+        self.layout = Layout.of(bundle.columns, self.features)
         self.dim: int = model["dim"]
         self._collection = bundle.collection(side)
         path = bundle.graph(side)
         assert path is not None, "a retrieval model has a graph for each tower"
         self._graph = Graph(path)
 
-    def vectors(self, rows: FeatureRows) -> Array:
-        """Unit vectors, float32 [rows, dim]."""
-        pooled = self._collection.pooled(rows.keys, self.keys)
-        return self._graph.run(numbers=rows.matrix(self.numbers), pooled=pooled)
+    def vectors(self, batch: Batch) -> Array:
+        """Unit vectors, float32 [rows, dim], of rows that have all features of the layout."""
+        pooled = self._collection.pooled(batch.keys, self.layout.keys)
+        return self._graph.run(numbers=batch.numbers, pooled=pooled)
 
 
 def sigmoid(logits: Array) -> Array:

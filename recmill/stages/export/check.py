@@ -41,13 +41,13 @@ def check_bundle(
 
 
 def _check_ranker(bundle: Bundle, ranker: Ranker, plan: Plan, sample: pl.DataFrame) -> dict[str, Numbers]:
-    layout, model = ranker.layout, RankModel(bundle)
-    expected = ranker.predict(_batch(plan, sample, layout))
-    batch = _batch(bundle.plan, sample, layout)
-    found = {"rank": _difference(expected, model.score(FeatureRows.of(batch, layout)))}
+    model = RankModel(bundle)
+    expected = ranker.predict(_batch(plan, sample, ranker.layout))
+    batch = _batch(bundle.plan, sample, model.layout)
+    found = {"rank": _difference(expected, model.score(batch))}
     if bundle.graph("rank_split") is not None:
         rows = [
-            FeatureRows.of(between(batch, row, row + 1), layout)
+            FeatureRows.of(between(batch, row, row + 1), model.layout)
             for row in range(min(_ROWS_ALONE, batch.size))
         ]
         alone = np.concatenate([model.rank(row, row) for row in rows])
@@ -58,16 +58,16 @@ def _check_ranker(bundle: Bundle, ranker: Ranker, plan: Plan, sample: pl.DataFra
 def _check_towers(
     bundle: Bundle, retriever: Retriever, plan: Plan, sample: pl.DataFrame
 ) -> dict[str, Numbers]:
-    layout, items = retriever.layouts["user"], bundle.items
-    expected = retriever.user_vectors(_batch(plan, sample, layout))
-    users = FeatureRows.of(_batch(bundle.plan, sample, layout), layout)
+    items, towers = bundle.items, {side: TowerModel(bundle, side) for side in ("user", "item")}
+    expected = retriever.user_vectors(_batch(plan, sample, retriever.layouts["user"]))
+    users = _batch(bundle.plan, sample, towers["user"].layout)
     assert items is not None
     places = np.unique(np.linspace(0, len(items) - 1, _ITEMS).astype(np.int64))
     stored = map_array(bundle.path / "items" / "vectors.npy")[places]
-    features = FeatureRows.of(items.features(places), items.layout)
+    features = FeatureRows.of(items.features(places), items.layout).batch(towers["item"].layout)
     return {
-        "user": _difference(expected, TowerModel(bundle, "user").vectors(users)),
-        "item": _difference(stored, TowerModel(bundle, "item").vectors(features)),
+        "user": _difference(expected, towers["user"].vectors(users)),
+        "item": _difference(stored, towers["item"].vectors(features)),
     }
 
 

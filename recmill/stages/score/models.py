@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 import numpy as np
 import polars as pl
 
-from recmill.artifacts.bundle import models as bundle_models
 from recmill.artifacts.bundle.bundle import Bundle, Entities
 from recmill.artifacts.bundle.features import FeatureRows
+from recmill.artifacts.bundle.models import RankModel, TowerModel
 from recmill.artifacts.vector_index import Index, open_index
-from recmill.dataset.batch import Array, Batch, Layout, collate
+from recmill.dataset.batch import Array, Batch, Layout
 from recmill.errors import ArtifactError, MissingPackage
 from recmill.features.chain import ColumnInfo
 from recmill.features.numeric import dtype_of
@@ -234,7 +234,7 @@ class BundleModels(Models):
         return _BundleRanking(self.bundle)
 
     def _open_tower(self, side: Side) -> TowerScorer:
-        return _BundleTower(self.bundle, side)
+        return TowerModel(self.bundle, side)
 
     def entities(self, side: Side) -> Entities:
         found = self.bundle.users if side == "user" else self.bundle.items
@@ -260,10 +260,11 @@ class BundleModels(Models):
     def _user_vectors(self, places: Array) -> Array:
         users = self.entities("user")
         tower = self.tower("user")
-        assert isinstance(tower, _BundleTower)
         rows = FeatureRows.of(users.features(places), users.layout)
         others = [name for name in tower.layout.features if name not in users.layout.features]
-        return tower.of(rows | self._without_context(others, len(places)) if others else rows)
+        if others:
+            rows |= self._without_context(others, len(places))
+        return tower.vectors(rows.batch(tower.layout))
 
     def _without_context(self, names: Sequence[str], num_rows: int) -> FeatureRows:
         """What the Plan makes of a context of which nothing is known, as the server does."""
@@ -273,7 +274,7 @@ class BundleModels(Models):
             {name: pl.Series([None] * num_rows, dtype=dtype_of(kind)) for name, kind in kinds.items()}
         )
         rows = self.plan.apply(nothing, labels=False, only=names)
-        return FeatureRows.of(collate(rows, layout, with_labels=False), layout)
+        return FeatureRows.of_frame(rows, layout)
 
     def seen(self, places: Array) -> list[Array]:
         """Places of the items that each of these users clicked."""
@@ -292,24 +293,10 @@ class BundleModels(Models):
 
 class _BundleRanking:
     def __init__(self, bundle: Bundle) -> None:
-        self._model = bundle_models.RankModel(bundle)
-        self.layout = Layout.of(bundle.columns, self._model.features)
-        self.label = self._model.label
-
-    def predict(self, batch: Batch) -> Array:
-        return self._model.score(FeatureRows.of(batch, self.layout))
-
-
-class _BundleTower:
-    def __init__(self, bundle: Bundle, side: Side) -> None:
-        self._model = bundle_models.TowerModel(bundle, side)
-        self.layout = Layout.of(bundle.columns, self._model.features)
-
-    def of(self, rows: FeatureRows) -> Array:
-        return self._model.vectors(rows)
-
-    def vectors(self, batch: Batch) -> Array:
-        return self.of(FeatureRows.of(batch, self.layout))
+        model = RankModel(bundle)
+        self.layout = model.layout
+        self.label = model.label
+        self.predict = model.score
 
 
 def facts_of(models: Models, ref: ModelRef) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from recmill.artifacts.bundle.bundle import Bundle
 from recmill.artifacts.bundle.features import FeatureRows
 from recmill.artifacts.feature_store import CodedRows, MappedStore, Side, Store
 from recmill.artifacts.feature_store.mapped import entities_of
-from recmill.dataset.batch import Array, Keys, Layout, collate
+from recmill.dataset.batch import Array, Batch, Keys, Layout, collate
 from recmill.errors import StoreError
 from recmill.features.expressions import columns_read
 from recmill.features.history import UserHistory, meets_condition
@@ -333,11 +333,16 @@ class FeatureLookup:
             self.raw_columns.typed(values, self._given_columns, "The context"), self.context_features
         )
 
+    def batch(self, frame: pl.DataFrame, layout: Layout) -> Batch:
+        """Features of raw rows, as a model reads them."""
+        rows = self.bundle.plan.apply(frame, labels=False, only=layout.features)
+        return collate(rows, layout, with_labels=False)
+
     def transform(self, frame: pl.DataFrame, names: Sequence[str]) -> FeatureRows:
         """Features of raw rows."""
         layout = Layout.of(self.bundle.columns, list(names))
         found = self.bundle.plan.apply(frame, labels=False, only=names)
-        return FeatureRows.of(collate(found, layout, with_labels=False), layout)
+        return FeatureRows.of_frame(found, layout)
 
     def _row(self, raw: Values, names: Sequence[str]) -> FeatureRows:
         """Features of one row. The Plan is asked once for each combination of values: most come again."""

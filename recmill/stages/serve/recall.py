@@ -155,7 +155,9 @@ class Recaller:
     def _scan(self, places: Array, person: UserRow, number: int) -> Candidates:
         """The best of these items by the towers, or by popularity without them."""
         if self.tower is not None:
-            scores = self.vectors.take(places) @ self.tower.vectors(person.features)[0]
+            scores = (
+                self.vectors.take(places) @ self.tower.vectors(person.features.batch(self.tower.layout))[0]
+            )
             channel = "two_tower"
         else:
             scores, channel = self.popularity.take(places), "popular"
@@ -169,7 +171,7 @@ class Recaller:
 
     def _two_tower(self, person: UserRow, number: int, wanted: ItemFilter) -> tuple[Array, Array]:
         assert self.tower is not None
-        return self._near(self.tower.vectors(person.features), number, wanted)
+        return self._near(self.tower.vectors(person.features.batch(self.tower.layout)), number, wanted)
 
     def _similar(self, person: UserRow, number: int, wanted: ItemFilter) -> tuple[Array, Array]:
         """Items near the last ones that the user clicked."""

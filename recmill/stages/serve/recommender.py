@@ -23,7 +23,7 @@ from recmill.artifacts.bundle.sessions import Graph
 from recmill.artifacts.feature_store import Side, Store
 from recmill.artifacts.feature_store.codec import RowCodec
 from recmill.artifacts.feature_store.mapped import entities_of
-from recmill.dataset.batch import Array, Batch, Keys
+from recmill.dataset.batch import Array
 from recmill.errors import BadRequest, NotFound, RecmillError, TooLate
 from recmill.stages.serve import messages as m
 from recmill.stages.serve.lookup import FeatureLookup, UserRow
@@ -217,7 +217,7 @@ class Recommender:
             frame = typed.cast(rows, sorted(read))
             with self.gate.reading():
                 found = [
-                    ranker.score(self.lookup.transform(part, ranker.features))
+                    ranker.score(self.lookup.batch(part, ranker.layout))
                     for part in frame.iter_slices(_ROWS_AT_ONCE)
                 ]
         except (pl.exceptions.PolarsError, RecmillError) as error:
@@ -232,8 +232,8 @@ class Recommender:
         with self.gate.reading():
             person = self.lookup.person(query)
             rows, degraded = self._any_items(query.items, person, None)
-            user = self._codecs["user"].encode(_batch(person.features, users.layout))[0]
-            packed = self._codecs["item"].encode(_batch(rows, items.layout))
+            user = self._codecs["user"].encode(person.features.batch(users.layout))[0]
+            packed = self._codecs["item"].encode(rows.batch(items.layout))
         return user, packed, [*person.degraded, *degraded]
 
     def rank_rows(self, user: bytes, items: Sequence[bytes], context: m.Values) -> m.RankAnswer:
@@ -294,7 +294,7 @@ class Recommender:
         places = recaller.items.put(raw, features)
         if recaller.tower is not None:
             rows = FeatureRows.of(recaller.items.features(places), recaller.items.layout)
-            vectors = self._item_tower.vectors(rows)
+            vectors = self._item_tower.vectors(rows.batch(self._item_tower.layout))
         recaller.put_items(places, vectors)
 
     @cached_property
@@ -520,8 +520,3 @@ def check_sizes(k: int, candidates: int) -> None:
         raise BadRequest(f"k must be from 1 to {m.MAX_K:,}, got {k}.")
     if not 0 <= candidates <= m.MAX_CANDIDATES:
         raise BadRequest(f"At most {m.MAX_CANDIDATES:,} candidates or items at once, got {candidates:,}.")
-
-
-def _batch(rows: FeatureRows, layout: Any) -> Batch:
-    keys: Mapping[str, Keys] = {name: rows.keys[name] for name in layout.keys}
-    return Batch(rows.size, rows.matrix(layout.numbers), keys, {}, {})
