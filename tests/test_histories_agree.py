@@ -22,6 +22,7 @@ from recmill.artifacts.bundle.bundle import Bundle, publish_bundle, side_layout
 from recmill.features.history import add_history
 from recmill.features.plan import Plan
 from recmill.logs.tail import Tail
+from recmill.logs.tally import Tally
 from recmill.recipe import recipe as r
 from recmill.recipe.load import recipe_from_dict, recipe_to_dict
 from recmill.recipe.recipe import POSITION
@@ -204,8 +205,8 @@ def test_follow_gives_new_rows_the_histories_of_prepare(
             rest = [row for row in rest if row.time > until]
             write(folder / "log", chunk, written)
             written += len(chunk)
-            for batch in tail.read():
-                found |= _seen(histories.keep_long(histories.add(recipe.rows[0], batch.frame)), "row")
+            for rows in tail.read(Tally()):
+                found |= _seen(histories.keep_long(histories.add(recipe.rows[0], rows)), "row")
         published = histories.put_into(pl.DataFrame({"user": list(COUNTRIES)}))
     nothing: Seen = ([], [])
     latest = at_end(recipe_of(condition, max_length, 0), *first, *log[1])

@@ -10,19 +10,18 @@ import json
 import os
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import polars as pl
-
 from recmill.artifacts.manifest import WORK, is_published, write_whole
 from recmill.artifacts.work import read_record
-from recmill.dataset.batch import Batch, Batches, Cursor, Layout, collate, read_rows
+from recmill.dataset.batch import Batch, Layout, collate
+from recmill.dataset.loader import Batches, batches_from, read_rows
 from recmill.dataset.prefetch import prefetch
+from recmill.dataset.schedule import Cursor, UnitRows
 from recmill.dataset.shard import ShardFile
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, RecmillError
@@ -240,12 +239,12 @@ class PartialTableBatches:
         self.features = features
         self.layout = Layout.of(table.plan.columns(), features)
         self.num_rows = table.plan.num_rows
-        self._ends: list[int] = []  # of units so far, in rows from the beginning
+        self._known = UnitRows(total=self.num_rows)
 
     @property
     def units(self) -> Sequence[object]:
         """Those that are known so far."""
-        return self._finished().units if self.table.is_finished() else self._ends
+        return self._finished().units if self.table.is_finished() else self._known.ends
 
     @property
     def batches_per_epoch(self) -> int:
@@ -261,36 +260,28 @@ class PartialTableBatches:
         return Batches(self.table.finished, self.batch_size, "train", self.features)
 
     def _read_as_it_grows(self, cursor: Cursor) -> Iterator[tuple[Batch, Cursor]]:
-        ends = self._ends = []
-        held = pl.DataFrame()
+        units = self._known = UnitRows(total=self.num_rows)
         is_over = threading.Event()
-        units = prefetch(self._units(cursor, ends, is_over))  # held, so that it ends after `is_over` is set
+        chunks = prefetch(
+            self._chunks(cursor, units, is_over)
+        )  # held, so that it ends after `is_over` is set
         try:
-            for rows, end in units:
-                held = pl.concat([held, rows]) if held.height else rows
-                while held.height >= self.batch_size or (end == self.num_rows and held.height):
-                    batch, held = held[: self.batch_size], held[self.batch_size :]
-                    yield collate(batch, self.layout), self._cursor(ends, end - held.height)
+            yield from batches_from(chunks, units, self.batch_size, epoch=0)
         finally:
             is_over.set()  # or else the thread that reads ahead would wait for rows that nobody wants
 
-    def _units(
-        self, cursor: Cursor, ends: list[int], is_over: threading.Event
-    ) -> Iterator[tuple[pl.DataFrame, int]]:
+    def _chunks(
+        self, cursor: Cursor, units: UnitRows, is_over: threading.Event
+    ) -> Iterator[tuple[Batch, int]]:
         """Rows of each unit from the cursor on, with the number of rows up to its end."""
         for shard in self.table.shards(is_over):
             for group, num_rows in enumerate(shard.group_rows()):
-                ends.append((ends[-1] if ends else 0) + num_rows)
-                unit = len(ends) - 1
+                unit = len(units.ends)
+                units.add(num_rows)
                 if unit >= cursor.unit:
-                    rows = read_rows(shard, group, self.layout)
-                    yield rows[cursor.row if unit == cursor.unit else 0 :], ends[-1]
-            self.table.check_rows(not ends or ends[-1] <= self.num_rows)
-            if ends and ends[-1] == self.num_rows:
+                    rows = read_rows(shard, group, self.layout)[cursor.row if unit == cursor.unit else 0 :]
+                    yield collate(rows, self.layout), units.ends[unit]
+            num_known = units.begin(len(units.ends))
+            self.table.check_rows(num_known <= self.num_rows)
+            if num_known == self.num_rows:
                 return
-
-    def _cursor(self, ends: list[int], row: int) -> Cursor:
-        if row == self.num_rows:
-            return Cursor(1)
-        unit = bisect_right(ends, row)
-        return Cursor(0, unit, row - (ends[unit - 1] if unit else 0))

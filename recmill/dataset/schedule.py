@@ -4,11 +4,58 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from recmill.dataset.batch import Cursor
 from recmill.errors import ArtifactError
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """How far the reading is: the next row to come. Part of every checkpoint."""
+
+    epoch: int = 0
+    unit: int = 0
+    row: int = 0
+
+
+class UnitRows:
+    """How many rows the units of an epoch have, in the order in which they are read: cursors to rows and back.
+
+    While a Table grows, the `total` is known before all units are.
+    """
+
+    def __init__(self, unit_rows: Iterable[int] = (), total: int | None = None) -> None:
+        self.ends = list(itertools.accumulate(unit_rows))
+        self._total = total
+
+    def add(self, num_rows: int) -> None:
+        """One more unit."""
+        self.ends.append(self.begin(len(self.ends)) + num_rows)
+
+    @property
+    def total(self) -> int:
+        return self._total if self._total is not None else self.begin(len(self.ends))
+
+    def begin(self, unit: int) -> int:
+        """How many rows come before a unit."""
+        return self.ends[unit - 1] if unit else 0
+
+    def row_of(self, cursor: Cursor) -> int:
+        """How many rows come before the cursor, which must be inside a unit."""
+        if cursor.unit >= len(self.ends) or self.begin(cursor.unit) + cursor.row >= self.ends[cursor.unit]:
+            raise ArtifactError(
+                f"The run stopped at row {cursor.row:,} of unit {cursor.unit:,}, which its rows do not have now "
+                f"({len(self.ends):,} units). Resume with the rows that the run began with, or train anew."
+            )
+        return self.begin(cursor.unit) + cursor.row
+
+    def cursor(self, epoch: int, row: int) -> Cursor:
+        """The cursor at a row, written in one way only: never as the end of a unit."""
+        if row == self.total:
+            return Cursor(epoch + 1)
+        unit = bisect.bisect_right(self.ends, row)
+        return Cursor(epoch, unit, row - self.begin(unit))
 
 
 class BatchSchedule:
@@ -18,46 +65,34 @@ class BatchSchedule:
         self.batch_size = batch_size
         self.epoch = cursor.epoch
         self.first_unit = cursor.unit
-        self.ends = list(itertools.accumulate(unit_rows))
-        if cursor.unit >= len(unit_rows) or cursor.row >= unit_rows[cursor.unit]:
-            raise ArtifactError(
-                f"The run stopped at row {cursor.row:,} of unit {cursor.unit:,}, which its rows do not have now "
-                f"({len(unit_rows):,} units). Resume with the rows that the run began with, or train anew."
-            )
-        self.start = self._begin_of(cursor.unit) + cursor.row
+        self.units = UnitRows(unit_rows)
+        self.start = self.units.row_of(cursor)
 
     @property
     def num_units(self) -> int:
-        return len(self.ends)
+        return len(self.units.ends)
 
     @property
     def num_batches(self) -> int:
-        return -(-(self.ends[-1] - self.start) // self.batch_size)
+        return -(-(self.units.total - self.start) // self.batch_size)
 
     def size(self, batch: int) -> int:
-        return min(self.batch_size, self.ends[-1] - self.start - batch * self.batch_size)
+        return min(self.batch_size, self.units.total - self.start - batch * self.batch_size)
 
     def cursor_after(self, batch: int) -> Cursor:
-        """The place of the next row, written in one way only: never as the end of a unit."""
-        row = self.start + batch * self.batch_size + self.size(batch)
-        if row == self.ends[-1]:
-            return Cursor(self.epoch + 1)
-        unit = bisect.bisect_right(self.ends, row)
-        return Cursor(self.epoch, unit, row - self._begin_of(unit))
+        return self.units.cursor(self.epoch, self.start + batch * self.batch_size + self.size(batch))
 
     def parts(self, unit: int) -> list[UnitSlice]:
         """A unit's rows that are still to come, batch by batch."""
-        row, end = max(self.start, self._begin_of(unit)), self.ends[unit]
-        found = []
+        first, end = self.units.begin(unit), self.units.ends[unit]
+        row = max(self.start, first)
+        slices = []
         while row < end:
-            batch, place = divmod(row - self.start, self.batch_size)
-            rows = min(end - row, self.size(batch) - place)
-            found.append(UnitSlice(batch, place, row - self._begin_of(unit), rows))
+            batch, offset = divmod(row - self.start, self.batch_size)
+            rows = min(end - row, self.size(batch) - offset)
+            slices.append(UnitSlice(batch, offset, row - first, rows))
             row += rows
-        return found
-
-    def _begin_of(self, unit: int) -> int:
-        return self.ends[unit - 1] if unit else 0
+        return slices
 
 
 @dataclass(frozen=True)
@@ -65,18 +100,18 @@ class UnitSlice:
     """Rows of one unit that belong to one global batch: where they begin in the batch and in the unit."""
 
     batch: int
-    place: int
+    offset: int
     row: int
     rows: int
 
     def of_rank(self, cuts: Sequence[int], rank: int) -> tuple[int, int]:
-        """Rows of the unit that a rank has, when `cuts` are the places in the batch at which the ranks' rows begin."""
-        begin = min(max(cuts[rank] - self.place, 0), self.rows)
-        end = min(max(cuts[rank + 1] - self.place, 0), self.rows)
+        """Rows of the unit that a rank has, when `cuts` are the offsets in the batch at which the ranks' rows begin."""
+        begin = min(max(cuts[rank] - self.offset, 0), self.rows)
+        end = min(max(cuts[rank + 1] - self.offset, 0), self.rows)
         return self.row + begin, self.row + end
 
 
 def cuts_of(shares: Sequence[float], size: int) -> list[int]:
-    """Places at which the rows of each rank begin, and the end: whole rows, as near to the shares as can be."""
+    """Offsets at which the rows of each rank begin, and the end: whole rows, as near to the shares as can be."""
     total, so_far = sum(shares), itertools.accumulate(shares, initial=0.0)
     return [round(size * part / total) for part in so_far]

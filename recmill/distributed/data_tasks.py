@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 
-from recmill.dataset.batch import Batch
-from recmill.dataset.log_loader import between, joined
+from recmill.dataset.batch import Batch, between, joined
 from recmill.errors import RecmillError
 
 P = TypeVar("P")

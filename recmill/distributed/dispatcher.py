@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import ray
 
-from recmill.dataset.batch import Batch, Cursor
-from recmill.dataset.schedule import BatchSchedule, cuts_of
+from recmill.dataset.batch import Batch
+from recmill.dataset.schedule import BatchSchedule, Cursor, cuts_of
 from recmill.distributed.data_tasks import AHEAD, Broadcast, DataWorkers, Slice, slices_task
 
 _POLL_SECONDS = 0.2

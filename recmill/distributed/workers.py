@@ -21,8 +21,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from recmill.dataset.batch import Array, Batch, Cursor
-from recmill.dataset.log_loader import between
+from recmill.dataset.batch import Array, Batch, between
+from recmill.dataset.schedule import Cursor
 from recmill.embeddings.placement import TablePlacement, plan_placement
 from recmill.embeddings.placement import explain as explain_tables
 from recmill.embeddings.sharding import WIRES, ShardedCollection

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recmill.dataset.batch import Array, Batch, Keys
-from recmill.dataset.log_loader import between
+from recmill.dataset.batch import Array, Batch, Keys, between
 from recmill.embeddings.collection import Column, EmbeddingCollection, EmbeddingFeature, Looked
 from recmill.embeddings.peers import Peers
 from recmill.embeddings.sharding import RowUpdate, ShardedCollection

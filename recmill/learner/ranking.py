@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recmill.dataset.batch import Array, Batch, Cursor, Layout
+from recmill.dataset.batch import Array, Batch, Layout
+from recmill.dataset.schedule import Cursor
 from recmill.embeddings.collection import Looked
 from recmill.embeddings.sharding import ShardedCollection
 from recmill.embeddings.table import DiskTier

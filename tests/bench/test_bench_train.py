@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recmill.dataset.batch import Batches
+from recmill.dataset.loader import Batches
 from recmill.dataset.table import Table
 from recmill.errors import RecmillError
 from recmill.stages.bench.peers import Peer, find_peers

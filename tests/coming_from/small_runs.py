@@ -16,7 +16,8 @@ from starlette.routing import Match
 from recmill import open_bundle
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint, StepCheckpoint
 from recmill.cli import main
-from recmill.dataset.batch import Array, Batch, Batches
+from recmill.dataset.batch import Array, Batch
+from recmill.dataset.loader import Batches
 from recmill.dataset.table import Table
 from recmill.embeddings.table import EmbeddingTable, KeyRecords
 from recmill.learner.ranking import Ranker

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill.dataset.batch import Batches, Cursor, Layout, collate
+from recmill.dataset.batch import Layout, collate
+from recmill.dataset.loader import Batches
+from recmill.dataset.schedule import Cursor
 from recmill.dataset.table import Table
 from recmill.engines import shards
 from recmill.errors import ArtifactError

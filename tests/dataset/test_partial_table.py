@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from growing_tables import Replay, plain, small_recipe, write_log
 
-from recmill.dataset.batch import Batches, Cursor
+from recmill.dataset.loader import Batches
 from recmill.dataset.partial_table import Heartbeat, PartialTable, PartialTableBatches, announced
+from recmill.dataset.schedule import Cursor
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, RecmillError
 from recmill.stages.prepare.prepare import PrepareConfig, prepare

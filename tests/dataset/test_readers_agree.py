@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from growing_tables import Replay, plain, small_recipe, write_log
 
-from recmill.dataset.batch import Batches, Cursor
+from recmill.dataset.loader import Batches
 from recmill.dataset.log_loader import LogBatches
 from recmill.dataset.partial_table import PartialTable, PartialTableBatches
-from recmill.dataset.schedule import BatchSchedule
+from recmill.dataset.schedule import BatchSchedule, Cursor
 from recmill.dataset.table import Table
 from recmill.engines import shards
 from recmill.logs import counted

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recmill.dataset.batch import Cursor
-from recmill.dataset.schedule import BatchSchedule, UnitSlice, cuts_of
+from recmill.dataset.schedule import BatchSchedule, Cursor, UnitSlice, cuts_of
 from recmill.errors import ArtifactError
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recmill.artifacts.manifest import read_manifest, write_manifest
-from recmill.dataset.batch import Batches
+from recmill.dataset.loader import Batches
 from recmill.dataset.partial_table import PartialTable, PartialTableBatches
 from recmill.dataset.shard import checksums_of
 from recmill.dataset.table import Table

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from small_trainings import recipe_of, signature, write_log
 
-from recmill.dataset.batch import Batch, Batches, Cursor, Keys
-from recmill.dataset.log_loader import LogBatches, between, joined
+from recmill.dataset.batch import Batch, Keys, between, joined
+from recmill.dataset.loader import Batches
+from recmill.dataset.log_loader import LogBatches
+from recmill.dataset.schedule import Cursor
 from recmill.errors import LogError
 from recmill.features.plan import Plan
 from recmill.stages.prepare.prepare import PrepareConfig, prepare

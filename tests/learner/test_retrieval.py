@@ -12,7 +12,8 @@ import torch
 from shop_truth import best_reachable
 
 from recmill.artifacts.checkpoint.checkpoint import METRICS
-from recmill.dataset.batch import Batch, Batches, Keys
+from recmill.dataset.batch import Batch, Keys
+from recmill.dataset.loader import Batches
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, RecipeError, TrainingError
 from recmill.learner.eval_queries import ItemFeatures, Questions, counts_of

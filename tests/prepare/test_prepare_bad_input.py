@@ -9,7 +9,7 @@ import json
 import pytest
 from logs_and_recipes import events_recipe, prepared, rows_of, write_events
 
-from recmill.dataset.batch import Batches
+from recmill.dataset.loader import Batches
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, LogError, TooManyBadRows
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
-from recmill.dataset.batch import Batch, Batches, Keys
+from recmill.dataset.batch import Batch, Keys
+from recmill.dataset.loader import Batches
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, RecmillError, TrainingError
 from recmill.learner.ranking import Ranker

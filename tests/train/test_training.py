@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recmill.dataset.batch import Batches
+from recmill.dataset.loader import Batches
 from recmill.dataset.table import Table
 from recmill.errors import FeatureError, RecmillError
 from recmill.learner.ranking import Ranker

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from recmill.dataset.batch import Batches
+from recmill.dataset.loader import Batches
 from recmill.errors import MissingPackage, RecmillError
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Optimizer, Recipe, Training

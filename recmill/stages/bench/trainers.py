@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from recmill.dataset.batch import Array, Batch, Batches
+from recmill.dataset.batch import Array, Batch
+from recmill.dataset.loader import Batches
 from recmill.dataset.log_loader import LogBatches
 from recmill.dataset.table import Table
 from recmill.embeddings.collection import Looked

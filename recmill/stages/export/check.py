@@ -11,8 +11,7 @@ from recmill.artifacts.bundle.arrays import map_array
 from recmill.artifacts.bundle.bundle import Bundle
 from recmill.artifacts.bundle.features import FeatureRows
 from recmill.artifacts.bundle.models import RankModel, TowerModel
-from recmill.dataset.batch import Array, Batch, Layout, collate
-from recmill.dataset.log_loader import between
+from recmill.dataset.batch import Array, Batch, Layout, between, collate
 from recmill.errors import ArtifactError
 from recmill.features.plan import Plan
 from recmill.learner.ranking import Ranker

@@ -17,10 +17,11 @@ import ray
 from ray.exceptions import TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recmill.dataset.batch import Batch, Batches, Cursor, Keys
-from recmill.dataset.log_loader import LogBatches, between, joined
+from recmill.dataset.batch import Batch, Keys, between, joined
+from recmill.dataset.loader import Batches
+from recmill.dataset.log_loader import LogBatches
 from recmill.dataset.prefetch import prefetch
-from recmill.dataset.schedule import BatchSchedule
+from recmill.dataset.schedule import BatchSchedule, Cursor
 from recmill.distributed.data_tasks import DataWorkers, OnTasks, Slice, get
 from recmill.distributed.dispatcher import Dispatcher, Units
 from recmill.distributed.workers import Workers
@@ -67,7 +68,7 @@ class Feed:
                 for part, count in zip(course.parts(unit), found.counts, strict=True):
                     held.append(between(found.rows, begin, begin + count))
                     begin += count
-                    if part.place + part.rows == course.size(part.batch):
+                    if part.offset + part.rows == course.size(part.batch):
                         whole = course.size(part.batch)
                         yield replace(_own(held), whole=whole), course.cursor_after(part.batch)
                         held = []

@@ -26,8 +26,7 @@ from recmill.artifacts.bundle.bundle import Bundle, current_of
 from recmill.artifacts.bundle.delta import Changes, Delta, TableChange, deltas_folder, deltas_of, write_delta
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.lock import lock_folder
-from recmill.dataset.batch import Batch, Layout, collate
-from recmill.dataset.log_loader import between, joined
+from recmill.dataset.batch import Batch, Layout, between, collate, joined
 from recmill.embeddings.table import EmbeddingTable
 from recmill.errors import ArtifactError, FeatureError, LogError
 from recmill.features.history import UserHistory, meets_condition

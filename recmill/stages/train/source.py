@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from recmill.dataset.batch import Batches
+from recmill.dataset.loader import Batches
 from recmill.dataset.log_loader import LogBatches
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, RecmillError

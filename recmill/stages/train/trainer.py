@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from recmill.artifacts.checkpoint.checkpoint import Checkpoints, StepCheckpoint
-from recmill.dataset.batch import Batch, Cursor
+from recmill.dataset.batch import Batch
+from recmill.dataset.schedule import Cursor
 from recmill.distributed.workers import (
     SINGLE_WORKER,
     CutsItself,

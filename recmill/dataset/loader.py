@@ -1,0 +1,170 @@
+"""Units of rows -> batches, from any cursor on; and those of a Table: row groups of its shards, read ahead."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import polars as pl
+
+from recmill.dataset.batch import Batch, Layout, between, collate, joined
+from recmill.dataset.prefetch import prefetch
+from recmill.dataset.schedule import Cursor, UnitRows
+from recmill.dataset.shard import ShardFile
+from recmill.dataset.table import Table
+from recmill.errors import ArtifactError
+from recmill.features.labels import check_binary, is_positive
+
+
+def batches_from(
+    chunks: Iterable[tuple[Batch, int]], units: UnitRows, batch_size: int, epoch: int
+) -> Iterator[tuple[Batch, Cursor]]:
+    """Batches of one size, each with the cursor behind it; only the last of an epoch may be smaller.
+
+    A chunk is any number of the next rows, and how many rows of the epoch there are up to its end.
+    """
+    held: list[Batch] = []
+    missing = batch_size
+    for rows, end in chunks:
+        begin = 0
+        while rows.size - begin >= missing:
+            stop = begin + missing
+            yield joined([*held, between(rows, begin, stop)]), units.cursor(epoch, end - rows.size + stop)
+            held, missing, begin = [], batch_size, stop
+        if begin < rows.size:
+            held.append(between(rows, begin, rows.size))
+            missing -= rows.size - begin
+    if held:
+        yield joined(held), Cursor(epoch + 1)
+
+
+class Unit(Protocol):
+    """Rows that are scheduled together."""
+
+    @property
+    def rows(self) -> int: ...
+
+
+class UnitReader(ABC):
+    """Rows in units, read batch after batch from any cursor on. The last batch of an epoch may be smaller."""
+
+    layout: Layout
+    batch_size: int
+    num_rows: int
+
+    @property
+    @abstractmethod
+    def units(self) -> Sequence[Unit]: ...
+
+    @abstractmethod
+    def chunks(self, unit: int, epoch: int) -> Iterator[Batch]:
+        """The rows of one unit, in the order of an epoch."""
+
+    def order(self, epoch: int) -> list[int]:
+        """Indices of the units in the order in which an epoch reads them."""
+        return list(range(len(self.units)))
+
+    def unit(self, number: int, epoch: int) -> Batch:
+        """The rows of one unit, in the order of an epoch."""
+        return joined(list(self.chunks(number, epoch)))
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-self.num_rows // self.batch_size)
+
+    def read(self, cursor: Cursor = Cursor()) -> Iterator[tuple[Batch, Cursor]]:  # noqa: B008, frozen
+        """One epoch from the cursor on: each batch with the cursor behind it. All work runs ahead on a thread."""
+        order = self.order(cursor.epoch)
+        units = UnitRows(self.units[number].rows for number in order)
+        start = units.row_of(cursor)
+        chunks = prefetch(self._chunks(order[cursor.unit :], cursor.epoch, units.begin(cursor.unit), start))
+        return batches_from(chunks, units, self.batch_size, cursor.epoch)
+
+    def _chunks(self, order: Sequence[int], epoch: int, row: int, start: int) -> Iterator[tuple[Batch, int]]:
+        """Chunks of units whose first row is `row`, without the rows before `start`."""
+        for number in order:
+            for chunk in self.chunks(number, epoch):
+                row += chunk.size
+                if row > start:
+                    yield between(chunk, max(0, chunk.size - (row - start)), chunk.size), row
+
+
+def read_rows(shard: ShardFile, group: int, layout: Layout) -> pl.DataFrame:
+    """The rows of a row group, with columns that fit the layout."""
+    rows = shard.read(group, layout.columns)
+    problem = layout.misfit(rows)
+    if problem is not None:
+        raise shard.damaged(problem)
+    return rows
+
+
+@dataclass(frozen=True)
+class ShardUnit:
+    """One row group of one shard."""
+
+    shard: ShardFile
+    group: int
+    rows: int
+
+
+class Batches(UnitReader):
+    """The rows of a Table's split.
+
+    Without a seed, rows come in Table order. With one, each epoch has its own order of units and of the rows inside a
+    unit, which depends on nothing but seed and epoch. `where` names a label: only rows that have it 1 are there, and
+    only they count.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        batch_size: int,
+        split: str = "train",
+        features: Sequence[str] | None = None,
+        seed: int | None = None,
+        where: str | None = None,
+    ) -> None:
+        self.layout = Layout.of(table.columns, features)
+        self.batch_size = batch_size
+        self.shards = table.files(split)
+        self.seed = seed
+        self.where = where
+        self.num_rows = table.num_rows(split) if where is None else sum(unit.rows for unit in self.units)
+        if not self.num_rows:
+            wanted = f"{split} rows" if where is None else f'{split} rows with label "{where}"'
+            raise ArtifactError(f"Table {table.path} has no {wanted} to make batches of.")
+
+    @cached_property
+    def units(self) -> list[ShardUnit]:
+        return [
+            ShardUnit(shard, group, num_rows)
+            for shard in self.shards
+            for group, all_rows in enumerate(shard.group_rows())
+            if (num_rows := all_rows if self.where is None else self._count(shard, group, self.where))
+        ]
+
+    @staticmethod
+    def _count(shard: ShardFile, group: int, label: str) -> int:
+        rows = shard.read(group, [label])
+        check_binary(label, rows[label].to_numpy())  # one star is no click
+        return rows.filter(is_positive(label)).height
+
+    def order(self, epoch: int) -> list[int]:
+        order = np.arange(len(self.units))
+        return (order if self.seed is None else self._random(epoch, -1).permutation(order)).tolist()
+
+    def chunks(self, unit: int, epoch: int) -> Iterator[Batch]:
+        shard = self.units[unit]
+        rows = read_rows(shard.shard, shard.group, self.layout)
+        if self.where is not None:
+            rows = rows.filter(is_positive(self.where))
+        if self.seed is not None:
+            rows = rows[self._random(epoch, unit).permutation(rows.height)]
+        yield collate(rows, self.layout)
+
+    def _random(self, epoch: int, unit: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed or 0, epoch, unit + 1])
