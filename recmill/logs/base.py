@@ -85,9 +85,15 @@ class LogFiles(ABC):
             if names.count(column.name) != 1:
                 raise LogError(f"{file.path}: {explain_missing(column.name, names)}")
 
-    @abstractmethod
     def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[LogRange]:
-        """Cut the log into pieces of about `target_bytes`, or into about `parts` pieces, in log order."""
+        """Cut the log into units of about `target_bytes`, or into about `parts` units, in log order."""
+        total = sum(file.size for file in self.files)
+        target = max(1, target_bytes or (-(-total // parts) if parts else DEFAULT_UNIT_BYTES))
+        return [unit for index, file in enumerate(self.files) for unit in self._cut(index, file, target)]
+
+    @abstractmethod
+    def _cut(self, index: int, file: LogFile, target_bytes: int) -> list[LogRange]:
+        """The units of one file."""
 
     def read(self, unit: LogRange, chunk_bytes: int = 8 << 20) -> Iterator[LogBatch]:
         """Stream a unit's rows. Memory stays within a small multiple of `chunk_bytes` or the longest row.
@@ -137,11 +143,6 @@ class LogFiles(ABC):
     @abstractmethod
     def max_offset(self) -> int:
         """About the largest offset of a row in any file."""
-
-    def target_unit_bytes(self, target_bytes: int | None, parts: int | None) -> int:
-        """How large a unit should be."""
-        total = sum(file.size for file in self.files)
-        return max(1, target_bytes or (-(-total // parts) if parts else DEFAULT_UNIT_BYTES))
 
 
 def open_source(spec: Log | SideTable, data: str, may_grow: bool = False) -> LogFiles:

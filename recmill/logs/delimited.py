@@ -54,7 +54,7 @@ class DelimitedSource(TextSource):
         stop = self.stop_of(unit)
         with Window(self.files[unit.file_index], chunk_bytes) as window:
             parser = self._parser(self.seek_unit(window, unit))
-            while window.offset < stop and not (window.ended and len(window) == 0):
+            while window.is_before(stop):
                 window.fill(stop)
                 batch, num_bytes = self._parse(parser, window, unit.file_index, stop)
                 window.skip(num_bytes)

@@ -22,10 +22,6 @@ class FilesReport:
     bad: tuple[BadRow, ...] = ()
     problem: str | None = None
 
-    @property
-    def unmatched(self) -> tuple[str, ...]:
-        return tuple(pattern for pattern, files in self.matches.items() if not files)
-
 
 def describe_files(spec: Log | SideTable, data: str) -> FilesReport:
     """Match every pattern and read about a hundred rows. Problems are part of the report, never raised."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -39,7 +40,7 @@ class JsonLinesSource(TextSource):
         decoder = LineDecoder(self.columns)
         with Window(self.files[unit.file_index], chunk_bytes) as window:
             self.seek_unit(window, unit)
-            while window.offset < stop and not (window.ended and len(window) == 0):
+            while window.is_before(stop):
                 window.fill(stop)
                 starts = _native.line_starts(
                     window.view, stop - window.offset, window.ended, _MAX_BATCH_LINES
@@ -161,14 +162,8 @@ def _read_float(cell: Any) -> float:
         raise ValueError("not a number") from None
 
 
-def _read_str(cell: Any) -> str:
-    if type(cell) is not str:
-        raise TypeError
-    return cell
-
-
-def _read_bool(cell: Any) -> bool:
-    if type(cell) is not bool:
+def _read_as(kind: type, cell: Any) -> Any:
+    if type(cell) is not kind:
         raise TypeError
     return cell
 
@@ -176,7 +171,7 @@ def _read_bool(cell: Any) -> bool:
 _CELL_READERS: dict[str, Callable[[Any], Any]] = {
     "int": _read_int,
     "float": _read_float,
-    "text": _read_str,
-    "hex": _read_str,
-    "bool": _read_bool,
+    "text": partial(_read_as, str),
+    "hex": partial(_read_as, str),
+    "bool": partial(_read_as, bool),
 }

@@ -34,14 +34,10 @@ _Cast = tuple[pl.Series, pl.Series]  # the values, and which of them could not b
 class ParquetSource(LogFiles):
     """Rows of Parquet files. An offset is a row number; units are ranges of row groups."""
 
-    def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[LogRange]:
-        target = self.target_unit_bytes(target_bytes, parts)
-        return [unit for i, file in enumerate(self.files) for unit in self._cut(i, file, target)]
-
-    def _cut(self, index: int, file: LogFile, target: int) -> list[LogRange]:
+    def _cut(self, index: int, file: LogFile, target_bytes: int) -> list[LogRange]:
         with _opened(file) as parquet:
             edges = _row_edges(parquet.metadata)
-        target_rows = max(1, target * edges[-1] // max(file.size, 1))
+        target_rows = max(1, target_bytes * edges[-1] // max(file.size, 1))
         units, start = [], 0
         for edge in edges[1:]:
             if edge - start >= target_rows:

@@ -85,6 +85,10 @@ class Window:
         if self.ended and self.file.compression is None and self.end_offset < min(until, self.file.size):
             raise LogError(f"{self.file.path}: ends at byte {self.end_offset:,}, but had {self.file.size:,}.")
 
+    def is_before(self, stop: int) -> bool:
+        """Whether there may be rows that begin before an offset."""
+        return self.offset < stop and not (self.ended and len(self) == 0)
+
     def has_more(self) -> bool:
         while len(self) == 0 and not self.ended:
             self.fill(0)
@@ -150,13 +154,9 @@ class TextSource(LogFiles):
     def can_cut(self, file: LogFile) -> bool:
         return file.compression is None
 
-    def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[LogRange]:
-        target = self.target_unit_bytes(target_bytes, parts)
-        return [unit for i, file in enumerate(self.files) for unit in self._cut(i, file, target)]
-
-    def _cut(self, index: int, file: LogFile, target: int) -> list[LogRange]:
-        pieces = max(1, -(-file.size // target)) if self.can_cut(file) else 1
-        edges = [file.size * i // pieces for i in range(pieces + 1)]
+    def _cut(self, index: int, file: LogFile, target_bytes: int) -> list[LogRange]:
+        num_units = max(1, -(-file.size // target_bytes)) if self.can_cut(file) else 1
+        edges = [file.size * i // num_units for i in range(num_units + 1)]
         return [LogRange(index, start, end) for start, end in pairwise(edges)]
 
     def text_bytes(self, unit: LogRange) -> int:

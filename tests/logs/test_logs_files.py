@@ -163,13 +163,13 @@ def test_report_tells_which_patterns_match_and_how_rows_read(tmp_path: Path) -> 
         ("more.tsv.gz", "gzip"),
     ]
     assert (report.num_good, [row.reason for row in report.bad]) == (3, ["not an integer"])
-    assert (report.problem, report.unmatched) == (None, ())
+    assert report.problem is None
 
 
 def test_report_tells_what_is_missing_instead_of_raising(tmp_path: Path) -> None:
     write_files(tmp_path, "log.tsv")
     report = describe_files(log_of("log.tsv", "day_*"), str(tmp_path))
-    assert report.unmatched == ("day_*",)
+    assert report.matches["day_*"] == ()
     assert "No file matches" in (report.problem or "")
     assert "no such directory" in (describe_files(log_of("x"), str(tmp_path / "y")).problem or "")
 
