@@ -27,8 +27,9 @@ from recmill.errors import RecmillError
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
 from recmill.stages.prepare.prepare import prepare
+from recmill.stages.train.config import TrainConfig
 from recmill.stages.train.source import TableData
-from recmill.stages.train.train import TrainConfig, train
+from recmill.stages.train.train import TrainContext, train
 from recmill.stages.train.trainer import TrainProgress
 from recmill.synthetic.generate import generate
 
@@ -82,8 +83,8 @@ class Local:
             if progress.step == stop_at:
                 raise _Stopped
 
-        options = TrainConfig(threads=1, resume=True, on_step=on_step)
-        train(self.recipe, TableData(Table.open(table)), into, options)
+        config, context = TrainConfig(threads=1, resume=True), TrainContext(on_step=on_step)
+        train(self.recipe, TableData(Table.open(table)), into, config, context=context)
 
     def outcome(self, work: Callable[[], object], into: Path) -> str:
         """How a run in this process ended."""

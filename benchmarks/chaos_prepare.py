@@ -35,6 +35,7 @@ from recmill.cli import main as recmill
 from recmill.dataset.table import Table
 from recmill.recipe.load import recipe_from_dict
 from recmill.stages.prepare import prepare as preparation
+from recmill.stages.prepare.config import PrepareConfig
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -151,7 +152,7 @@ def events_recipe(**changes: Any) -> Any:
 
 
 def prepare_stage(log: Path, recipe: Any) -> Stage:
-    options = preparation.PrepareConfig(workers=1, partitions=3, max_bad=0.01)
+    options = PrepareConfig(workers=1, partitions=3, max_bad=0.01)
 
     def result(into: Path) -> object:
         table = Table.open(into)

@@ -34,13 +34,13 @@ from chaos_local import FAULTS, run_local
 from ray.cluster_utils import Cluster
 
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
-from recmill.distributed.data_tasks import DataWorkers
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
 from recmill.reporting.tracking import JSONL_FILE
-from recmill.stages.train.launch import WorkerRange, launch
+from recmill.stages.train.config import RayTrainConfig, TrainConfig
+from recmill.stages.train.launch import launch
 from recmill.stages.train.source import LogData
-from recmill.stages.train.train import TrainConfig, TrainResult
+from recmill.stages.train.train import TrainResult
 from recmill.synthetic.generate import generate
 
 KINDS = ("training worker", "data task", "raylet")
@@ -173,7 +173,7 @@ def train(stage: Stage, recipe: Recipe, log: Path, into: Path, kill: Kill | None
             lambda note: LogData(recipe, str(log), note=note),
             into,
             TrainConfig(),
-            WorkerRange(1, 2, data=DataWorkers(2)),
+            RayTrainConfig((1, 2), data_workers=2),
             note=notes.append,
         )
     finally:

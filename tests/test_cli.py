@@ -17,6 +17,7 @@ import pytest
 
 from recmill.cli import build_parser, main
 from recmill.cli.generate import SHAPES
+from recmill.config import FRACTION, SIZE
 from recmill.recipe.load import shipped_recipes
 from recmill.recipe.recipe import Shape
 from recmill.synthetic.generate import SHAPES as GENERATED_SHAPES
@@ -87,7 +88,7 @@ def test_the_version_is_shown(recmill: Run) -> None:
         (["prepare", "quickstart", "--data", "x", "--into", "y", "--memory", "lots"], "must be a size such as 500MB or 2GB, got lots"),
         (["prepare", "quickstart", "--data", "x", "--into", "y", "--memory", "0GB"], "must be a size such as 500MB or 2GB, got 0GB"),
         (["prepare", "quickstart", "--data", "x", "--into", "y", "--workers", "0"], "must be a whole number from 1, got 0"),
-        (["prepare", "quickstart", "--data", "x", "--into", "y", "--max-bad", "200%"], "must be a share such as 0.001 or 0.1%, got 200%"),
+        (["prepare", "quickstart", "--data", "x", "--into", "y", "--max-bad", "200%"], "must be a fraction such as 0.001 or 0.1%, got 200%"),
         (["train", "quickstart", "--follow", "s3://x/y", "--publish", "b", "--into", "c"], "--follow s3://x/y: objects of a store do not grow."),
         (["run", "quickstart", "--data", "x", "--rows", "5"], "--rows is for generated logs"),
         (["generate", "shop", "--rows", "ten", "--into", "x"], "must be a whole number from 1, got ten"),
@@ -124,13 +125,12 @@ def test_every_problem_of_a_recipe_has_its_own_line(recmill: Run) -> None:
     [("1", 1), ("2GB", 2 << 30), ("1.5 gb", 3 << 29), ("64M", 64 << 20), ("10kb", 10_240), ("1TB", 1 << 40)],
 )
 def test_sizes(text: str, size: int) -> None:
-    parsed = build_parser().parse_args(["prepare", "r", "--data", "d", "--memory", text])
-    assert parsed.memory == size
+    assert SIZE.parse(text) == size
 
 
-@pytest.mark.parametrize(("text", "share"), [("0", 0.0), ("0.5", 0.5), ("0.1%", 0.001), ("100%", 1.0)])
-def test_shares(text: str, share: float) -> None:
-    assert build_parser().parse_args(["prepare", "r", "--data", "d", "--max-bad", text]).max_bad == share
+@pytest.mark.parametrize(("text", "fraction"), [("0", 0.0), ("0.5", 0.5), ("0.1%", 0.001), ("100%", 1.0)])
+def test_fractions(text: str, fraction: float) -> None:
+    assert FRACTION.parse(text) == fraction
 
 
 # bad data: 1

@@ -39,7 +39,7 @@ LAYERS = (
     ("features.kernels",),
     ("dataset.prefetch", "artifacts.manifest", "reporting"),
     ("artifacts.lock", "recipe"),
-    ("errors",),
+    ("errors", "config"),
 )
 LAYER_OF = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 BELOW_ALL = ("", "_native")  # the version, and the compiled core

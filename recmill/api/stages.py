@@ -22,7 +22,9 @@ from recmill.api.arguments import (
     recipe_of,
     table_of,
 )
-from recmill.errors import MissingPackage, RecmillError
+from recmill.engines.config import DEFAULT_MEMORY
+from recmill.errors import RecmillError, check_installed
+from recmill.logs.config import DEFAULT_MAX_BAD
 
 if TYPE_CHECKING:
     import polars as pl
@@ -36,14 +38,14 @@ if TYPE_CHECKING:
     from recmill.stages.score.models import ModelRef
     from recmill.stages.score.score import ScoreResult
     from recmill.stages.serve.recommender import Recommender
+    from recmill.stages.train.config import TrainConfig
     from recmill.stages.train.launch import MakeSource
-    from recmill.stages.train.train import TrainConfig
+    from recmill.stages.train.train import TrainContext
     from recmill.stages.train.trainer import TrainProgress
 
 Engine = Literal["local", "ray", "spark"]
 Split = Literal["train", "eval", "test"]
-MAX_BAD = 0.001  # the fraction of bad rows that is an error
-MEMORY = 2 << 30
+Model = Literal["ranking", "retrieval"]
 
 
 def prepare(
@@ -54,10 +56,10 @@ def prepare(
     plan: Table | Checkpoint | Bundle | PathLike | None = None,
     engine: Engine = "local",
     address: str | None = None,
-    conf: Mapping[str, str] | None = None,
+    spark_conf: Mapping[str, str] | None = None,
     workers: int | None = None,
-    memory: int = MEMORY,
-    max_bad: float = MAX_BAD,
+    memory: int = DEFAULT_MEMORY,
+    max_bad: float = DEFAULT_MAX_BAD,
     partitions: int | None = None,
     binary: bool = False,
     quiet: bool = False,
@@ -68,7 +70,7 @@ def prepare(
     and the names of the recipe's side tables. With `plan`, an artifact, nothing is fitted: its features are applied.
     """
     from recmill.features.plan_artifact import plan_at
-    from recmill.stages.prepare.prepare import PrepareConfig
+    from recmill.stages.prepare.config import PrepareConfig
     from recmill.stages.prepare.prepare import prepare as run
 
     recipe = recipe_of(recipe)
@@ -80,7 +82,7 @@ def prepare(
         binary=binary,
         engine=engine,
         address=address,
-        conf=dict(conf or {}),
+        spark_conf=dict(spark_conf or {}),
     )
     fitted = None if plan is None else plan_at(_path_of(plan))
     where = data_of(recipe, data)
@@ -102,13 +104,13 @@ def train(
     *,
     from_log: Data | None = None,
     plan: Table | Checkpoint | PathLike | None = None,
-    max_bad: float = MAX_BAD,
+    max_bad: float = DEFAULT_MAX_BAD,
     into: PathLike | None = None,
     resume: bool = False,
-    models: Sequence[str] = (),
+    only: Model | None = None,
     threads: int | None = None,
-    track: Sequence[str] = (),
-    profile_steps: int | None = None,
+    track: Sequence[Literal["tensorboard", "mllog", "mlflow"]] = (),
+    profile: int | None = None,
     table_memory: int | None = None,
     engine: Literal["local", "ray"] = "local",
     workers: int | tuple[int, int] = 1,
@@ -134,24 +136,24 @@ def train(
     # OpenMP reads it once, when torch is first imported. Threads that spin would slow down all others of a notebook.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+    from recmill.stages.train.config import TrainConfig
     from recmill.stages.train.source import open_log_data, open_table_data
-    from recmill.stages.train.train import TrainConfig
+    from recmill.stages.train.train import TrainContext
     from recmill.stages.train.train import train as run
 
     recipe = recipe_of(recipe)
     config = TrainConfig(
         threads=threads,
         resume=resume,
-        models=tuple(models),
+        only=only,
         track=tuple(track),
-        profile_steps=profile_steps,
+        profile=profile,
         table_memory=table_memory,
         wire=wire,
         balance=balance,
-        on_step=on_step,
-        on_evaluation=on_evaluation,
-        warn=_warn,
+        max_bad=max_bad,
     )
+    context = TrainContext(on_step=on_step, on_evaluation=on_evaluation, warn=_warn)
     make_source: MakeSource
     if from_log is not None:
         where, fitted = data_of(recipe, from_log), None if plan is None else str(_path_of(plan))
@@ -161,11 +163,11 @@ def train(
         make_source = partial(open_table_data, str(table_of(table).path.absolute()))
     folder = folder_of(into, "checkpoint")
     if engine == "ray":
-        _train_on_ray(recipe, make_source, folder, config, workers, address, quiet)
+        _train_on_ray(recipe, make_source, folder, config, workers, address, quiet, context)
     elif workers != 1 or address is not None:
         raise RecmillError('train: workers and address are for engine="ray". Add it, or remove them.')
     else:
-        run(recipe, make_source(_warn), folder, config, progress_of(quiet))
+        run(recipe, make_source(_warn), folder, config, progress_of(quiet), context=context)
     return Checkpoint.open(folder)
 
 
@@ -177,15 +179,14 @@ def _train_on_ray(
     workers: int | tuple[int, int],
     address: str | None,
     quiet: bool,
+    context: TrainContext,
 ) -> None:
-    try:
-        from recmill.stages.train.launch import WorkerRange, launch
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "ray":
-            raise
-        raise MissingPackage('Engine "ray"', "ray", "ray") from None
-    least, most = (workers, workers) if isinstance(workers, int) else workers
-    launch(recipe, make_source, folder, config, WorkerRange(least, most, address), progress_of(quiet), _warn)
+    check_installed('Engine "ray"', "ray")
+    from recmill.stages.train.config import RayTrainConfig
+    from recmill.stages.train.launch import launch
+
+    ray = RayTrainConfig((workers, workers) if isinstance(workers, int) else workers, address)
+    launch(recipe, make_source, folder, config, ray, progress_of(quiet), _warn, context)
 
 
 def _warn(message: str) -> None:
@@ -198,12 +199,12 @@ def evaluate(
     *,
     split: Split | None = None,
     which: str | int = "best",
-    models: Sequence[str] = (),
+    only: Model | None = None,
     by: Sequence[str] = (),
     gate: str | None = None,
     live: Checkpoint | Bundle | PathLike | None = None,
     allow_no_live: bool = False,
-    num_threads: int | None = None,
+    threads: int | None = None,
     report: PathLike | None = None,
     quiet: bool = False,
 ) -> EvaluationReport:
@@ -213,22 +214,20 @@ def evaluate(
     whether they are met, and `export` refuses what did not.
     """
     from recmill.api.results import EvaluationReport
-    from recmill.reporting.machine import available_cores
-    from recmill.stages.evaluate.evaluate import EvaluateConfig
+    from recmill.stages.evaluate.config import EvaluateConfig
     from recmill.stages.evaluate.evaluate import evaluate as run
-    from recmill.stages.evaluate.gate import parse_gate
     from recmill.stages.evaluate.write import write_evaluation
 
     folder = checkpoint_of(checkpoint)
     config = EvaluateConfig(
         split=split,
         which=str(which),
-        models=tuple(models),
+        only=only,
         by=tuple(by),
-        gate=tuple(parse_gate(gate)) if gate else (),
+        gate=gate,
         live=None if live is None else _path_of(live),
         allow_no_live=allow_no_live,
-        num_threads=num_threads or available_cores(),
+        threads=threads,
     )
     evaluated = run(folder, table_of(table), config, progress_of(quiet))
     path = Path(report) if report is not None else folder.path / "report.html"
@@ -248,13 +247,13 @@ def score(
     embeddings: Sequence[Literal["user", "item"]] = (),
     recall: int | None = None,
     without_seen: bool = False,
-    max_bad: float = MAX_BAD,
+    max_bad: float = DEFAULT_MAX_BAD,
     partitions: int | None = None,
     engine: Engine = "local",
     address: str | None = None,
-    conf: Mapping[str, str] | None = None,
+    spark_conf: Mapping[str, str] | None = None,
     workers: int | None = None,
-    memory: int = MEMORY,
+    memory: int = DEFAULT_MEMORY,
     trust_code: Sequence[str] = (),
     quiet: bool = False,
 ) -> ScoreResult:
@@ -266,7 +265,7 @@ def score(
     """
     from recmill.artifacts.manifest import is_of_kind
     from recmill.dataset.table import Table
-    from recmill.stages.score.score import ScoreConfig
+    from recmill.stages.score.config import ScoreConfig
     from recmill.stages.score.score import score as run
 
     of_sides = bool(embeddings or recall)
@@ -284,7 +283,7 @@ def score(
         without_seen=without_seen,
         engine=engine,
         address=address,
-        conf=dict(conf or {}),
+        spark_conf=dict(spark_conf or {}),
         workers=workers,
         memory=memory,
     )
@@ -344,8 +343,8 @@ def export(
     which: str | int = "best",
     index: Literal["auto", "exact", "clustered"] = "auto",
     keep: int | None = None,
-    memory: int | None = None,
-    num_threads: int | None = None,
+    memory: int = DEFAULT_MEMORY,
+    threads: int | None = None,
     despite_gate: bool = False,
     publish: bool = True,
     quiet: bool = False,
@@ -356,11 +355,9 @@ def export(
     """
     from recmill.artifacts.bundle.bundle import Bundle
     from recmill.recipe.trust import modules_of
-    from recmill.reporting.machine import available_cores
-    from recmill.stages.export.export import ExportConfig
+    from recmill.stages.export.config import ExportConfig
     from recmill.stages.export.export import export as run
     from recmill.stages.export.find_log import find_log
-    from recmill.stages.export.snapshot import DEFAULT_MEMORY
 
     folder = checkpoint_of(checkpoint)
     where = find_log(folder) if data is None else data_of(folder.recipe, data)
@@ -369,8 +366,8 @@ def export(
         which=str(which),
         index=index,
         keep=keep,
-        memory=memory or DEFAULT_MEMORY,
-        num_threads=num_threads or available_cores(),
+        memory=memory,
+        threads=threads,
         despite_gate=despite_gate,
         publish=publish,
     )

@@ -6,8 +6,10 @@ import argparse
 import json
 from typing import Any
 
-from recmill.cli.arguments import UsageError, add_command, positive, size
+from recmill.cli.arguments import add_command, add_json
 from recmill.cli.bench_serve import add_serve
+from recmill.cli.flags import UsageError, typed
+from recmill.config import COUNT, SIZE
 
 _EXAMPLES = """
 recmill bench prepare
@@ -48,10 +50,14 @@ def _add_prepare(stages: Any) -> None:
         "--recipe", default="criteo-dlrm", help="recipe to prepare with (default: criteo-dlrm)"
     )
     parser.add_argument(
-        "--memory", type=size, default="2GB", metavar="SIZE", help="memory bound of prepare (default: 2GB)"
+        "--memory",
+        type=typed(SIZE),
+        default="2GB",
+        metavar="SIZE",
+        help="memory bound of prepare (default: 2GB)",
     )
     parser.add_argument(
-        "--workers", type=positive, metavar="N", help="threads (default: the cores this process may use)"
+        "--workers", type=typed(COUNT), metavar="N", help="threads (default: the cores this process may use)"
     )
     _add_repeat(parser, 1)
     _add_peer(parser)
@@ -80,7 +86,7 @@ recmill bench train --peer all --peer-python tensorflow=/opt/tf/bin/python
     _add_repeat(parser, 5)
     parser.add_argument(
         "--threads",
-        type=positive,
+        type=typed(COUNT),
         action="append",
         metavar="N",
         help="may be repeated (default: 1 and all cores)",
@@ -94,7 +100,7 @@ recmill bench train --peer all --peer-python tensorflow=/opt/tf/bin/python
         help="interpreter of a peer that has an environment of its own; may be repeated",
     )
     parser.add_argument(
-        "--seconds", type=positive, default=5, metavar="N", help="timed seconds of one run (default: 5)"
+        "--seconds", type=typed(COUNT), default=5, metavar="N", help="timed seconds of one run (default: 5)"
     )
     _add_data_and_json(parser)
 
@@ -112,26 +118,28 @@ recmill bench embeddings --keys 100000000 --memory 4GB --data /var/tmp
     )
     parser.add_argument(
         "--keys",
-        type=positive,
+        type=typed(COUNT),
         action="append",
         metavar="N",
         help="keys in all tables together; may be repeated (default: 100000 and 10000000)",
     )
-    parser.add_argument("--dim", type=positive, default=16, metavar="N", help="floats of a row (default: 16)")
+    parser.add_argument(
+        "--dim", type=typed(COUNT), default=16, metavar="N", help="floats of a row (default: 16)"
+    )
     parser.add_argument(
         "--memory",
-        type=size,
+        type=typed(SIZE),
         metavar="SIZE",
         help="bound of records in memory; the rest is on disk (default: none)",
     )
     parser.add_argument(
-        "--threads", type=positive, metavar="N", help="threads (default: the cores this process may use)"
+        "--threads", type=typed(COUNT), metavar="N", help="threads (default: the cores this process may use)"
     )
     _add_repeat(parser, 5)
     parser.add_argument(
         "--data", metavar="DIR", help="folder of the disk tier (default: the current directory)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_json(parser)
 
 
 def _add_scale(stages: Any) -> None:
@@ -154,21 +162,21 @@ recmill bench scale --rows 1000000 --engine local --engine spark --gigabits 100 
         help="engines to prepare with, and ray to train on; may be repeated (default: all three)",
     )
     parser.add_argument(
-        "--gigabits", type=positive, default=25, metavar="N", help="network of the forecast (default: 25)"
+        "--gigabits", type=typed(COUNT), default=25, metavar="N", help="network of the forecast (default: 25)"
     )
     _add_data_and_json(parser)
 
 
 def _add_rows(parser: Any, what: str, default: int = 1_000_000) -> None:
     parser.add_argument(
-        "--rows", type=positive, default=default, metavar="N", help=f"{what} (default: {default})"
+        "--rows", type=typed(COUNT), default=default, metavar="N", help=f"{what} (default: {default})"
     )
 
 
 def _add_repeat(parser: Any, default: int) -> None:
     parser.add_argument(
         "--repeat",
-        type=positive,
+        type=typed(COUNT),
         default=default,
         metavar="N",
         help=f"interleaved rounds; medians are reported (default: {default})",
@@ -189,7 +197,7 @@ def _add_data_and_json(parser: Any) -> None:
     parser.add_argument(
         "--data", metavar="DIR", help="keep and reuse the generated log there (default: a temporary folder)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_json(parser)
 
 
 def _prepare(parsed: argparse.Namespace) -> None:

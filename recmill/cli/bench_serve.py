@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import UsageError, add_command, positive, seed, silent
+from recmill.cli.arguments import add_command, add_json, silent
+from recmill.cli.flags import UsageError, typed
+from recmill.config import ABOVE_ZERO, COUNT, NOT_NEGATIVE, SEED
 
 if TYPE_CHECKING:
     from recmill.stages.bench.serve.run import ServeBenchConfig
@@ -40,10 +41,10 @@ recmill bench serve --items 1000000 --shape dlrm-deeprec --rows-dtype int8 --int
         help="Parquet with user, item and label: AUC of Rank and recall@k of Recommend are measured with it",
     )
     parser.add_argument(
-        "--label-users", type=positive, default=500, metavar="N", help="of the labels (default: 500)"
+        "--label-users", type=typed(COUNT), default=500, metavar="N", help="of the labels (default: 500)"
     )
     parser.add_argument("--plot", metavar="FILE", help="write a page with charts, such as serve.html")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_json(parser)
 
 
 def _add_target(parser: Any) -> None:
@@ -62,7 +63,10 @@ def _add_target(parser: Any) -> None:
         help='more flags for `recmill serve`, in one text: --serve-with="--threads 1"',
     )
     parser.add_argument(
-        "--items", type=positive, metavar="N", help="without --bundle: first make a bundle with so many items"
+        "--items",
+        type=typed(COUNT),
+        metavar="N",
+        help="without --bundle: first make a bundle with so many items",
     )
     parser.add_argument(
         "--shape",
@@ -88,19 +92,19 @@ def _add_requests(parser: Any) -> None:
     parser.add_argument("--users", metavar="FILE", help="Parquet with users (default: those of the bundle)")
     parser.add_argument(
         "--zipf",
-        type=not_negative,
+        type=typed(NOT_NEGATIVE),
         default=1.0,
         metavar="S",
         help="the n-th most active user sends requests in proportion to 1 / n**S; 0: uniform (default: 1)",
     )
     parser.add_argument(
-        "--k", type=positive, default=50, metavar="N", help="items in an answer (default: 50)"
+        "--k", type=typed(COUNT), default=50, metavar="N", help="items in an answer (default: 50)"
     )
     parser.add_argument(
-        "--candidates", type=positive, default=500, metavar="N", help="items to rank (default: 500)"
+        "--candidates", type=typed(COUNT), default=500, metavar="N", help="items to rank (default: 500)"
     )
     parser.add_argument(
-        "--batch", type=positive, default=1, metavar="N", help="users in a request (default: 1)"
+        "--batch", type=typed(COUNT), default=1, metavar="N", help="users in a request (default: 1)"
     )
     parser.add_argument(
         "--context",
@@ -108,61 +112,51 @@ def _add_requests(parser: Any) -> None:
         help="raw context columns, one row for each request in turn: Parquet or JSON lines",
     )
     parser.add_argument(
-        "--seed", type=seed, default=0, metavar="N", help="of users and arrivals (default: 0)"
+        "--seed", type=typed(SEED), default=0, metavar="N", help="of users and arrivals (default: 0)"
     )
 
 
 def _add_load(parser: Any) -> None:
     parser.add_argument(
         "--rate",
-        type=above_zero,
+        type=typed(ABOVE_ZERO),
         action="append",
         metavar="R",
         help="open loop: R requests a second, whether or not earlier ones are answered; may be repeated (default: 50)",
     )
     parser.add_argument(
-        "--clients", type=positive, metavar="N", help="closed loop: N clients that wait for each answer"
+        "--clients", type=typed(COUNT), metavar="N", help="closed loop: N clients that wait for each answer"
     )
     parser.add_argument("--slo", metavar="SLO", help="find the highest rate that meets it, such as p99=30ms")
     parser.add_argument(
         "--seconds",
-        type=above_zero,
+        type=typed(ABOVE_ZERO),
         default=10.0,
         metavar="S",
         help="measured seconds of a load (default: 10)",
     )
     parser.add_argument(
-        "--warm-up", type=not_negative, default=2.0, metavar="S", help="seconds before that (default: 2)"
+        "--warm-up",
+        type=typed(NOT_NEGATIVE),
+        default=2.0,
+        metavar="S",
+        help="seconds before that (default: 2)",
     )
     parser.add_argument(
-        "--probe-seconds", type=above_zero, default=4.0, metavar="S", help="of a probe for --slo (default: 4)"
+        "--probe-seconds",
+        type=typed(ABOVE_ZERO),
+        default=4.0,
+        metavar="S",
+        help="of a probe for --slo (default: 4)",
     )
     parser.add_argument(
-        "--deadline-ms", type=above_zero, default=1000.0, metavar="MS", help="of a request (default: 1000)"
+        "--deadline-ms",
+        type=typed(ABOVE_ZERO),
+        default=1000.0,
+        metavar="MS",
+        help="of a request (default: 1000)",
     )
     parser.add_argument("--without-echo", action="store_true", help="do not measure the generator itself")
-
-
-def above_zero(text: str) -> float:
-    number = _number(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
-    return number
-
-
-def not_negative(text: str) -> float:
-    number = _number(text)
-    if not number >= 0:
-        raise argparse.ArgumentTypeError(f"must be a number from 0, got {text}")
-    return number
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        return math.nan
-    return number if math.isfinite(number) else math.nan
 
 
 def _serve(parsed: argparse.Namespace) -> None:

@@ -7,16 +7,10 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import (
-    UsageError,
-    add_command,
-    counted,
-    positive,
-    seconds,
-    show_bytes,
-    silent,
-)
+from recmill.cli.arguments import add_command, add_json, counted, show_bytes, silent
 from recmill.cli.export import check_lines
+from recmill.cli.flags import UsageError, typed
+from recmill.config import COUNT, SECONDS
 
 if TYPE_CHECKING:
     from recmill.artifacts.bundle.bundle import Bundle
@@ -45,7 +39,7 @@ recmill bundle rollout runs/quickstart/bundle --server http://shop-serve:8080 --
     parser.add_argument("other", nargs="?", metavar="DIR", help="diff: the bundle to compare with")
     _add_publish_options(parser)
     _add_rollout_options(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_json(parser)
 
 
 def _add_publish_options(parser: Any) -> None:
@@ -54,7 +48,7 @@ def _add_publish_options(parser: Any) -> None:
         "--checkpoint", metavar="DIR", help="publish: what it was exported from; kept for the next gate"
     )
     parser.add_argument(
-        "--keep", type=positive, metavar="N", help="publish: remove all but the newest N versions"
+        "--keep", type=typed(COUNT), metavar="N", help="publish: remove all but the newest N versions"
     )
     parser.add_argument(
         "--despite-gate", action="store_true", help="publish: also what no gate of evaluate let through"
@@ -70,7 +64,7 @@ def _add_rollout_options(parser: Any) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=seconds,
+        type=typed(SECONDS),
         metavar="SECONDS",
         help="rollout: after which the version before is current again (default: 300)",
     )

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from recmill.cli.arguments import add_command, add_recipe, counted, load, show_bytes
+from recmill.cli.arguments import add_command, add_json, add_recipe, counted, load, show_bytes
 
 
 def add(commands: Any) -> None:
@@ -27,7 +27,7 @@ recmill check mine.toml --set split.held_out=0.2
         metavar="DIR",
         help="also look at the log's files there: parse their first rows, and see whether labels are 0 and 1",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_json(parser)
 
 
 def _check(parsed: argparse.Namespace) -> int:

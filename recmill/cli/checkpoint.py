@@ -6,7 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from recmill.cli.arguments import UsageError, add_command, positive, show_bytes
+from recmill.cli.arguments import add_command, add_json, show_bytes
+from recmill.cli.flags import UsageError, typed
+from recmill.config import COUNT
 
 
 def add(commands: Any) -> None:
@@ -26,12 +28,12 @@ recmill checkpoint prune runs/quickstart/checkpoint --keep 1
     parser.add_argument("steps", nargs="*", metavar="STEP", help="diff: two of best, last or a step")
     parser.add_argument("--only", choices=["ranking", "retrieval"], help="this model (default: all)")
     parser.add_argument(
-        "--keep", type=positive, metavar="N", help="prune: how many of the last to keep (default: 1)"
+        "--keep", type=typed(COUNT), metavar="N", help="prune: how many of the last to keep (default: 1)"
     )
     parser.add_argument(
         "--verify", action="store_true", help="show: read every file and compare it with its digest"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_json(parser)
 
 
 def _checkpoint(parsed: argparse.Namespace) -> None:

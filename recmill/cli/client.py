@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recmill.cli.arguments import UsageError, add_command, positive
+from recmill.cli.arguments import add_command, add_json
+from recmill.cli.flags import UsageError, typed
+from recmill.config import COUNT
 
 _EXAMPLES = """
 recmill client -s 127.0.0.1:8081 -d eval.csv -b 512 -n 40 -w 10
@@ -37,7 +39,7 @@ def add(commands: Any) -> None:
         "-b",
         "--batch-size",
         "--batch_size",
-        type=positive,
+        type=typed(COUNT),
         default=1,
         metavar="N",
         help="rows of a request (default: 1)",
@@ -46,7 +48,7 @@ def add(commands: Any) -> None:
         "-n",
         "--num-iteration",
         "--num_iteration",
-        type=positive,
+        type=typed(COUNT),
         metavar="N",
         help="requests (default: 40; with --out as many as the file has)",
     )
@@ -63,7 +65,7 @@ def add(commands: Any) -> None:
         "--transport", choices=["grpc", "http"], default="grpc", help="how to ask (default: grpc)"
     )
     parser.add_argument(
-        "--clients", type=positive, default=1, metavar="N", help="requests at once (default: 1)"
+        "--clients", type=typed(COUNT), default=1, metavar="N", help="requests at once (default: 1)"
     )
     parser.add_argument(
         "--label",
@@ -77,7 +79,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--out", metavar="FILE", help="score the whole file and write its probabilities there, as CSV"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_json(parser)
 
 
 def _client(parsed: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import add_command
+from recmill.cli.arguments import add_command, add_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ recmill deploy quickstart --target docker --into deploy
         help="a setting, such as namespace=shop or serve.replicas=3; see docs/deploy.md",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files that were changed by hand")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_json(parser)
 
 
 def _deploy(parsed: argparse.Namespace) -> int:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from recmill.cli.arguments import (
-    UsageError,
+    Say,
     add_command,
+    add_folder,
     add_output_options,
     add_recipe,
     load,
-    positive,
-    seconds,
-    silent,
+    refuse,
+    say_of,
 )
+from recmill.cli.flags import UsageError, add_flags, read_config, refuse_flags, typed
+from recmill.config import SECONDS
+from recmill.stages.evaluate.config import EvaluateConfig
 
 if TYPE_CHECKING:
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
@@ -38,83 +40,44 @@ recmill evaluate quickstart --checkpoint c --requests requests --data /data/shop
 """,
     )
     add_recipe(parser)
-    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="what `recmill train` wrote")
+    add_folder(parser, "--checkpoint", "what `recmill train` wrote", required=True)
     rows = parser.add_mutually_exclusive_group(required=True)
-    rows.add_argument("--table", metavar="DIR", help="the Table with held-out rows")
-    rows.add_argument(
-        "--requests", metavar="DIR", help="what `recmill serve --request-log` wrote; needs --data"
-    )
-    parser.add_argument("--data", metavar="DIR", help="with --requests: the log with what users clicked then")
+    add_folder(rows, "--table", "the Table with held-out rows")
+    add_folder(rows, "--requests", "what `recmill serve --request-log` wrote; needs --data")
+    add_folder(parser, "--data", "with --requests: the log with what users clicked then")
     parser.add_argument(
         "--window",
-        type=seconds,
+        type=typed(SECONDS),
         metavar="SECONDS",
         help="with --requests: how long after a request a click counts (default: 86400)",
     )
-    parser.add_argument(
-        "--split",
-        choices=["test", "eval", "train"],
-        help="which rows (default: test, or eval without test rows)",
-    )
-    parser.add_argument(
-        "--which", default="best", metavar="best|last|STEP", help="which checkpoint (default: best)"
-    )
-    parser.add_argument("--only", choices=["ranking", "retrieval"], help="measure this model (default: all)")
-    parser.add_argument(
-        "--by",
-        action="append",
-        default=[],
-        metavar="COLUMN",
-        help="also measure each value of a column; may be repeated",
-    )
-    _add_gate_options(parser)
-    parser.add_argument(
-        "--report",
-        metavar="FILE",
-        help="where the HTML report lands (default: report.html in the checkpoint)",
-    )
-    parser.add_argument("--threads", type=positive, metavar="N", help="threads (default: all cores)")
-    add_output_options(parser)
-
-
-def _add_gate_options(parser: Any) -> None:
-    parser.add_argument(
-        "--gate",
-        metavar="CONDITIONS",
-        help='exit with 1 unless all hold, such as "auc>=0.80,ne<=live,accuracy>=constant"; '
-        "a ranker must always beat the constant predictor",
-    )
-    parser.add_argument(
-        "--live",
-        metavar="DIR",
-        help="the live model, measured on the same rows: its checkpoint, or where `recmill export` published it",
-    )
-    parser.add_argument(
-        "--allow-no-live",
-        action="store_true",
-        help="with --live: leave out conditions on it while nothing is published there",
-    )
+    add_flags(parser, EvaluateConfig)
     parser.add_argument(
         "--verdict",
         metavar="FILE",
         help="with --gate: write passed, improving (than before) or failed there, and exit with 0",
     )
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        help="where the HTML report lands (default: report.html in the checkpoint)",
+    )
+    add_output_options(parser)
 
 
 def _evaluate(parsed: argparse.Namespace) -> int:
     from pathlib import Path
 
+    config = read_config(parsed, EvaluateConfig)
+    _check_flags(parsed, config)
     recipe = load(parsed)
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
     from recmill.artifacts.manifest import write_whole
     from recmill.dataset.table import Table
-    from recmill.reporting.machine import available_cores
     from recmill.reporting.progress import Progress
-    from recmill.stages.evaluate.evaluate import EvaluateConfig, evaluate
-    from recmill.stages.evaluate.gate import parse_gate
+    from recmill.stages.evaluate.evaluate import evaluate
     from recmill.stages.evaluate.write import write_evaluation
 
-    _check_requests_flags(parsed)
     folder = Checkpoint.open(parsed.checkpoint)
     if folder.recipe.name != recipe.name:
         raise UsageError(
@@ -122,21 +85,10 @@ def _evaluate(parsed: argparse.Namespace) -> int:
         )
     if parsed.requests:
         return _evaluate_requests(parsed, folder)
-    _check_gate_flags(parsed)
-    options = EvaluateConfig(
-        split=parsed.split,
-        which=parsed.which,
-        models=(parsed.only,) if parsed.only else (),
-        by=tuple(parsed.by),
-        gate=tuple(parse_gate(parsed.gate)) if parsed.gate else (),
-        live=Path(parsed.live) if parsed.live else None,
-        allow_no_live=parsed.allow_no_live,
-        num_threads=parsed.threads or available_cores(),
-    )
-    evaluated = evaluate(folder, Table.open(parsed.table), options, Progress(parsed.quiet))
+    evaluated = evaluate(folder, Table.open(parsed.table), config, Progress(parsed.quiet))
     report = Path(parsed.report) if parsed.report else folder.path / "report.html"
     written = write_evaluation(folder, evaluated, report)
-    say_evaluated(evaluated, report, silent if parsed.json else print)
+    say_evaluated(evaluated, report, say_of(parsed))
     if parsed.json:
         print(json.dumps(written))
     if parsed.verdict:
@@ -145,24 +97,20 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     return 0 if written["passed"] else 1
 
 
-def _check_gate_flags(parsed: argparse.Namespace) -> None:
-    if parsed.live and not parsed.gate:
-        raise UsageError("--live is for gates such as ne<=live; add --gate, or remove it.")
-    if parsed.verdict and not parsed.gate:
-        raise UsageError("--verdict is what --gate finds; add --gate, or remove it.")
-    if parsed.allow_no_live and not parsed.live:
-        raise UsageError("--allow-no-live is about --live DIR; add it, or remove --allow-no-live.")
-
-
-def _check_requests_flags(parsed: argparse.Namespace) -> None:
+def _check_flags(parsed: argparse.Namespace, config: EvaluateConfig) -> None:
     if bool(parsed.requests) != bool(parsed.data):
         raise UsageError("--requests and --data go together.")
-    if parsed.window is not None and not parsed.requests:
-        raise UsageError("--window is for --requests. Remove it.")
-    of_tables = ("split", "only", "by", "gate", "live", "allow_no_live", "verdict", "report")
-    wrong = [name for name in of_tables if getattr(parsed, name) and parsed.requests]
-    if wrong:
-        raise UsageError(f"--{wrong[0].replace('_', '-')} is for --table. Remove it.")
+    if parsed.requests:
+        refuse_flags(parsed, EvaluateConfig, "is for --table. Remove it.")
+        refuse(parsed, ("verdict", "report"), "is for --table. Remove it.")
+    else:
+        refuse(parsed, ("window",), "is for --requests. Remove it.")
+    if config.live and not config.gate:
+        raise UsageError("--live is for gates such as ne<=live; add --gate, or remove it.")
+    if parsed.verdict and not config.gate:
+        raise UsageError("--verdict is what --gate finds; add --gate, or remove it.")
+    if config.allow_no_live and not config.live:
+        raise UsageError("--allow-no-live is about --live DIR; add it, or remove --allow-no-live.")
 
 
 def _evaluate_requests(parsed: argparse.Namespace, folder: Checkpoint) -> int:
@@ -186,7 +134,7 @@ def _evaluate_requests(parsed: argparse.Namespace, folder: Checkpoint) -> int:
     return 0
 
 
-def say_evaluated(evaluated: list[EvaluateResult], report: Any, say: Callable[[str], None]) -> None:
+def say_evaluated(evaluated: list[EvaluateResult], report: Any, say: Say) -> None:
     for model in evaluated:
         metrics = model.metrics
         say(f"{model.model}   step {model.checkpoint.step:,}   {model.split} rows")
@@ -210,7 +158,7 @@ def say_evaluated(evaluated: list[EvaluateResult], report: Any, say: Callable[[s
     say(f"report {report}")
 
 
-def _say_retrieval(model: EvaluateResult, say: Callable[[str], None]) -> None:
+def _say_retrieval(model: EvaluateResult, say: Say) -> None:
     metrics, protocol = model.metrics, model.protocol
     for name in (name for name in metrics if "@" in name and not name.endswith("_margin")):
         say(f"{name:<10} {metrics[name]:.4f}   within {metrics[f'{name}_margin']:.4f}")
@@ -224,7 +172,7 @@ def _say_retrieval(model: EvaluateResult, say: Callable[[str], None]) -> None:
             say(f"  {who:<12} " + "   ".join(f"{name} {value:.4f}" for name, value in found.items()))
 
 
-def _say_segments(part: Any, say: Callable[[str], None]) -> None:
+def _say_segments(part: Any, say: Say) -> None:
     say(f"{part.column:<28} {'rows':>10} {'rate':>8} {'AUC':>8} {'NE':>8} {'calibration':>12}")
     for name, found in part.metrics():
         say(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import add_command, add_output_options, positive, show_bytes, silent
+from recmill.cli.arguments import Say, add_command, add_folder, add_output_options, say_of, show_bytes
+from recmill.cli.flags import add_flags, read_config
+from recmill.stages.export.config import ExportConfig
 
 if TYPE_CHECKING:
     from recmill.stages.export.export import ExportResult
@@ -28,34 +29,11 @@ recmill export --checkpoint c --into b --which last --index clustered
 recmill export --checkpoint c --into rejected --despite-gate --no-publish     keep it to look at, serve it never
 """,
     )
-    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="what `recmill train` wrote")
-    parser.add_argument(
-        "--into", required=True, metavar="DIR", help="where bundles land, one for each version"
-    )
-    parser.add_argument("--data", metavar="DIR", help="the log (default: where it was when it was prepared)")
-    parser.add_argument("--table", metavar="DIR", help="the Table, if the checkpoint does not know its log")
-    parser.add_argument(
-        "--rows",
-        choices=["float32", "float16", "int8"],
-        default="float32",
-        help="how embedding rows are stored (default: float32)",
-    )
-    parser.add_argument(
-        "--which", default="best", metavar="best|last|STEP", help="which checkpoint (default: best)"
-    )
-    parser.add_argument(
-        "--index",
-        choices=["auto", "exact", "clustered"],
-        default="auto",
-        help="how items are found by vector (default: exact up to 200,000 items, clustered above)",
-    )
-    parser.add_argument(
-        "--despite-gate", action="store_true", help="publish also what did not pass its gate in evaluate"
-    )
-    parser.add_argument(
-        "--no-publish", action="store_true", help="write the version, but let what is current there be"
-    )
-    parser.add_argument("--keep", type=positive, metavar="N", help="remove all but the newest N versions")
+    add_folder(parser, "--checkpoint", "what `recmill train` wrote", required=True)
+    add_folder(parser, "--into", "where bundles land, one for each version", required=True)
+    add_folder(parser, "--data", "the log (default: where it was when it was prepared)")
+    add_folder(parser, "--table", "the Table, if the checkpoint does not name its log")
+    add_flags(parser, ExportConfig)
     add_output_options(parser)
 
 
@@ -63,33 +41,24 @@ def _export(parsed: argparse.Namespace) -> None:
     from pathlib import Path
 
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
-    from recmill.reporting.machine import available_cores
     from recmill.reporting.progress import Progress
-    from recmill.stages.export.export import ExportConfig, export
+    from recmill.stages.export.export import export
     from recmill.stages.export.find_log import find_log
 
+    config = read_config(parsed, ExportConfig)
     folder = Checkpoint.open(parsed.checkpoint)
     data = find_log(folder, parsed.data, Path(parsed.table) if parsed.table else None)
-    options = ExportConfig(
-        rows=parsed.rows,
-        which=parsed.which,
-        index=parsed.index,
-        keep=parsed.keep,
-        num_threads=available_cores(),
-        despite_gate=parsed.despite_gate,
-        publish=not parsed.no_publish,
-    )
-    exported = export(folder, data, Path(parsed.into), options, Progress(parsed.quiet))
-    say_exported(exported, data, silent if parsed.json else print)
+    exported = export(folder, data, Path(parsed.into), config, Progress(parsed.quiet))
+    say_exported(exported, data, say_of(parsed))
     if parsed.json:
         print(json.dumps(exported_json(exported)))
-    elif parsed.no_publish:
-        print(f"next   recmill bundle show {exported.bundle.path}")
-    else:
+    elif config.publish:
         print(f"next   recmill serve --bundle {parsed.into}")
+    else:
+        print(f"next   recmill bundle show {exported.bundle.path}")
 
 
-def say_exported(exported: ExportResult, data: str, say: Callable[[str], None]) -> None:
+def say_exported(exported: ExportResult, data: str, say: Say) -> None:
     bundle = exported.bundle
     manifest = bundle.manifest
     size = show_bytes(bundle.num_bytes)

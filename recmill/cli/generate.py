@@ -9,14 +9,9 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from recmill.cli.arguments import (
-    UsageError,
-    add_command,
-    add_output_options,
-    positive,
-    seed,
-    show_bytes,
-)
+from recmill.cli.arguments import add_command, add_output_options, show_bytes
+from recmill.cli.flags import UsageError, typed
+from recmill.config import COUNT, SEED
 
 SHAPES = ("criteo", "recsys2021", "movielens", "shop")
 _FLAGS_OF_SHAPES = {"days": ("criteo",), "format": ("recsys2021",), "compress": ("criteo", "recsys2021")}
@@ -36,9 +31,9 @@ recmill generate recsys2021 --rows 100000 --format parquet --into data/twitter
 """,
     )
     parser.add_argument("shape", choices=SHAPES, help="what the log looks like")
-    parser.add_argument("--rows", type=positive, required=True, metavar="N", help="number of events")
+    parser.add_argument("--rows", type=typed(COUNT), required=True, metavar="N", help="number of events")
     parser.add_argument(
-        "--seed", type=seed, default=0, metavar="S", help="equal seeds give equal files (default: 0)"
+        "--seed", type=typed(SEED), default=0, metavar="S", help="equal seeds give equal files (default: 0)"
     )
     parser.add_argument("--into", required=True, metavar="DIR", help="where to write")
     parser.add_argument("--days", metavar="LIST", help="criteo: write these day files, such as 0-3,23")

@@ -6,14 +6,9 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from recmill.cli.arguments import (
-    UsageError,
-    add_command,
-    add_output_options,
-    add_trust_code,
-    positive,
-    silent,
-)
+from recmill.cli.arguments import add_command, add_output_options, silent
+from recmill.cli.flags import UsageError, add_trust_code, typed
+from recmill.config import COUNT
 
 if TYPE_CHECKING:
     from recmill.artifacts.feature_store.base import Side
@@ -48,10 +43,10 @@ recmill load --bundle b --features redis://localhost --side item --parquet new-i
         "--parquet", metavar="FILE", help="raw columns of one side to load instead of the bundle's own rows"
     )
     parser.add_argument(
-        "--rate", type=positive, metavar="ROWS", help="rows per second at most (default: no bound)"
+        "--rate", type=typed(COUNT), metavar="ROWS", help="rows per second at most (default: no bound)"
     )
     parser.add_argument(
-        "--ttl", type=positive, metavar="SECONDS", help="rows vanish after this time (default: they stay)"
+        "--ttl", type=typed(COUNT), metavar="SECONDS", help="rows vanish after this time (default: they stay)"
     )
     parser.add_argument(
         "--prefix", default="recmill", metavar="TEXT", help="what keys begin with (default: recmill)"

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from recmill.cli.arguments import (
-    UsageError,
+    Say,
     add_command,
-    add_prepare_options,
+    add_folder,
+    add_output_options,
     add_recipe,
     load,
-    positive,
-    prepare_options,
+    refuse,
 )
+from recmill.cli.flags import UsageError, add_flags, read_config, refuse_flags, typed
+from recmill.config import COUNT
+from recmill.stages.prepare.config import PrepareConfig
 
 if TYPE_CHECKING:
     from recmill.stages.prepare.prepare import PrepareResult
@@ -40,27 +42,20 @@ recmill prepare criteo-dlrm --data /shared/criteo --into /shared/table --engine 
 """,
     )
     add_recipe(parser)
-    parser.add_argument("--data", required=True, metavar="DIR", help="the log's directory or URL")
-    parser.add_argument("--into", metavar="DIR", help="where the Table lands; needed unless --sample")
-    parser.add_argument(
-        "--plan",
-        metavar="DIR",
-        help="the Table, checkpoint or bundle whose fitted features to use; nothing is fitted",
+    add_folder(parser, "--data", "the log's directory or URL", required=True)
+    add_folder(parser, "--into", "where the Table lands; needed unless --sample")
+    add_folder(
+        parser, "--plan", "the Table, checkpoint or bundle whose fitted features to use; nothing is fitted"
     )
     parser.add_argument("--explain", action="store_true", help="show what was fitted for each feature")
     parser.add_argument(
         "--sample",
-        type=positive,
+        type=typed(COUNT),
         metavar="N",
         help="fit and apply to the first N rows, print them, write nothing",
     )
-    parser.add_argument(
-        "--binary", action="store_true", help="Criteo: also write <split>.bin, 40 int32 a row"
-    )
-    parser.add_argument(
-        "--partitions", type=positive, metavar="N", help="cut the log into about N pieces (default: by size)"
-    )
-    add_prepare_options(parser)
+    add_flags(parser, PrepareConfig)
+    add_output_options(parser)
 
 
 def _prepare(parsed: argparse.Namespace) -> None:
@@ -81,7 +76,7 @@ def _prepare(parsed: argparse.Namespace) -> None:
         recipe,
         parsed.data,
         Path(parsed.into),
-        prepare_options(parsed),
+        read_config(parsed, PrepareConfig),
         Progress(parsed.quiet),
         plan_at(Path(parsed.plan)) if parsed.plan else None,
     )
@@ -100,16 +95,9 @@ def _sample(parsed: argparse.Namespace) -> None:
 
     from recmill.stages.prepare.prepare import preview
 
-    for flag in ("into", "plan", "binary", "partitions"):
-        if getattr(parsed, flag):
-            raise UsageError(
-                f"--{flag} has no meaning with --sample, which writes nothing. Remove one of them."
-            )
-    if parsed.engine != "local":
-        raise UsageError(
-            f"--sample looks at a few rows in this process; --engine {parsed.engine} has no meaning with it. "
-            "Remove one of them."
-        )
+    reason = "has no meaning with --sample, which shows a few rows and writes nothing. Remove one of them."
+    refuse(parsed, ("into", "plan"), reason)
+    refuse_flags(parsed, PrepareConfig, reason)
     with tempfile.TemporaryDirectory() as work:
         plan, rows = preview(load(parsed), parsed.data, parsed.sample, Path(work))
     rows = rows.select([name for name in rows.columns if not name.startswith("__")])
@@ -136,7 +124,7 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def say_prepared(prepared: PrepareResult, say: Callable[[str], None]) -> None:
+def say_prepared(prepared: PrepareResult, say: Say) -> None:
     table = prepared.table
     if prepared.was_there:
         say(f"found  {table.path}   nothing to do")

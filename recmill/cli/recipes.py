@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from recmill.cli.arguments import UsageError, add_command
+from recmill.cli.arguments import add_command
+from recmill.cli.flags import UsageError
 
 
 def add(commands: Any) -> None:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from recmill.cli.arguments import add_command
+from recmill.cli.arguments import add_command, add_json
 
 
 def add(commands: Any) -> None:
@@ -24,7 +24,7 @@ recmill rollback --bundle runs/quickstart/bundle 0000000176-bc89affa
         "version", nargs="?", metavar="VERSION", help="default: the one that was current before"
     )
     parser.add_argument("--bundle", required=True, metavar="DIR", help="what `recmill export` wrote")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_json(parser)
 
 
 def _rollback(parsed: argparse.Namespace) -> None:

@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from recmill.cli.arguments import (
-    UsageError,
+    Say,
     add_command,
-    add_max_bad,
+    add_folder,
     add_output_options,
     add_recipe,
-    add_spark_conf,
     load,
-    positive,
-    prepare_options,
-    silent,
-    size,
+    note,
+    say_of,
+    warn,
 )
 from recmill.cli.evaluate import say_evaluated
 from recmill.cli.export import exported_json, say_exported
+from recmill.cli.flags import UsageError, add_flags, is_given, read_config, refuse_flags
 from recmill.cli.generate import say_generated
 from recmill.cli.prepare import say_prepared
-from recmill.cli.train_options import (
-    add_train_options,
-    say_trained,
-    set_wait_policy,
-    train_options,
-    trained_json,
-)
-from recmill.cli.workers import worker_range
+from recmill.cli.train import say_trained, set_wait_policy, trained_json
+from recmill.errors import check_installed
+from recmill.stages.prepare.config import PrepareConfig
+from recmill.stages.run.config import RunConfig
+from recmill.stages.train.config import RayTrainConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from recmill.stages.train.launch import WorkerRange
+    from pathlib import Path
+
+# Both stages have these, so that here they name the stage. `--workers` is for training, as in `recmill train`.
+_OF_PREPARE = {
+    "engine": "--prepare-engine",
+    "address": "--prepare-address",
+    "workers": "--prepare-workers",
+}
+_OF_RAY = {"address": "--train-address"}
 
 
 def add(commands: Any) -> None:
@@ -52,113 +56,44 @@ recmill run criteo-dlrm --data /data/criteo --into /shared/run --prepare-engine 
 """,
     )
     add_recipe(parser)
-    parser.add_argument("--data", metavar="DIR", help="the log's directory or URL (default: generate one)")
-    parser.add_argument("--into", metavar="DIR", help="where stages land (default: runs/<recipe>)")
-    parser.add_argument("--rows", type=positive, metavar="N", help="rows to generate (default: 100000)")
-    parser.add_argument(
-        "--gate", metavar="CONDITIONS", help="exit with 1 unless the models meet them; see evaluate"
-    )
-    add_train_options(parser)
-    _add_engine_options(parser)
-    add_max_bad(parser)
-    add_output_options(parser)
-
-
-def _add_engine_options(parser: Any) -> None:
-    """Where stages run. Those of prepare are stored as `recmill prepare` stores its own."""
-    parser.add_argument(
-        "--prepare-engine",
-        choices=["local", "ray", "spark"],
-        default="local",
-        dest="engine",
-        help="where to prepare (default: local, threads of this process)",
-    )
-    parser.add_argument(
-        "--prepare-address",
-        metavar="URL",
-        dest="address",
-        help="the cluster that prepares; see prepare --address",
-    )
-    parser.add_argument(
-        "--prepare-workers",
-        type=positive,
-        metavar="N",
-        dest="workers",
-        help="threads, or tasks of a cluster at once, that prepare (default: all cores)",
-    )
-    parser.add_argument(
-        "--memory",
-        type=size,
-        default="2GB",
-        metavar="SIZE",
-        help="memory bound of prepare, such as 1GB (default: 2GB)",
-    )
-    add_spark_conf(parser)
+    add_folder(parser, "--data", "the log's directory or URL (default: generate one)")
+    add_folder(parser, "--into", "where stages land (default: runs/<recipe>)")
+    add_flags(parser, RunConfig)
+    add_flags(parser, PrepareConfig, leave_out=("binary", "partitions"), rename=_OF_PREPARE)
+    add_flags(parser, TrainConfig, leave_out=("resume", "max_bad", "wire", "balance"))
     parser.add_argument(
         "--train-engine",
         choices=["local", "ray"],
         default="local",
         help="where to train (default: this process)",
     )
-    parser.add_argument(
-        "--train-address",
-        metavar="auto|HOST:PORT",
-        help="the Ray cluster that trains (default: one that is started on this machine)",
+    add_flags(
+        parser,
+        RayTrainConfig,
+        leave_out=("max_failures", "cpus_per_worker", "worker_resource", "data_workers", "data_resource"),
+        rename=_OF_RAY,
     )
-    parser.add_argument(
-        "--workers",
-        type=worker_range,
-        metavar="N|A..B",
-        dest="train_workers",
-        help="with --train-engine ray: processes that train together",
-    )
-    parser.add_argument(
-        "--at-once",
-        action="store_true",
-        help="train while the Table is prepared, in log order; so it is when both stages run on clusters",
-    )
+    add_output_options(parser)
 
 
 def _run(parsed: argparse.Namespace) -> int:
     from pathlib import Path
 
-    if parsed.data and parsed.rows:
-        raise UsageError(
-            "--rows is for generated logs; with --data, the log is read as it is. Remove one of them."
-        )
-    _check_train_flags(parsed)
+    config = _config(parsed)
     recipe = load(parsed)
-    set_wait_policy(parsed)
+    set_wait_policy(config.train)
     from recmill.reporting.progress import Progress
-    from recmill.stages.evaluate.gate import parse_gate
-    from recmill.stages.run.run import DEFAULT_ROWS, RunConfig, run
+    from recmill.stages.run.run import run
 
-    into = Path(parsed.into or f"runs/{recipe.name}")
-    say = silent if parsed.json else print
-
-    def report(stage: str, result: Any) -> None:
-        if stage == "generate" and result is not None:
-            say_generated(result, str(into / "log"), say)
-        elif stage == "prepare":
-            say_prepared(result, say)
-        elif stage == "train":
-            for trained in result:
-                say_trained(trained, say)
-        elif stage == "evaluate":
-            say_evaluated(result, into / "report.html", say)
-        elif stage == "export":
-            say_exported(result, parsed.data or str(into / "log"), say)
-
-    options = RunConfig(
-        rows=parsed.rows or DEFAULT_ROWS,
-        prepare=prepare_options(parsed),
-        train=train_options(parsed, resume=True),
-        scale=_scale(parsed) if parsed.train_engine == "ray" else None,
-        at_once=parsed.at_once or (parsed.engine != "local" and parsed.train_engine != "local"),
-        note=lambda line: print(f"note   {line}", file=sys.stderr),
-        gate=tuple(parse_gate(parsed.gate)) if parsed.gate else (),
+    into, say = Path(parsed.into or f"runs/{recipe.name}"), say_of(parsed)
+    ran = run(
+        recipe,
+        parsed.data,
+        into,
+        config,
+        Progress(parsed.quiet),
+        lambda stage, result: _say_stage(stage, result, into, parsed.data or str(into / "log"), say),
     )
-    ran = run(recipe, parsed.data, into, options, Progress(parsed.quiet), report)
     if parsed.json:
         print(json.dumps(_as_json(ran)))
     else:
@@ -169,23 +104,43 @@ def _run(parsed: argparse.Namespace) -> int:
     return 0 if ran.passed else 1
 
 
-def _check_train_flags(parsed: argparse.Namespace) -> None:
-    for name, flag in {"train_workers": "--workers", "train_address": "--train-address"}.items():
-        if getattr(parsed, name) is not None and parsed.train_engine != "ray":
+def _config(parsed: argparse.Namespace) -> RunConfig:
+    if parsed.data:
+        reason = "is for generated logs; with --data, the log is read as it is. Remove one of them."
+        refuse_flags(parsed, RunConfig, reason, only=("rows",))
+    trains_on_ray = parsed.train_engine == "ray"
+    if trains_on_ray:
+        check_installed('Engine "ray"', "ray")
+    for name in ("workers", "address"):
+        if is_given(parsed, RayTrainConfig, name) and not trains_on_ray:
+            flag = _OF_RAY.get(name, f"--{name}")
             raise UsageError(f"{flag} is for --train-engine ray. Add it, or remove {flag}.")
+    prepare = read_config(parsed, PrepareConfig)
+    config = read_config(
+        parsed,
+        RunConfig,
+        prepare=prepare,
+        train=read_config(parsed, TrainConfig, resume=True),
+        ray=read_config(parsed, RayTrainConfig) if trains_on_ray else None,
+        note=note,
+        warn=warn,
+    )
+    both_on_clusters = prepare.engine != "local" and trains_on_ray
+    return replace(config, at_once=True) if both_on_clusters else config
 
 
-def _scale(parsed: argparse.Namespace) -> WorkerRange:
-    from recmill.errors import MissingPackage
-
-    try:
-        from recmill.stages.train.launch import WorkerRange
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "ray":
-            raise
-        raise MissingPackage('Engine "ray"', "ray", "ray") from None
-    least, most = parsed.train_workers or (1, 1)
-    return WorkerRange(least, most, parsed.train_address)
+def _say_stage(stage: str, result: Any, into: Path, data: str, say: Say) -> None:
+    if stage == "generate" and result is not None:
+        say_generated(result, str(into / "log"), say)
+    elif stage == "prepare":
+        say_prepared(result, say)
+    elif stage == "train":
+        for trained in result:
+            say_trained(trained, say)
+    elif stage == "evaluate":
+        say_evaluated(result, into / "report.html", say)
+    elif stage == "export":
+        say_exported(result, data, say)
 
 
 def _say_recommendation(into: Any) -> None:

@@ -6,7 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from recmill.cli.arguments import add_command, add_recipe, load, positive
+from recmill.cli.arguments import add_command, add_json, add_recipe, load
+from recmill.cli.flags import typed
+from recmill.config import COUNT
 
 
 def add(commands: Any) -> None:
@@ -22,11 +24,11 @@ recmill size mine.toml --rows 200000000 --items 1000000 --users 5000000 --rate 3
 """,
     )
     add_recipe(parser)
-    parser.add_argument("--rows", type=positive, metavar="N", help="rows of the log")
-    parser.add_argument("--items", type=positive, metavar="M", help="different items")
-    parser.add_argument("--users", type=positive, metavar="U", help="different users")
-    parser.add_argument("--rate", type=positive, metavar="R", help="requests a second (default: 50)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument("--rows", type=typed(COUNT), metavar="N", help="rows of the log")
+    parser.add_argument("--items", type=typed(COUNT), metavar="M", help="different items")
+    parser.add_argument("--users", type=typed(COUNT), metavar="U", help="different users")
+    parser.add_argument("--rate", type=typed(COUNT), metavar="R", help="requests a second (default: 50)")
+    add_json(parser)
 
 
 def _size(parsed: argparse.Namespace) -> int:

@@ -6,34 +6,25 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from recmill.cli.arguments import (
-    UsageError,
+    Say,
     add_command,
+    add_folder,
     add_output_options,
     add_recipe,
     load,
-    share,
-    silent,
-)
-from recmill.cli.follow import add_follow_options, check_follow_flags, follow
-from recmill.cli.train_options import (
-    add_train_options,
     note,
-    say_trained,
-    set_wait_policy,
-    train_options,
-    trained_json,
+    refuse,
+    say_of,
+    silent,
+    warn,
 )
-from recmill.cli.workers import (
-    add_worker_options,
-    check_worker_flags,
-    explain_placement,
-    is_one_of_several,
-    train_on_ray,
-)
+from recmill.cli.flags import UsageError, add_flags, read_config, refuse_flags
+from recmill.cli.follow import follow
+from recmill.errors import RecmillError, check_installed
+from recmill.stages.train.config import FollowConfig, RayTrainConfig, TrainConfig
 
 if TYPE_CHECKING:
     from recmill.distributed.workers import Workers
@@ -41,6 +32,9 @@ if TYPE_CHECKING:
     from recmill.stages.train.launch import MakeSource
     from recmill.stages.train.source import TrainingData
     from recmill.stages.train.train import TrainResult
+
+_MAIN_METRICS = ("auc", "log_loss", "normalised_entropy", "recall@10", "ndcg@10", "recall@50")
+_NOT_FOR_FOLLOW = ("track", "profile", "only", "table_memory", "resume", "wire", "balance")
 
 
 def add(commands: Any) -> None:
@@ -63,65 +57,122 @@ recmill train quickstart --follow /data/shop --publish runs/quickstart/bundle --
     )
     add_recipe(parser)
     rows = parser.add_mutually_exclusive_group(required=True)
-    rows.add_argument("--table", metavar="DIR", help="the Table to learn from")
-    rows.add_argument("--from-log", metavar="DIR", help="learn straight from a raw log's directory or URL")
-    rows.add_argument(
+    add_folder(rows, "--table", "the Table to learn from")
+    add_folder(rows, "--from-log", "learn straight from a raw log's directory or URL")
+    add_folder(
+        rows,
         "--follow",
-        metavar="DIR",
-        help="go on learning from a log that is still written; needs --publish, and checkpoints in --into",
+        "go on learning from a log that is still written; needs --publish, and checkpoints in --into",
     )
+    add_folder(parser, "--into", "where checkpoints land", required=True)
     parser.add_argument(
         "--while-prepared", action="store_true", help="with --table: begin while it is still written"
     )
-    add_follow_options(parser)
+    add_folder(parser, "--plan", "with --from-log: the Table or checkpoint whose fitted features to use")
+    add_folder(parser, "--publish", "with --follow: what `recmill export` wrote; deltas of it land there")
+    add_flags(parser, FollowConfig)
+    add_flags(parser, TrainConfig)
     parser.add_argument(
-        "--plan", metavar="DIR", help="with --from-log: the Table or checkpoint whose fitted features to use"
+        "--engine", choices=["local", "ray"], default="local", help="where to run (default: this process)"
     )
+    add_flags(parser, RayTrainConfig)
     parser.add_argument(
-        "--max-bad",
-        type=share,
-        metavar="SHARE",
-        help="with --from-log: share of bad rows that is an error (default: 0.1%%)",
+        "--explain-placement",
+        action="store_true",
+        help="show where tables go, with bytes on the wire and in memory for each worker",
     )
-    parser.add_argument("--into", required=True, metavar="DIR", help="where checkpoints land")
-    add_train_options(parser)
-    add_worker_options(parser)
-    parser.add_argument("--resume", action="store_true", help="go on from the last good checkpoint in --into")
     add_output_options(parser)
 
 
 def _train(parsed: argparse.Namespace) -> None:
-    check_follow_flags(parsed)
-    check_worker_flags(parsed)
-    if parsed.follow:
-        follow(parsed)
-        return
-    for flag in ("plan", "max_bad"):
-        if getattr(parsed, flag) is not None and not parsed.from_log:
-            raise UsageError(
-                f"--{flag.replace('_', '-')} is for --from-log; a Table is prepared already. Remove it."
-            )
+    config, ray = read_config(parsed, TrainConfig), read_config(parsed, RayTrainConfig)
+    _check_flags(parsed, ray)
     recipe = load(parsed)
-    set_wait_policy(parsed)
-    make_source = _make_source(parsed, recipe)
+    set_wait_policy(config)
+    if parsed.follow:
+        follow(parsed, recipe, config)
+        return
+    make_source = _make_source(parsed, recipe, config)
     trained: list[TrainResult] | None
     if parsed.engine == "ray":
-        trained = train_on_ray(parsed, recipe, make_source)
-    elif is_one_of_several():
-        trained = _train_with_others(parsed, recipe, make_source)
+        trained = _train_on_ray(parsed, recipe, make_source, config, ray)
+    elif _is_one_of_several():
+        trained = _train_with_others(parsed, recipe, make_source, config)
     else:
-        trained = _train_here(parsed, recipe, make_source)
+        trained = _train_here(parsed, recipe, make_source, config)
     if trained and parsed.json:
         print(json.dumps({"checkpoint": parsed.into, "models": [trained_json(model) for model in trained]}))
     elif trained and parsed.table:
         print(f"next   recmill evaluate {parsed.recipe} --checkpoint {parsed.into} --table {parsed.table}")
 
 
-def _make_source(parsed: argparse.Namespace, recipe: Recipe) -> MakeSource:
-    """How any process, here or on another node, opens the rows."""
-    from functools import partial
+def _check_flags(parsed: argparse.Namespace, ray: RayTrainConfig) -> None:
+    _check_source_flags(parsed)
+    if parsed.engine == "ray" and _is_one_of_several():
+        raise UsageError(
+            "--engine ray starts its own workers. Run it without torchrun, or remove --engine ray."
+        )
+    if parsed.engine == "ray" and parsed.follow:
+        raise UsageError("--engine ray is not for --follow, which is one process. Remove it.")
+    if ray.address and ray.address.startswith("ray://"):
+        raise UsageError(
+            f"--address must be auto or HOST:PORT, got {ray.address}. From outside the cluster, use "
+            "`ray job submit --address http://HOST:8265 -- recmill train ... --address auto`."
+        )
+    if parsed.while_prepared and (not parsed.table or ray.data_workers):
+        raise UsageError(
+            "--while-prepared reads the shards of a --table as they appear, without --data-workers. Remove one of them."
+        )
+    if ray.data_resource and not ray.data_workers:
+        raise UsageError("--data-resource is where --data-workers run. Add --data-workers D.")
+    if parsed.engine != "ray":
+        refuse_flags(parsed, RayTrainConfig, _workers_elsewhere(ray), only=("workers",))
+        refuse_flags(parsed, RayTrainConfig, "is for --engine ray. Add it, or remove the flag.")
 
-    from recmill.logs.tally import DEFAULT_MAX_BAD
+
+def _check_source_flags(parsed: argparse.Namespace) -> None:
+    if not parsed.from_log:
+        reason = "is for --from-log; a Table is prepared already. Remove it."
+        refuse(parsed, ("plan",), reason)
+        refuse_flags(parsed, TrainConfig, reason, only=("max_bad",))
+    if not parsed.follow:
+        refuse(parsed, ("publish",), "is for --follow. Remove it.")
+        refuse_flags(parsed, FollowConfig, "is for --follow. Remove it.")
+        return
+    refuse_flags(parsed, TrainConfig, "is not for --follow. Remove it.", only=_NOT_FOR_FOLLOW)
+    if not parsed.publish:
+        raise UsageError("--follow needs --publish DIR: the bundles whose deltas it writes.")
+    if "://" in parsed.follow:
+        raise UsageError(
+            f"--follow {parsed.follow}: objects of a store do not grow. Follow a directory that this machine sees, or "
+            "prepare, train and export again and again from the URL."
+        )
+
+
+def _workers_elsewhere(ray: RayTrainConfig) -> str:
+    if _is_one_of_several():
+        return "is not for torchrun, which has started the workers already. Remove it."
+    return (
+        "needs several processes: add --engine ray, or start them with torchrun: "
+        f"torchrun --nproc-per-node {ray.workers[1]} -m recmill train ... (without --workers)."
+    )
+
+
+def _is_one_of_several() -> bool:
+    """Whether torchrun, or whoever sets the same variables, started this process beside others."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def set_wait_policy(config: TrainConfig) -> None:
+    """OpenMP reads it once, when torch is first imported."""
+    os.environ.setdefault("OMP_WAIT_POLICY", config.wait_policy.upper())
+
+
+# Rows, as any process, here or on another node, opens them
+
+
+def _make_source(parsed: argparse.Namespace, recipe: Recipe, config: TrainConfig) -> MakeSource:
+    from functools import partial
 
     if parsed.table and parsed.while_prepared:
         from recmill.stages.train.partial_table import open_growing
@@ -131,21 +182,17 @@ def _make_source(parsed: argparse.Namespace, recipe: Recipe) -> MakeSource:
         return partial(_table_source, os.path.abspath(parsed.table))
     plan = os.path.abspath(parsed.plan) if parsed.plan else None
     data = parsed.from_log if "://" in parsed.from_log else os.path.abspath(parsed.from_log)
-    return partial(
-        _log_source, recipe, data, plan, DEFAULT_MAX_BAD if parsed.max_bad is None else parsed.max_bad
-    )
+    return partial(_log_source, recipe, data, plan, config.max_bad)
 
 
-def _table_source(path: str, note: Callable[[str], None]) -> TrainingData:
+def _table_source(path: str, note: Say) -> TrainingData:
     from recmill.dataset.table import Table
     from recmill.stages.train.source import TableData
 
     return TableData(Table.open(path))
 
 
-def _log_source(
-    recipe: Recipe, data: str, plan: str | None, max_bad: float, note: Callable[[str], None]
-) -> TrainingData:
+def _log_source(recipe: Recipe, data: str, plan: str | None, max_bad: float, note: Say) -> TrainingData:
     from pathlib import Path
 
     from recmill.stages.train.source import LogData
@@ -153,42 +200,50 @@ def _log_source(
     return LogData(recipe, data, Path(plan) if plan else None, max_bad, note)
 
 
+# One process, several that torchrun started, or Ray
+
+
 def _train_here(
-    parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSource, workers: Workers | None = None
+    parsed: argparse.Namespace,
+    recipe: Recipe,
+    make_source: MakeSource,
+    config: TrainConfig,
+    workers: Workers | None = None,
 ) -> list[TrainResult]:
     from dataclasses import replace
     from pathlib import Path
 
     from recmill.distributed.workers import SINGLE_WORKER
     from recmill.reporting.progress import Progress
-    from recmill.stages.train.train import train
+    from recmill.stages.train.train import TrainContext, train
 
     workers = workers or SINGLE_WORKER
     source = make_source(note if workers.is_first else silent)
-    say = silent if parsed.json or not workers.is_first else print
+    say = say_of(parsed) if workers.is_first else silent
     if parsed.explain_placement:
-        explain_placement(parsed, recipe, source, workers.size, say)
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        _explain_placement(recipe, config, source, workers.size, say)
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+        config = replace(config, resume=True)
     return train(
         recipe,
         source,
         Path(parsed.into),
-        replace(train_options(parsed, parsed.resume or restarted), workers=workers),
+        config,
         Progress(parsed.quiet or not workers.is_first),
         lambda model: say_trained(model, say),
+        TrainContext(workers, warn=warn),
     )
 
 
 def _train_with_others(
-    parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSource
+    parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSource, config: TrainConfig
 ) -> list[TrainResult] | None:
-    """One of the processes that torchrun started; what there is to say, the first one says."""
+    """One of the processes that torchrun started; only the first one prints."""
     from recmill.distributed.workers import from_environment
-    from recmill.errors import RecmillError
 
     workers = from_environment()
     try:
-        trained = _train_here(parsed, recipe, make_source, workers)
+        trained = _train_here(parsed, recipe, make_source, config, workers)
         return trained if workers.is_first else None
     except RecmillError as error:
         if workers.is_first:
@@ -196,3 +251,87 @@ def _train_with_others(
         sys.exit(error.exit_code)
     finally:
         workers.close()
+
+
+def _train_on_ray(
+    parsed: argparse.Namespace,
+    recipe: Recipe,
+    make_source: MakeSource,
+    config: TrainConfig,
+    ray: RayTrainConfig,
+) -> list[TrainResult]:
+    from contextlib import redirect_stdout
+    from pathlib import Path
+
+    check_installed('Engine "ray"', "ray")
+    from recmill.reporting.progress import Progress
+    from recmill.stages.train.launch import launch
+    from recmill.stages.train.train import TrainContext
+
+    say = say_of(parsed)
+    if parsed.explain_placement:
+        _explain_placement(recipe, config, make_source(note), ray.workers[1], say)
+    with redirect_stdout(sys.stderr):  # Ray prints there what died, and what is ours must stay readable
+        trained = launch(
+            recipe,
+            make_source,
+            Path(parsed.into),
+            config,
+            ray,
+            Progress(parsed.quiet),
+            note,
+            TrainContext(warn=warn),
+        )
+    for model in trained:
+        say_trained(model, say)
+    return trained
+
+
+def _explain_placement(
+    recipe: Recipe, config: TrainConfig, source: TrainingData, num_workers: int, say: Say
+) -> None:
+    from recmill.distributed.workers import explain
+    from recmill.learner.saved import models_of, new_learner
+
+    for model in [config.only] if config.only else models_of(recipe):
+        learner = new_learner(recipe, model, source.columns, 1)
+        for line in explain(learner, num_workers, config.wire):
+            say(f"place  {model}   {line}")
+
+
+# What is printed
+
+
+def say_trained(trained: TrainResult, say: Say) -> None:
+    state = trained.state
+    if trained.was_there:
+        say(
+            f"found  {trained.path}   stopped by {state.stopped_by} at step {trained.resumed_from:,}; nothing to do"
+        )
+    else:
+        say(f"threads {trained.threads.number}   {trained.threads.reason}")
+        since = f" (resumed from step {trained.resumed_from:,})" if trained.resumed_from else ""
+        speed = f"{trained.samples_per_second:,.0f} rows/s   data wait {trained.wait_share:.0%}"
+        rows = f"{state.samples:,} rows in {state.seconds:.1f} s{since}"
+        say(f"trained {trained.model}   {rows}   {speed}   stopped by {state.stopped_by}")
+    metrics = trained.best.metrics
+    shown = "   ".join(f"{name} {metrics[name]:.4f}" for name in _MAIN_METRICS if name in metrics)
+    say(f"wrote  {trained.best.path}   step {trained.best.step:,}   {shown}")
+
+
+def trained_json(trained: TrainResult) -> dict[str, Any]:
+    return {
+        "model": trained.model,
+        "path": str(trained.path),
+        "step": trained.best.step,
+        "metrics": trained.best.metrics,
+        "stopped_by": trained.state.stopped_by,
+        "samples": trained.state.samples,
+        "seconds": trained.state.seconds,
+        "samples_per_second": trained.samples_per_second,
+        "wait_share": trained.wait_share,
+        "threads": trained.threads.number,
+        "workers": trained.workers,
+        "wire_bytes": trained.wire_bytes,
+        "resumed_from": trained.resumed_from,
+    }

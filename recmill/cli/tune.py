@@ -9,24 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recmill.cli.arguments import (
-    UsageError,
     add_command,
+    add_folder,
     add_output_options,
     add_recipe,
     counted,
     load,
-    positive,
-    seconds,
-    seed,
-    silent,
+    say_of,
 )
+from recmill.cli.flags import UsageError, add_flags, read_config
+from recmill.stages.tune.config import TuneConfig
 
 if TYPE_CHECKING:
     from recmill.dataset.table import Table
     from recmill.recipe.recipe import Recipe
     from recmill.reporting.progress import Progress
     from recmill.stages.tune.front import TrialResult
-    from recmill.stages.tune.tune import TuneConfig, TuneResult
+    from recmill.stages.tune.tune import TuneResult
 
 GENERATED_ROWS = 100_000
 
@@ -47,69 +46,18 @@ recmill tune mine.toml --table t --into runs/tune --engine ray --address auto --
     )
     add_recipe(parser)
     rows = parser.add_mutually_exclusive_group()
-    rows.add_argument("--table", metavar="DIR", help="the Table to learn from")
-    rows.add_argument(
-        "--data",
-        metavar="DIR",
-        help="the log to prepare first (default: generate one, as `recmill run` does)",
-    )
-    parser.add_argument("--into", required=True, metavar="DIR", help="where the study and its results land")
-    parser.add_argument(
-        "--trials",
-        type=positive,
-        metavar="N",
-        help="trials in all, earlier runs included (default: the recipe's)",
-    )
-    parser.add_argument(
-        "--minutes",
-        type=seconds,
-        metavar="M",
-        help="begin no trial after so many minutes (default: no limit)",
-    )
-    parser.add_argument(
-        "--within",
-        type=_difference,
-        default=0.0,
-        metavar="X",
-        help="take the cheapest recipe whose quality is within X of the best (default: the best)",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=positive,
-        metavar="J",
-        help="trials at once (default: 1; with --engine ray as many as there is room for)",
-    )
-    parser.add_argument(
-        "--threads",
-        type=positive,
-        metavar="N",
-        help="threads of each trial (default: the cores divided by --jobs; with --engine ray 1)",
-    )
-    parser.add_argument("--seed", type=seed, metavar="S", help="of the search (default: the recipe's)")
-    parser.add_argument(
-        "--engine", choices=["local", "ray"], default="local", help="where trials run (default: this machine)"
-    )
-    parser.add_argument(
-        "--address", metavar="URL", help="with --engine ray: a cluster (default: started on this machine)"
-    )
+    add_folder(rows, "--table", "the Table to learn from")
+    add_folder(rows, "--data", "the log to prepare first (default: generate one, as `recmill run` does)")
+    add_folder(parser, "--into", "where the study and its results land", required=True)
+    add_flags(parser, TuneConfig)
     add_output_options(parser)
 
 
-def _difference(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < 1e9:
-        raise argparse.ArgumentTypeError(f"must be a number from 0, got {text}")
-    return found
-
-
 def _tune(parsed: argparse.Namespace) -> int:
-    if parsed.address and parsed.engine != "ray":
+    config, say = read_config(parsed, TuneConfig), say_of(parsed)
+    if config.address and config.engine != "ray":
         raise UsageError("--address is for --engine ray. Remove it.")
     recipe = load(parsed)
-    say = silent if parsed.json else print
     from recmill.recipe.search import searched
     from recmill.recipe.tuning import objectives_of
     from recmill.reporting.progress import Progress
@@ -119,22 +67,14 @@ def _tune(parsed: argparse.Namespace) -> int:
     bars = Progress(parsed.quiet or parsed.json)
     table = _open_table(parsed, recipe, bars)
     say(f"read   {table.path}   {table.num_rows():,} train rows   {table.num_rows('eval'):,} eval rows")
-    options = _options(parsed)
     tuned = tune(
-        recipe, table, Path(parsed.into), options, bars, lambda one: say(_trial_line(one, objectives))
+        recipe, table, Path(parsed.into), config, bars, lambda one: say(_trial_line(one, objectives))
     )
     if parsed.json:
         print(json.dumps(_as_json(tuned)))
     else:
         _say_tuned(parsed, tuned, table)
     return 0 if tuned.best else 1
-
-
-def _options(parsed: argparse.Namespace) -> TuneConfig:
-    from recmill.stages.tune.tune import TuneConfig
-
-    names = ("trials", "minutes", "jobs", "threads", "seed", "within", "engine", "address")
-    return TuneConfig(**{name: getattr(parsed, name) for name in names})
 
 
 def _open_table(parsed: argparse.Namespace, recipe: Recipe, bars: Progress) -> Table:

@@ -11,8 +11,9 @@ from recmill.dataset.batch import Batch, Layout, collate
 from recmill.dataset.loader import UnitReader
 from recmill.errors import FeatureError, LogError
 from recmill.features.plan import Plan
+from recmill.logs.config import DEFAULT_MAX_BAD
 from recmill.logs.counted import CountedLog, Each, Piece
-from recmill.logs.tally import DEFAULT_MAX_BAD, Tally
+from recmill.logs.tally import Tally
 from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.recipe import SPLIT, SPLITS, Feature, Label, Recipe
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recmill.engines.config import EngineConfig as EngineConfig
 from recmill.errors import MissingPackage, RecmillError
 
 if TYPE_CHECKING:
@@ -16,17 +15,6 @@ if TYPE_CHECKING:
 
 ENGINES = ("local", "ray", "spark")
 _PACKAGES = {"ray": "ray", "spark": "pyspark"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineConfig:
-    """Where rows are worked on and with how much of it; none of it changes the rows that are written."""
-
-    engine: str = "local"
-    address: str | None = None  # of a cluster; none: one that is started on this machine
-    conf: Mapping[str, str] = field(default_factory=dict)  # Spark's own settings
-    workers: int | None = None  # tasks at once: threads of this process, or tasks of a cluster
-    memory: int = 2 << 30  # bounds this process and, on a cluster, each task
 
 
 def check_engine(config: EngineConfig) -> None:
@@ -39,7 +27,7 @@ def check_engine(config: EngineConfig) -> None:
             f"--address {address} has no meaning with engine local, which is this process. "
             "Add --engine ray or --engine spark, or remove --address."
         )
-    if config.conf and name != "spark":
+    if config.spark_conf and name != "spark":
         raise RecmillError(
             f"--spark-conf has no meaning with engine {name}. Add --engine spark, or remove it."
         )
@@ -70,5 +58,5 @@ def open_engine(config: EngineConfig, work: Path, progress: Progress | None = No
         from recmill.engines.spark import SparkCluster
 
         address = f"local[{config.workers}]" if config.workers is not None else config.address
-        cluster = SparkCluster(work, address, config.conf, config.memory)
+        cluster = SparkCluster(work, address, config.spark_conf, config.memory)
     return ClusterEngine(cluster, work, config.memory, progress)

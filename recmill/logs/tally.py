@@ -11,7 +11,6 @@ from typing import Any
 from recmill.errors import LogError, TooManyBadRows
 from recmill.logs.base import BadRow, LogFile
 
-DEFAULT_MAX_BAD = 0.001
 NUM_SHOWN = 5
 
 

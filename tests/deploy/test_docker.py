@@ -22,6 +22,7 @@ from recmill.stages.deploy.deploy import render
 from recmill.stages.deploy.parts import Site
 from recmill.stages.deploy.settings import DeployConfig
 from recmill.stages.deploy.yaml import loads
+from recmill.stages.serve.config import ServeConfig
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -302,6 +303,6 @@ def test_the_health_check_asks_the_port_and_path_that_the_server_has(stages: dic
     (check,) = stages["serve"].all("HEALTHCHECK")
     asked = re.search(r"http://127\.0\.0\.1:(\d+)(/[a-z/]+)", check)
     assert asked is not None
-    assert asked[1] == str(build_parser().parse_args(["serve", "--bundle", "b"]).http_port)
+    assert asked[1] == str(ServeConfig.http_port)
     assert f'Route("{asked[2]}"' in Path(http_routes.__file__).read_text()
     assert asked[1] in stages["serve"].all("EXPOSE")[0].split()

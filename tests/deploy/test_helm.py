@@ -22,7 +22,7 @@ from recmill.stages.deploy.serve import objects_of, runs_claim
 from recmill.stages.deploy.serving import Serving, chosen
 from recmill.stages.deploy.settings import DeployConfig, DeployError
 from recmill.stages.deploy.yaml import loads
-from recmill.stages.serve.server import ServeConfig as ServerSettings
+from recmill.stages.serve.config import ServeConfig as ServerSettings
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "serve"))
 from servers import in_thread

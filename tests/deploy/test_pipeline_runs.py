@@ -133,8 +133,8 @@ def test_an_unreachable_target_is_tried_again_and_then_refused(site: Site, live:
     assert run.steps[:5] == ["tidy", "check", "prepare", "train", "evaluate"]
     assert run.steps[5:] == ["train", "evaluate", "set-aside", "refuse", "keep-outcome"], run
     first, second = (one.output for one in run.ran if one.step == "train")
-    assert "went on from step" not in first
-    assert "went on from step" in second
+    assert "resumed from step" not in first
+    assert "resumed from step" in second
     assert "FAIL   auc >= 0.999" in run.output("evaluate")
     assert re.search(
         r"(pass|FAIL)   normalised_entropy <= live   found [\d.]+, bound [\d.]+", run.output("evaluate")

@@ -13,6 +13,7 @@ from small_log import small_recipe, write_log
 
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.cli import build_parser
+from recmill.cli.flags import read_config
 from recmill.dataset.table import Table
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
@@ -22,6 +23,7 @@ from recmill.stages.deploy.ray import cluster, data_nodes, prepare_job, task_mem
 from recmill.stages.deploy.settings import DeployConfig, DeployError, number_of
 from recmill.stages.deploy.yaml import loads
 from recmill.stages.prepare.prepare import prepare
+from recmill.stages.train.config import RayTrainConfig
 
 
 def site_of(recipe: Recipe, *pairs: str) -> Site:
@@ -38,7 +40,8 @@ def container_of(group: Any) -> Any:
 
 def test_data_and_training_have_nodes_of_their_own(site: Site) -> None:
     spec = train_job(site)["spec"]
-    given = build_parser().parse_args(shlex.split(spec["entrypoint"])[1:])
+    parsed = build_parser().parse_args(shlex.split(spec["entrypoint"])[1:])
+    given = read_config(parsed, RayTrainConfig)
     train, data = train_nodes(site), data_nodes(site)
     assert (given.worker_resource, given.data_resource) == ("train", "data")
     assert given.workers == (train.number, train.number)

@@ -19,6 +19,7 @@ from small_log import small_recipe, write_log
 from validate import validate
 
 from recmill.cli import build_parser
+from recmill.cli.flags import read_config
 from recmill.dataset.table import Table
 from recmill.errors import RecmillError
 from recmill.recipe.load import load_recipe
@@ -29,6 +30,7 @@ from recmill.stages.deploy.settings import DeployConfig, DeployError
 from recmill.stages.deploy.spark import application, arguments, submit_conf, submit_script, task_memory
 from recmill.stages.deploy.spark_pod import command_of, spark_home
 from recmill.stages.deploy.yaml import loads
+from recmill.stages.prepare.config import PrepareConfig
 from recmill.stages.prepare.prepare import prepare
 
 Object = dict[str, Any]
@@ -46,7 +48,7 @@ def megabytes(text: str) -> int:
 
 @pytest.mark.parametrize("name", ["quickstart", "criteo-dlrm", "criteo-widedeep", "ml1m-leave-last-out"])
 def test_arguments_are_those_of_the_command_line(name: str) -> None:
-    given = build_parser().parse_args(arguments(site_of(load_recipe(name))))
+    given = read_config(build_parser().parse_args(arguments(site_of(load_recipe(name)))), PrepareConfig)
     assert (given.engine, given.address) == ("spark", "k8s://https://kubernetes.default.svc")
 
 
@@ -54,10 +56,10 @@ def test_an_executor_has_the_memory_of_all_its_tasks_outside_of_java(site: Site)
     executor = application(site)["spec"]["executor"]
     each = site.sizing.prepare_fixed + task_memory(site)
     assert megabytes(executor["memoryOverhead"]) >= executor["cores"] * each // MB
-    given = build_parser().parse_args(arguments(site))
+    given = read_config(build_parser().parse_args(arguments(site)), PrepareConfig)
     assert given.memory == task_memory(site) // MB * MB
     # The engine would set another overhead if it were not told.
-    assert dict(given.spark_conf)["spark.executor.memoryOverhead"] == executor["memoryOverhead"]
+    assert given.spark_conf["spark.executor.memoryOverhead"] == executor["memoryOverhead"]
 
 
 def test_memory_that_is_set_is_that_of_the_whole_pod(quickstart: Recipe) -> None:

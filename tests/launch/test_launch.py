@@ -21,8 +21,9 @@ from recmill.dataset.table import Table
 from recmill.errors import LogError, TrainingError
 from recmill.stages.prepare.prepare import PrepareConfig as PrepareOptions
 from recmill.stages.prepare.prepare import prepare
+from recmill.stages.train.config import RayTrainConfig, TrainConfig
 from recmill.stages.train.source import LogData, TableData
-from recmill.stages.train.train import TrainConfig, TrainResult, train
+from recmill.stages.train.train import TrainContext, TrainResult, train
 from recmill.stages.train.trainer import TrainProgress
 
 pytestmark = [
@@ -69,17 +70,19 @@ def alone(table: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 def launched(
     make_source: Any, into: Path, workers: int = 2, recipe: Any = None, **scale: Any
 ) -> list[TrainResult]:
-    from recmill.stages.train.launch import WorkerRange, launch
+    from recmill.stages.train.launch import launch
 
     notes: list[str] = scale.pop("notes", [])
-    options = TrainConfig(resume=scale.pop("resume", False), on_step=scale.pop("on_step", None))
+    options = TrainConfig(resume=scale.pop("resume", False))
+    context = TrainContext(on_step=scale.pop("on_step", None))
     return launch(
         recipe or recipe_of(),
         make_source,
         into,
         options,
-        WorkerRange(workers, workers, **scale),
+        RayTrainConfig((workers, workers), **scale),
         note=notes.append,
+        context=context,
     )
 
 
@@ -129,7 +132,6 @@ def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint_and_no_more(
     log: Path, alone: tuple[Path, TrainResult], tmp_path: Path
 ) -> None:
     """Two workers, fed from the log by tasks on another node, learn what one process learns from a Table."""
-    from recmill.distributed.data_tasks import DataWorkers
 
     recipe, into, marker, notes = recipe_of(), tmp_path / "checkpoint", tmp_path / "died", []
     trained = launched(
@@ -137,7 +139,8 @@ def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint_and_no_more(
         into,
         notes=notes,
         on_step=die_once(marker),
-        data=DataWorkers(2, "data"),
+        data_workers=2,
+        data_resource="data",
     )[0]
     assert marker.exists()
     assert trained.workers == 2

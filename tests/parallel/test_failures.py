@@ -23,8 +23,9 @@ from recmill.distributed.workers import SINGLE_WORKER, Workers, distribute
 from recmill.errors import RecmillError
 from recmill.learner.saved import new_learner
 from recmill.recipe.recipe import Dynamic, Recipe, Saving
+from recmill.stages.train.config import TrainConfig
 from recmill.stages.train.source import TableData
-from recmill.stages.train.train import TrainConfig, train
+from recmill.stages.train.train import TrainContext, train
 from recmill.stages.train.trainer import TrainProgress
 
 pytestmark = pytest.mark.processes
@@ -55,7 +56,7 @@ def fails_at(
 
     source.batches = watched  # type: ignore[method-assign]
     try:
-        train(recipe, source, into, TrainConfig(threads=1, workers=workers))
+        train(recipe, source, into, TrainConfig(threads=1), context=TrainContext(workers))
     except RecmillError as error:
         return time.monotonic() - reached[0], type(error).__name__, str(error)
     except RuntimeError as error:
@@ -123,8 +124,8 @@ def refused(workers: Workers, table: Path, into: Path) -> list[str]:
         message_of(lambda: distribute(new_learner(recipe, "ranking", columns, 1), workers, wire="float8"))
     )
     source = TableData(Table.open(table))
-    options = TrainConfig(threads=1, workers=workers)
-    found.append(message_of(lambda: train(with_training(recipe, max_steps=1), source, into, options)))
+    short, context = with_training(recipe, max_steps=1), TrainContext(workers)
+    found.append(message_of(lambda: train(short, source, into, TrainConfig(threads=1), context=context)))
     return found
 
 
@@ -146,8 +147,8 @@ def slow_clock(workers: Workers, table: Path, into: Path) -> tuple[str | None, i
     def count(model: str, progress: TrainProgress) -> None:
         steps[0] = progress.step
 
-    options = TrainConfig(threads=1, workers=workers, on_step=count)
-    (trained,) = train(recipe, TableData(Table.open(table)), into, options)
+    context = TrainContext(workers, on_step=count)
+    (trained,) = train(recipe, TableData(Table.open(table)), into, TrainConfig(threads=1), context=context)
     return trained.state.stopped_by, trained.best.step
 
 

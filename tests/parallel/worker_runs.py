@@ -13,8 +13,9 @@ from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.dataset.table import Table
 from recmill.distributed.workers import Workers
 from recmill.recipe import recipe as r
+from recmill.stages.train.config import TrainConfig
 from recmill.stages.train.source import TableData
-from recmill.stages.train.train import TrainConfig, train
+from recmill.stages.train.train import TrainContext, train
 from recmill.stages.train.trainer import TrainProgress
 
 
@@ -42,8 +43,9 @@ def run(workers: Workers, recipe: r.Recipe, table: Path, into: Path, **options: 
         assert (path / "manifest.json").is_file()
         reports.append((int(metrics["step"]), path.name))
 
-    given = TrainConfig(threads=1, workers=workers, on_step=saw, on_report=reported, **options)
-    (trained,) = train(recipe, TableData(Table.open(table)), into, given)
+    config = TrainConfig(threads=1, **options)
+    context = TrainContext(workers, on_step=saw, on_report=reported)
+    (trained,) = train(recipe, TableData(Table.open(table)), into, config, context=context)
     return Ran(losses, trained.best.metrics, trained.best.step, reports, trained.wire_bytes, trained.state)
 
 

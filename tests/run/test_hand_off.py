@@ -14,18 +14,18 @@ from growing_tables import Replay, small_recipe, weights, write_log
 from recmill.dataset.partial_table import Heartbeat
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, LogError, RecmillError
-from recmill.stages.prepare.prepare import PrepareConfig as PrepareOptions
+from recmill.stages.prepare.config import PrepareConfig
 from recmill.stages.prepare.prepare import prepare
 from recmill.stages.run.overlap import Preparing, preparing
 from recmill.stages.run.run import RunConfig, run
+from recmill.stages.train.config import RayTrainConfig, TrainConfig
 from recmill.stages.train.partial_table import PartialTableData
 from recmill.stages.train.source import TableData
-from recmill.stages.train.train import TrainConfig as TrainOptions
 from recmill.stages.train.train import train
 
 pytestmark = [pytest.mark.processes, pytest.mark.stages]
-PREPARE = PrepareOptions(partitions=8)
-TRAIN = TrainOptions(threads=1, resume=True)
+PREPARE = PrepareConfig(partitions=8)
+TRAIN = TrainConfig(threads=1, resume=True)
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +129,9 @@ def test_another_order_is_refused_before_anything_starts(log: Path, tmp_path: Pa
 def test_spark_prepares_while_ray_trains(
     log: Path, tmp_path: Path, finished: Table, one_after_the_other: dict[str, bytes]
 ) -> None:
-    from recmill.stages.train.launch import WorkerRange
 
-    spark = replace(PREPARE, engine="spark", address="local[1]", conf={"spark.driver.memory": "600m"})
-    options = RunConfig(prepare=spark, train=TRAIN, scale=WorkerRange(1, 1), at_once=True)
+    spark = replace(PREPARE, engine="spark", address="local[1]", spark_conf={"spark.driver.memory": "600m"})
+    options = RunConfig(prepare=spark, train=TRAIN, ray=RayTrainConfig(), at_once=True)
     ran = run(small_recipe(), str(log), tmp_path, options)
     assert ran.results["prepare"].table.digest == finished.digest
     assert weights(tmp_path / "checkpoint") == one_after_the_other

@@ -18,12 +18,9 @@ from certificates import write_certificates
 from servers import Running, Start
 
 from recmill.stages.serve.connections import TooFewFiles, connections_for
-from recmill.stages.serve.limits import Limits
-from recmill.stages.serve.security import Tls
 
-LIMITS = Limits(
-    max_connections=20, send_seconds=0.5, idle_seconds=1.0, max_wait_seconds=5, deadline_seconds=10
-)
+PATIENT = {"max_connections": 20, "max_wait_seconds": 5, "deadline_seconds": 10}
+LIMITS = {**PATIENT, "send_seconds": 0.5, "idle_seconds": 1.0}
 HEAD = b"POST /v1/recommend HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 QUESTION = b'{"user": "u1", "k": 3}'
 ASK = HEAD + b"content-length: %d\r\n\r\n%s" % (len(QUESTION), QUESTION)
@@ -32,13 +29,13 @@ ASK = HEAD + b"content-length: %d\r\n\r\n%s" % (len(QUESTION), QUESTION)
 @pytest.fixture(scope="module")
 def small(start: Start) -> Running:
     """A server that takes few connections and waits briefly."""
-    return start(limits=LIMITS)
+    return start(**LIMITS)
 
 
 @pytest.fixture(scope="module")
 def patient(start: Start) -> Running:
     """A server that takes few connections, and waits for long."""
-    return start(limits=Limits(max_connections=20, max_wait_seconds=5, deadline_seconds=10))
+    return start(**PATIENT)
 
 
 def address(server: Running, transport: str) -> tuple[str, int]:
@@ -96,7 +93,7 @@ def test_silent_grpc_connections_make_room_for_others(patient: Running) -> None:
 
 def test_connections_that_never_begin_a_tls_handshake_make_room(start: Start, tmp_path: Path) -> None:
     write_certificates(tmp_path)
-    server = start(limits=LIMITS, tls=Tls(tmp_path / "server.pem", tmp_path / "server.key"))
+    server = start(**LIMITS, tls_cert=tmp_path / "server.pem", tls_key=tmp_path / "server.key")
     with silent(server, "http", 40) as connections:
         eventually(lambda: sum(is_closed(one) for one in connections) >= 20)
 
@@ -112,7 +109,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_health_answers_when_every_connection_is_in_use(start: Start) -> None:
-    server = start(limits=Limits(max_connections=16))
+    server = start(max_connections=16)
     with contextlib.ExitStack() as held:
         for _ in range(16):
             one = held.enter_context(connect(server))
@@ -214,7 +211,7 @@ def test_requests_sent_ahead_are_bounded(small: Running) -> None:
 
 
 def test_what_comes_while_a_server_drains_is_answered_as_the_last_of_its_connection(start: Start) -> None:
-    server = start(limits=LIMITS)
+    server = start(**LIMITS)
     kept = HTTPConnection(*address(server, "http"), timeout=20)
 
     def ask() -> tuple[int, str | None]:

@@ -14,7 +14,6 @@ import pytest
 from servers import Running, Start
 
 from recmill.stages.serve.grpc_server import INFERENCE, METHODS, SERVICE
-from recmill.stages.serve.limits import Limits
 from recmill.stages.serve.proto import predict_v2_pb2, recmill_pb2
 
 OUR_MISTAKES = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DATA_LOSS"}
@@ -31,7 +30,7 @@ INFERENCE_METHODS = {
 @pytest.fixture(scope="module")
 def fuzzed(start: Start) -> Running:
     """A server that may be changed, and takes small bodies only."""
-    return start(limits=Limits(max_body=100_000, max_wait_seconds=5, deadline_seconds=10))
+    return start(max_body=100_000, max_wait_seconds=5, deadline_seconds=10)
 
 
 # A request that fits the document may still be refused: a condition in SQL, a whole number written 3.0. A deadline

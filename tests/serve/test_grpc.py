@@ -21,7 +21,6 @@ from recmill.stages.serve import messages as m
 from recmill.stages.serve.calls import CallDispatcher
 from recmill.stages.serve.grpc_server import INFERENCE, METHODS, SERVICE, GrpcServer
 from recmill.stages.serve.inference import Scoring
-from recmill.stages.serve.limits import Limits
 from recmill.stages.serve.proto import convert
 from recmill.stages.serve.proto import recmill_pb2 as pb
 from recmill.stages.serve.proto.generate import HERE, PROTOS, generated
@@ -170,7 +169,7 @@ def test_a_large_message_to_any_method_is_read_by_a_thread_and_not_by_the_loop(
 
 
 def test_a_message_that_is_too_large_is_refused(start: Start) -> None:
-    server = start(limits=Limits(max_body=1_000))
+    server = start(max_body=1_000)
     large = pb.RecommendRequest(queries=[user("u" * 2_000)])
     assert refusal(server, "Recommend", large)[0] == "RESOURCE_EXHAUSTED"
 

@@ -121,7 +121,7 @@ def bad_column() -> Any:
 
 @pytest.mark.services
 def test_requests_at_the_same_time_get_their_own_rows(start: Start, bundles: Any) -> None:
-    server, own = start(limits=Limits(max_wait_seconds=10)), open_bundle(bundles)
+    server, own = start(max_wait_seconds=10), open_bundle(bundles)
 
     def ask(number: int) -> bool:
         items = [f"i{number + place}" for place in range(1 + number % 3)]

@@ -9,8 +9,9 @@ import pytest
 from certificates import write_certificates
 
 from recmill.errors import Forbidden, Unauthenticated
+from recmill.stages.serve.config import ServeConfig
 from recmill.stages.serve.security import SecurityError, Tls, Tokens, check_address
-from recmill.stages.serve.server import ServeConfig
+from recmill.stages.serve.server import admin_is_open
 
 READ, ADMIN = "read-token-0123456789", "admin-token-0123456789"
 
@@ -80,11 +81,11 @@ def test_other_machines_need_tls_or_tokens_or_a_word(host: str) -> None:
 
 
 def test_admin_needs_a_token_or_a_certificate_unless_only_this_machine_connects(tmp_path: Path) -> None:
-    one_way, both_ways = Tls(tmp_path, tmp_path), Tls(tmp_path, tmp_path, tmp_path)
-    assert ServeConfig(tmp_path, host="127.0.0.1").admin_is_open
-    assert ServeConfig(tmp_path, host="0.0.0.0", tls=both_ways).admin_is_open
-    assert not ServeConfig(tmp_path, host="0.0.0.0", tls=one_way).admin_is_open
-    assert not ServeConfig(tmp_path, host="0.0.0.0", insecure=True).admin_is_open
+    one_way = {"tls_cert": tmp_path, "tls_key": tmp_path}
+    assert admin_is_open(ServeConfig(bundle=tmp_path, host="127.0.0.1"))
+    assert admin_is_open(ServeConfig(bundle=tmp_path, host="0.0.0.0", **one_way, tls_client_ca=tmp_path))
+    assert not admin_is_open(ServeConfig(bundle=tmp_path, host="0.0.0.0", **one_way))
+    assert not admin_is_open(ServeConfig(bundle=tmp_path, host="0.0.0.0", insecure=True))
 
 
 def test_certificates_are_checked_before_the_server_starts(tmp_path: Path) -> None:

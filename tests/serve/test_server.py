@@ -21,9 +21,7 @@ import pytest
 from certificates import write_certificates
 from servers import Start
 
-from recmill.stages.serve.limits import Limits
 from recmill.stages.serve.proto import recmill_pb2 as pb
-from recmill.stages.serve.security import Tls
 from recmill.stages.serve.server import ServeConfig
 from recmill.stages.serve.supervisor import settings_from_json, settings_to_json
 
@@ -244,7 +242,7 @@ def ask_status(address: str, credentials: grpc.ChannelCredentials, **more: Any) 
 
 
 def test_tls_protects_both_transports(start: Start, certificates: Path) -> None:
-    server = start(tls=Tls(certificates / "server.pem", certificates / "server.key"))
+    server = start(tls_cert=certificates / "server.pem", tls_key=certificates / "server.key")
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     assert server.http.startswith("https://")
     assert httpx.get(f"{server.http}/health/live", verify=context).status_code == 200
@@ -258,7 +256,9 @@ def test_tls_protects_both_transports(start: Start, certificates: Path) -> None:
 
 def test_mutual_tls_wants_a_certificate_of_the_client(start: Start, certificates: Path) -> None:
     ca, pem, key = (certificates / name for name in ("ca.pem", "client.pem", "client.key"))
-    server = start(tls=Tls(certificates / "server.pem", certificates / "server.key", ca))
+    server = start(
+        tls_cert=certificates / "server.pem", tls_key=certificates / "server.key", tls_client_ca=ca
+    )
     known = ssl.create_default_context(cafile=str(ca))
     with pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError)):
         httpx.get(f"{server.http}/health/live", verify=known)
@@ -290,7 +290,7 @@ def test_grpc_asks_for_tokens_too(start: Start, tmp_path: Path) -> None:
 
 
 def test_overload_is_refused_at_both_transports(start: Start) -> None:
-    server = start(threads=1, limits=Limits(max_waiting=2))
+    server = start(threads=1, max_waiting=2)
     queries = {"queries": [{"user": "u1"}] * 3}
     refused = httpx.post(f"{server.http}/v1/recommend", json=queries)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
@@ -307,7 +307,8 @@ def test_settings_go_to_processes_and_come_back() -> None:
         bundle=Path("b"),
         canary=("v", 0.05),
         recall_at=("a:1", "b:2"),
-        tls=Tls(Path("c"), Path("k")),
-        limits=Limits(max_k=7),
+        tls_cert=Path("c"),
+        tls_key=Path("k"),
+        max_k=7,
     )
     assert settings_from_json(settings_to_json(settings)) == settings

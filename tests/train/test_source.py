@@ -11,8 +11,9 @@ from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.recipe.load import load_recipe
 from recmill.stages.prepare.prepare import prepare
+from recmill.stages.train.config import TrainConfig
 from recmill.stages.train.source import LogData, TableData
-from recmill.stages.train.train import TrainConfig, train
+from recmill.stages.train.train import TrainContext, train
 from recmill.synthetic.generate import generate
 
 SMALL = ["ranking.bottom=[32, 16]", "ranking.top=[32]", "ranking.train.batch_size=100"]
@@ -76,6 +77,6 @@ def test_nothing_is_written_any_more_when_a_run_has_failed(log, tmp_path):
     saving = "ranking.train.saving={ every_steps = 1, full_every = 2, keep = 2 }"
     recipe = load_recipe("criteo-deeprec", [*SMALL, saving])
     with pytest.raises(RecmillError, match="stop"):
-        train(recipe, log, tmp_path / "c", TrainConfig(threads=1, on_step=fail))
+        train(recipe, log, tmp_path / "c", TrainConfig(threads=1), context=TrainContext(on_step=fail))
     assert not [thread for thread in threading.enumerate() if thread.name == "checkpoint"]
     assert not list((tmp_path / "c").rglob("*.partial"))

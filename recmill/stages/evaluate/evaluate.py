@@ -21,27 +21,15 @@ from recmill.learner.saved import open_learner
 from recmill.metrics import RankingSums, ScoreSums, exact_auc
 from recmill.recipe.protocols import Protocol, protocol_for
 from recmill.recipe.recipe import SPLITS
+from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress, ProgressBar
-from recmill.stages.evaluate.gate import Condition, GateError, Verdict, judge
+from recmill.stages.evaluate.config import EvaluateConfig
+from recmill.stages.evaluate.gate import Condition, GateError, Verdict, judge, parse_gate
 from recmill.stages.evaluate.live import Live, as_planned, find_live, misses_counted
 from recmill.stages.evaluate.segments import Segments
 
 ROWS_AT_ONCE = 1 << 14
 MAX_EXACT_ROWS = 50_000_000  # 12 bytes each
-
-
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """What to measure, and on what."""
-
-    split: str | None = None  # test when the Table has such rows, else eval
-    which: str = "best"
-    models: tuple[str, ...] = ()
-    by: tuple[str, ...] = ()
-    gate: tuple[Condition, ...] = ()
-    live: Path | None = None  # a checkpoint, or what bundles are published in
-    allow_no_live: bool = False  # conditions on the live model are left out while nothing is published
-    num_threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -71,6 +59,7 @@ def evaluate(
     progress: Progress | None = None,
 ) -> list[EvaluateResult]:
     """Every model of the checkpoint on held-out rows of the Table."""
+    gate = parse_gate(options.gate) if options.gate else []
     split = _split(table, options)
     _check_columns(folder, table)
     live = find_live(options.live, options.which, options.allow_no_live) if options.live is not None else None
@@ -79,9 +68,9 @@ def evaluate(
         _measure(folder, model, options.which, table, split, options, bars)
         for model in _models(folder, options)
     ]
-    _check_gate(options.gate, found)
-    for measured in found if options.gate else []:
-        conditions = [one for one in options.gate if one.metric in measured.metrics]
+    _check_gate(gate, found)
+    for measured in found if gate else []:
+        conditions = [one for one in gate if one.metric in measured.metrics]
         asks = live is not None and any(one.bound == "live" for one in conditions)
         other = _measure_live(live, measured, table, folder.path, options, bars) if live and asks else None
         measured.verdicts.extend(judge(conditions, measured.metrics, other, options.allow_no_live))
@@ -118,10 +107,11 @@ def _models(folder: Checkpoint, options: EvaluateConfig) -> list[str]:
     known = folder.models
     if not known:
         raise ArtifactError(f"Checkpoint {folder.path} has no models yet. Run `recmill train` first.")
-    for model in options.models:
-        if model not in known:
-            raise ArtifactError(f"Checkpoint {folder.path} has no {model} model; it has: {', '.join(known)}.")
-    return [model for model in known if model in (options.models or known)]
+    if options.only is not None and options.only not in known:
+        raise ArtifactError(
+            f"Checkpoint {folder.path} has no {options.only} model; it has: {', '.join(known)}."
+        )
+    return [options.only] if options.only is not None else known
 
 
 def _check_columns(folder: Checkpoint, table: Table) -> None:
@@ -151,7 +141,7 @@ def _measure(
     options: EvaluateConfig,
     bars: Progress,
 ) -> EvaluateResult:
-    saved = open_learner(folder, model, which, options.num_threads)
+    saved = open_learner(folder, model, which, options.threads or available_cores())
     learner = saved.learner
     statistics = {name: tables.statistics() for name, tables in learner.tables.items()}
     if isinstance(learner, Retriever):

@@ -30,31 +30,16 @@ from recmill.logs.tail import sizes_of
 from recmill.recipe.kinds import parts_of_features
 from recmill.recipe.load import recipe_to_dict
 from recmill.recipe.trust import modules_of
+from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress
 from recmill.stages.export.check import check_bundle
+from recmill.stages.export.config import ExportConfig
 from recmill.stages.export.sides import write_items, write_users, write_vectors
-from recmill.stages.export.snapshot import DEFAULT_MEMORY, AsOfEnd, read_as_of_end
+from recmill.stages.export.snapshot import AsOfEnd, read_as_of_end
 from recmill.stages.export.versions import exporting, is_whole, keep_newest, written_aside
 
 EVALUATION = "evaluation.json"  # what `recmill evaluate` leaves beside checkpoints
 REPORT = "report.html"  # and where its page is in a bundle
-
-
-@dataclass(frozen=True)
-class ExportConfig:
-    """How a bundle is made. `keep` bounds the versions that stay; None keeps all.
-
-    What did not pass its gate is refused unless `despite_gate`. Without `publish`, what is current stays so.
-    """
-
-    rows: str = "float32"
-    which: str = "best"
-    index: str = "auto"
-    keep: int | None = None
-    memory: int = DEFAULT_MEMORY
-    num_threads: int = 1
-    despite_gate: bool = False
-    publish: bool = True
 
 
 @dataclass(frozen=True)
@@ -124,7 +109,7 @@ def _write(
     """All files of a bundle, checked, and then the manifest that makes it one."""
     owners = parts_of_features(folder.recipe)
     learners = {
-        model: open_learner(folder, model, str(checkpoint.step), options.num_threads).learner
+        model: open_learner(folder, model, str(checkpoint.step), options.threads or available_cores()).learner
         for model, checkpoint in chosen.items()
     }
     folder.plan.save(aside / "plan")

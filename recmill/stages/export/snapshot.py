@@ -19,6 +19,7 @@ import polars as pl
 
 from recmill.dataset.positions import is_among
 from recmill.dataset.prefetch import prefetch
+from recmill.engines.config import DEFAULT_MEMORY
 from recmill.features.expressions import columns_read, keep_where
 from recmill.features.history import add_latest_histories, latest_events, meets_condition
 from recmill.features.kernels import hash_positions
@@ -36,7 +37,6 @@ from recmill.reporting.progress import Progress
 from recmill.stages.export.clicks import Clicks, ClickWriter
 
 SAMPLED_ROWS = 1_000
-DEFAULT_MEMORY = 2 << 30
 _PIECE_BYTES = 8 << 20
 _LOOKS = 8
 _SIDES: tuple[r.Owner, ...] = ("item", "user")

@@ -26,7 +26,7 @@ from recmill.artifacts.manifest import (
 )
 from recmill.artifacts.work import damage_is_of_work, read_record, resume_or_start_over, write_record
 from recmill.dataset.table import Table, table_digest
-from recmill.engines import EngineConfig, check_engine, open_engine
+from recmill.engines import check_engine, open_engine
 from recmill.engines.engine import Engine, Frame, MapFunction
 from recmill.engines.local import LocalEngine
 from recmill.errors import ArtifactError, LogError
@@ -37,7 +37,7 @@ from recmill.logs.base import LogFiles, open_source
 from recmill.logs.inputs import Inputs, open_inputs
 from recmill.logs.scan import LogScan, forget_records, scan
 from recmill.logs.splits import all_train
-from recmill.logs.tally import DEFAULT_MAX_BAD, Tally
+from recmill.logs.tally import Tally
 from recmill.recipe.expressions import columns_of, parse_filter
 from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.load import recipe_to_dict
@@ -45,20 +45,12 @@ from recmill.recipe.recipe import SPLIT, Filter, Recipe
 from recmill.reporting.progress import Progress
 from recmill.stages.prepare import rows as row_operations
 from recmill.stages.prepare.binary import as_int32_rows, concatenate
+from recmill.stages.prepare.config import PrepareConfig
 from recmill.stages.prepare.split import assign_splits
 
 _NOTHING_TO_TRAIN_ON = (
     "No rows are left to train on: the split or the row operations take them all. See [split] and [[rows]]."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareConfig(EngineConfig):
-    """Where and how prepare runs; none of it changes the rows of the Table."""
-
-    max_bad: float = DEFAULT_MAX_BAD
-    partitions: int | None = None
-    binary: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from recmill.errors import RecmillError
 from recmill.recipe.recipe import Recipe
 from recmill.reporting.progress import Progress, ProgressBar
 from recmill.stages.prepare import prepare as preparation
+from recmill.stages.prepare.config import PrepareConfig
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ _SECONDS_TO_END = 20.0
 class Preparing:
     """A Table on its way. Ends with the context that it was begun in."""
 
-    def __init__(self, recipe: Recipe, data: str, into: Path, options: preparation.PrepareConfig) -> None:
+    def __init__(self, recipe: Recipe, data: str, into: Path, options: PrepareConfig) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.started = time.perf_counter()
         self.seconds = 0.0
@@ -80,9 +81,7 @@ class Preparing:
 
 
 @contextmanager
-def preparing(
-    recipe: Recipe, data: str, into: Path, options: preparation.PrepareConfig
-) -> Iterator[Preparing]:
+def preparing(recipe: Recipe, data: str, into: Path, options: PrepareConfig) -> Iterator[Preparing]:
     """Prepare a Table meanwhile. Left early, it stops; the same command goes on with it later."""
     job = Preparing(recipe, data, into, options)
     try:
@@ -94,9 +93,7 @@ def preparing(
 # the process that prepares
 
 
-def _prepare(
-    recipe: Recipe, data: str, into: Path, options: preparation.PrepareConfig, sending: Connection
-) -> None:
+def _prepare(recipe: Recipe, data: str, into: Path, options: PrepareConfig, sending: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who started us
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()

@@ -24,12 +24,13 @@ from recmill.errors import RecmillError
 from recmill.learner.saved import models_of
 from recmill.recipe.recipe import Recipe
 from recmill.recipe.trust import modules_of
-from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress
 from recmill.stages.evaluate import evaluate as evaluation
+from recmill.stages.evaluate.config import EvaluateConfig
 from recmill.stages.evaluate.write import write_evaluation
 from recmill.stages.export import export as exporting
 from recmill.stages.prepare import prepare as preparation
+from recmill.stages.run.config import RunConfig
 from recmill.stages.run.overlap import preparing
 from recmill.stages.serve.messages import Answer, Id
 from recmill.stages.serve.recommender import open_bundle
@@ -39,22 +40,7 @@ from recmill.stages.train.source import open_table_data
 from recmill.synthetic.generate import generate, read_truth
 
 if TYPE_CHECKING:
-    from recmill.stages.train.launch import MakeSource, WorkerRange
-
-DEFAULT_ROWS = 100_000
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """How the stages run."""
-
-    rows: int = DEFAULT_ROWS  # to generate when there is no log
-    prepare: preparation.PrepareConfig = field(default_factory=preparation.PrepareConfig)
-    train: training.TrainConfig = field(default_factory=lambda: training.TrainConfig(resume=True))
-    scale: WorkerRange | None = None  # of training on Ray; without it, this process trains
-    at_once: bool = False  # train while the Table is prepared
-    gate: tuple[Any, ...] = ()
-    note: Callable[[str], None] = lambda line: None
+    from recmill.stages.train.launch import MakeSource
 
 
 @dataclass
@@ -150,7 +136,7 @@ def _run(
             stage("train", lambda: _train(recipe, source, into, options, progress))
     if models_of(recipe):
         stage("evaluate", lambda: _evaluate(into, ran.results["prepare"].table, options, progress))
-        if ran.passed and not options.train.models:
+        if ran.passed and options.train.only is None:
             stage("export", lambda: _export(into, ran.data, progress))
     ran.total_seconds = time.perf_counter() - started
     return ran
@@ -169,13 +155,14 @@ def check_order(recipe: Recipe) -> None:
 def _train(
     recipe: Recipe, make_source: MakeSource, into: Path, options: RunConfig, progress: Progress
 ) -> list[training.TrainResult]:
-    if options.scale is None:
+    checkpoint, context = into / "checkpoint", training.TrainContext(warn=options.warn)
+    if options.ray is None:
         source = make_source(options.note)
-        return training.train(recipe, source, into / "checkpoint", options.train, progress)
+        return training.train(recipe, source, checkpoint, options.train, progress, context=context)
     from recmill.stages.train.launch import launch
 
     return launch(
-        recipe, make_source, into / "checkpoint", options.train, options.scale, progress, note=options.note
+        recipe, make_source, checkpoint, options.train, options.ray, progress, options.note, context
     )
 
 
@@ -200,19 +187,15 @@ def _evaluate(
     into: Path, table: Any, options: RunConfig, progress: Progress
 ) -> list[evaluation.EvaluateResult]:
     folder = Checkpoint.open(into / "checkpoint")
-    num_threads = options.train.threads or available_cores()
-    wanted = evaluation.EvaluateConfig(
-        models=options.train.models, gate=options.gate, num_threads=num_threads
-    )
-    evaluated = evaluation.evaluate(folder, table, wanted, progress)
+    config = EvaluateConfig(only=options.train.only, gate=options.gate, threads=options.train.threads)
+    evaluated = evaluation.evaluate(folder, table, config, progress)
     write_evaluation(folder, evaluated, into / "report.html")
     return evaluated
 
 
 def _export(into: Path, data: str, progress: Progress) -> exporting.ExportResult:
     folder = Checkpoint.open(into / "checkpoint")
-    options = exporting.ExportConfig(num_threads=available_cores())
-    return exporting.export(folder, data, into / "bundle", options, progress)
+    return exporting.export(folder, data, into / "bundle", progress=progress)
 
 
 def recommend(into: Path, k: int = 10) -> tuple[Id, Answer] | None:

@@ -31,13 +31,14 @@ from recmill.artifacts.manifest import (
 )
 from recmill.artifacts.work import resume_or_start_over
 from recmill.dataset.table import Table
-from recmill.engines import EngineConfig, check_engine, open_engine
+from recmill.engines import check_engine, open_engine
 from recmill.engines.engine import Engine, Frame
 from recmill.engines.shards import ShardRecord
 from recmill.errors import ArtifactError
 from recmill.logs.scan import forget_records
 from recmill.logs.tally import Tally
 from recmill.reporting.progress import Progress
+from recmill.stages.score.config import ScoreConfig
 from recmill.stages.score.inputs import Input, check_features
 from recmill.stages.score.measure import measure
 from recmill.stages.score.models import ModelRef, Side, facts_of, open_models
@@ -46,15 +47,6 @@ from recmill.stages.score.sides import vectors
 
 KIND = "scores"
 _FOLDERS: Mapping[Side, str] = {"user": "users", "item": "items"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoreConfig(EngineConfig):
-    """What to write beside scores, and where the work runs."""
-
-    embeddings: tuple[Side, ...] = ()
-    recall: int | None = None  # items for each user
-    without_seen: bool = False  # recall leaves out what a user clicked
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import msgspec
 
 from recmill.errors import BadRequest, Overloaded, TooLate
-from recmill.stages.serve.messages import MAX_CANDIDATES, MAX_K
+from recmill.stages.serve.config import LimitConfig
 
 Result = TypeVar("Result")
 
@@ -46,20 +46,13 @@ class QueueFull(Overloaded):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The largest request that is looked at, and the longest that one may wait."""
+class Limits(LimitConfig):
+    """Checks requests against the config."""
 
-    max_body: int = 16 << 20
-    max_k: int = MAX_K
-    max_candidates: int = MAX_CANDIDATES
-    max_batch: int = 100  # queries, events or new items in one call
-    max_waiting: int = 1_000
-    max_wait_seconds: float = 0.1
-    deadline_seconds: float = 1.0  # of a request that brings none
-    max_connections: int | None = None  # of each transport; none: as many as there are files for
-    max_header: int = 64 << 10  # bytes
-    send_seconds: float = 10.0  # that the head of a request may take to come, and its body
-    idle_seconds: float = 75.0  # that a connection without a request stays open
+    @classmethod
+    def of(cls, config: LimitConfig) -> Limits:
+        """The limits of a config that has more than limits."""
+        return cls(**{field.name: getattr(config, field.name) for field in fields(LimitConfig)})
 
     def range_of(self, request: str, name: str) -> tuple[int, int] | None:
         """Smallest and largest value of a field of a kind of request, if it has bounds."""

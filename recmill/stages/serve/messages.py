@@ -11,8 +11,6 @@ from recmill.errors import BadRequest
 
 Id = str | int  # of a user or an item, as the log writes it
 Values = dict[str, Any]  # raw columns of the log by name; a missing one is unknown
-MAX_K = 1_000
-MAX_CANDIDATES = 10_000
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

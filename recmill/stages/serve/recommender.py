@@ -26,6 +26,7 @@ from recmill.artifacts.feature_store.mapped import entities_of
 from recmill.dataset.batch import Array
 from recmill.errors import BadRequest, NotFound, RecmillError, TooLate
 from recmill.stages.serve import messages as m
+from recmill.stages.serve.config import MAX_CANDIDATES, MAX_K
 from recmill.stages.serve.lookup import FeatureLookup, UserRow
 from recmill.stages.serve.recall import NAMES, Candidates, Recaller
 from recmill.stages.serve.rwlock import RWLock
@@ -516,7 +517,7 @@ def open_bundle(
 
 
 def check_sizes(k: int, candidates: int) -> None:
-    if not 1 <= k <= m.MAX_K:
-        raise BadRequest(f"k must be from 1 to {m.MAX_K:,}, got {k}.")
-    if not 0 <= candidates <= m.MAX_CANDIDATES:
-        raise BadRequest(f"At most {m.MAX_CANDIDATES:,} candidates or items at once, got {candidates:,}.")
+    if not 1 <= k <= MAX_K:
+        raise BadRequest(f"k must be from 1 to {MAX_K:,}, got {k}.")
+    if not 0 <= candidates <= MAX_CANDIDATES:
+        raise BadRequest(f"At most {MAX_CANDIDATES:,} candidates or items at once, got {candidates:,}.")

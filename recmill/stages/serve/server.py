@@ -13,11 +13,11 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from recmill.errors import RecmillError, check_installed
+from recmill.stages.serve.config import ServeConfig
 from recmill.stages.serve.connections import ConnectionReaper, connections_for, raise_file_limit
 from recmill.stages.serve.limits import Limits
 from recmill.stages.serve.security import Tls, Tokens, check_address, is_loopback
@@ -25,7 +25,6 @@ from recmill.stages.serve.security import Tls, Tokens, check_address, is_loopbac
 if TYPE_CHECKING:
     from recmill.stages.serve.grpc_server import GrpcServer
     from recmill.stages.serve.http_server import HttpServer
-    from recmill.stages.serve.roles import RemoteStages
 
 _SWITCH_SECONDS = 0.0005
 _logger = logging.getLogger("recmill.serve")
@@ -33,67 +32,6 @@ _logger = logging.getLogger("recmill.serve")
 
 class ServerError(RecmillError):
     """The server cannot start, or a process of it does not."""
-
-
-@dataclass(frozen=True)
-class ServeConfig:
-    """Everything that `recmill serve` was told."""
-
-    bundle: Path
-    host: str = "127.0.0.1"
-    http_port: int = 8080  # 0: any that is free
-    grpc_port: int = 8081
-    role: str = "all"
-    recall_at: tuple[str, ...] = ()
-    features_at: tuple[str, ...] = ()
-    rank_at: tuple[str, ...] = ()
-    features: str | None = None  # URL of a feature store
-    prefix: str | None = None  # of its keys
-    threads: int | None = None
-    processes: int = 1
-    watch: bool = True
-    canary: tuple[str, float] | None = None
-    shadow: str | None = None
-    request_log: Path | None = None
-    request_log_share: float = 0.01
-    otlp: str | None = None
-    tls: Tls | None = None
-    token_file: Path | None = None
-    trust_code: tuple[str, ...] = ()
-    insecure: bool = False
-    peer_ca: Path | None = None
-    peer_token_file: Path | None = None
-    limits: Limits = field(default_factory=Limits)
-    drain_seconds: float = 30.0
-
-    def check(self) -> None:
-        """Raises when the server would be open to anyone without being told so, or files are missing or too few."""
-        check_address(self.host, self.tls is not None, self.token_file is not None, self.insecure)
-        if self.tls is not None:
-            self.tls.check()
-        if self.token_file is not None:
-            Tokens.read(self.token_file)
-        connections_for(self.limits.max_connections, raise_file_limit())
-
-    @property
-    def admin_is_open(self) -> bool:
-        """Whether admin calls need no token: who can connect is a user of this machine or has a certificate."""
-        return is_loopback(self.host) or (self.tls is not None and self.tls.client_ca is not None)
-
-    def stages(self) -> RemoteStages | None:
-        """The stages of other processes, when this one has the role that puts them together."""
-        if self.role != "recommend":
-            return None
-        from recmill.stages.serve.roles import RemoteStages, RoleCredentials
-
-        shown = self.tls if self.peer_ca else None
-        peers = RoleCredentials(
-            token=self.peer_token_file.read_text(encoding="utf-8").strip() if self.peer_token_file else None,
-            ca=self.peer_ca.read_bytes() if self.peer_ca else None,
-            key=shown.key.read_bytes() if shown else None,
-            certificate=shown.certificate.read_bytes() if shown else None,
-        )
-        return RemoteStages(self.recall_at, self.features_at, self.rank_at, peers)
 
 
 @dataclass(frozen=True)
@@ -108,9 +46,31 @@ class Ready:
     pid: int
 
 
+def check_config(settings: ServeConfig) -> None:
+    """Raises when the server would be open to anyone without being told so, or files are missing or too few."""
+    tls = tls_of(settings)
+    check_address(settings.host, tls is not None, settings.token_file is not None, settings.insecure)
+    if tls is not None:
+        tls.check()
+    if settings.token_file is not None:
+        Tokens.read(settings.token_file)
+    connections_for(settings.max_connections, raise_file_limit())
+
+
+def tls_of(settings: ServeConfig) -> Tls | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return Tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+
+
+def admin_is_open(settings: ServeConfig) -> bool:
+    """Whether admin calls need no token: who can connect is a user of this machine or has a certificate."""
+    return is_loopback(settings.host) or settings.tls_client_ca is not None
+
+
 def run(settings: ServeConfig, say: Callable[[Ready], None]) -> int:
     """Serve until SIGTERM or Ctrl-C; `say` is called once, when the first answers can be asked for."""
-    settings.check()
+    check_config(settings)
     check_installed(
         "Serving",
         "starlette",
@@ -122,7 +82,7 @@ def run(settings: ServeConfig, say: Callable[[Ready], None]) -> int:
         "prometheus_client",
     )
     log_to_stderr()
-    if settings.token_file is None and not settings.admin_is_open:
+    if settings.token_file is None and not admin_is_open(settings):
         _logger.warning(
             "admin calls (items, rollback) are refused: --host %s can be reached from other machines, and there is "
             "neither --token-file nor --tls-client-ca",
@@ -176,7 +136,8 @@ async def serve(
     from recmill.stages.serve.telemetry import Telemetry
 
     stop = stop or stop_on_signals()
-    max_connections = connections_for(settings.limits.max_connections, raise_file_limit())
+    limits, tls = Limits.of(settings), tls_of(settings)
+    max_connections = connections_for(settings.max_connections, raise_file_limit())
     shared = settings.processes > 1
     with inherited or bound(settings.host, settings.http_port) as listener:
         telemetry = Telemetry(settings.otlp)
@@ -186,17 +147,17 @@ async def serve(
         dispatcher = CallDispatcher(
             service,
             telemetry,
-            settings.limits,
+            limits,
             tokens,
             settings.role,
             settings.threads,
-            admin_is_open=settings.admin_is_open,
+            admin_is_open=admin_is_open(settings),
         )
         scoring = Scoring(dispatcher)
         app = HttpApp(dispatcher, scoring, console.routes()).app
-        http = HttpServer(app, settings.limits, max_connections, settings.drain_seconds, settings.tls)
+        http = HttpServer(app, limits, max_connections, settings.drain_seconds, tls)
         grpc = GrpcServer(dispatcher, scoring, shared, max_connections)
-        grpc_port = grpc.bind(_address(settings.host, settings.grpc_port), settings.tls)
+        grpc_port = grpc.bind(_address(settings.host, settings.grpc_port), tls)
         await grpc.set_ready(False)
         await grpc.server.start()
         answering = asyncio.ensure_future(http.serve(sockets=[listener]))
@@ -249,7 +210,7 @@ def _address(host: str, port: int) -> str:
 
 
 def _ready(settings: ServeConfig, http_port: int, grpc_port: int, version: str) -> Ready:
-    scheme = "https" if settings.tls else "http"
+    scheme = "https" if settings.tls_cert else "http"
     return Ready(
         http=f"{scheme}://{_address(settings.host, http_port)}",
         grpc=_address(settings.host, grpc_port),

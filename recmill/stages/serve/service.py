@@ -31,7 +31,7 @@ from recmill.stages.serve.versions import Versions
 from recmill.stages.serve.watch import LOOK_EVERY, Watcher
 
 if TYPE_CHECKING:
-    from recmill.stages.serve.server import ServeConfig
+    from recmill.stages.serve.config import ServeConfig
 
 _NOT_SHOWN = ("files", "recipe", "checkpoint", "log_sizes")  # large, or paths of the machine that made it
 _SHADOW_QUEUE = 64
@@ -376,6 +376,24 @@ def _context_columns(recommender: Recommender) -> list[str]:
     return sorted({column for name in lookup.context_features for column in lookup.columns_of(name)})
 
 
+def _remote_stages(settings: ServeConfig) -> Stages | None:
+    """The stages of other processes, when this one has the role that puts them together."""
+    if settings.role != "recommend":
+        return None
+    from recmill.stages.serve.roles import RemoteStages, RoleCredentials
+
+    has_own = settings.peer_ca is not None
+    peers = RoleCredentials(
+        token=settings.peer_token_file.read_text(encoding="utf-8").strip()
+        if settings.peer_token_file
+        else None,
+        ca=settings.peer_ca.read_bytes() if settings.peer_ca else None,
+        key=settings.tls_key.read_bytes() if settings.tls_key and has_own else None,
+        certificate=settings.tls_cert.read_bytes() if settings.tls_cert and has_own else None,
+    )
+    return RemoteStages(settings.recall_at, settings.features_at, settings.rank_at, peers)
+
+
 def open_service(settings: ServeConfig, telemetry: Telemetry) -> Service:
     """The service that `recmill serve` was told to be."""
     log = settings.request_log
@@ -383,7 +401,7 @@ def open_service(settings: ServeConfig, telemetry: Telemetry) -> Service:
         features=settings.features,
         prefix=settings.prefix,
         role=settings.role,
-        stages=settings.stages(),
+        stages=_remote_stages(settings),
         request_log=RequestLog(log, settings.request_log_share, telemetry) if log is not None else None,
         watch_seconds=LOOK_EVERY if settings.watch else None,
         canary=settings.canary,

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from recmill.errors import RecmillError
+from recmill.stages.serve.config import ServeConfig
 from recmill.stages.serve.server import (
     Ready,
-    ServeConfig,
     ServerError,
     bound,
     first_of,

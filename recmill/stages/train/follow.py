@@ -41,20 +41,10 @@ from recmill.logs.tally import Tally
 from recmill.recipe import recipe as r
 from recmill.recipe.kinds import parts_of_features
 from recmill.recipe.trust import modules_of
+from recmill.stages.train.config import FollowConfig
 
 Learners = Ranker | Retriever
 _MEMORY = 2 << 30  # bound of side tables
-
-
-@dataclass(frozen=True)
-class FollowConfig:
-    """How often a delta is published, how fast is learned (a share of the recipe's rates), and for how long."""
-
-    every_seconds: float = 5.0
-    rate: float = 0.3
-    threads: int = 1
-    max_seconds: float | None = None
-    warn: Callable[[str], None] = lambda message: None
 
 
 @dataclass(frozen=True)

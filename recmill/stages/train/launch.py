@@ -39,9 +39,10 @@ from recmill.errors import (
 from recmill.recipe import recipe as r
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress as Bars
+from recmill.stages.train.config import RayTrainConfig, TrainConfig
 from recmill.stages.train.feed import FedData
 from recmill.stages.train.source import TrainingData
-from recmill.stages.train.train import OnStep, TrainConfig, TrainResult, open_folder, train_locked
+from recmill.stages.train.train import ALONE, OnStep, TrainContext, TrainResult, open_folder, train_locked
 from recmill.stages.train.trainer import Metrics, TrainProgress
 
 MakeSource = Callable[[Callable[[str], None]], TrainingData]  # given where notes go; runs on every node
@@ -53,32 +54,15 @@ _SECONDS_FOR_THE_REASON = 2.0  # until a worker that failed has told why
 _COLLECTIVE_SECONDS = 600
 
 
-@dataclass(frozen=True)
-class WorkerRange:
-    """How many workers a run has and where. With `max_workers` above `min_workers`, as many as there is room for."""
-
-    min_workers: int
-    max_workers: int
-    address: str | None = None  # of a cluster; without one, Ray is started on this machine
-    max_failures: int = 3
-    cpus_per_worker: int = 1
-    resource: str | None = None  # custom, of the nodes that train; any node without one
-    data: DataWorkers | None = None
-
-    @property
-    def num_cpus(self) -> int:
-        """CPUs that the smallest such run keeps busy."""
-        return self.min_workers * self.cpus_per_worker + (self.data.number if self.data else 0)
-
-
 def launch(
     recipe: r.Recipe,
     make_source: MakeSource,
     into: Path,
     options: TrainConfig,
-    scale: WorkerRange,
+    scale: RayTrainConfig,
     bars: Bars | None = None,
     note: Callable[[str], None] = lambda line: None,
+    context: TrainContext = ALONE,
 ) -> list[TrainResult]:
     """Train on Ray what `train` would train here. Log, Table and `into` must have the same path on all nodes.
 
@@ -90,7 +74,7 @@ def launch(
         open_folder(
             recipe, make_source(note), into, options
         )  # what is wrong is reported before anything starts
-        return _launch(recipe, make_source, into, options, scale, bars, note)
+        return _launch(recipe, make_source, into, options, scale, bars, note, context)
 
 
 def _launch(
@@ -98,22 +82,19 @@ def _launch(
     make_source: MakeSource,
     into: Path,
     options: TrainConfig,
-    scale: WorkerRange,
+    scale: RayTrainConfig,
     bars: Bars | None,
     note: Callable[[str], None],
+    context: TrainContext,
 ) -> list[TrainResult]:
     with connected(scale.address, max(available_cores(), scale.num_cpus)):
         _check_room(scale, note)
         status_actor = _on_this_node(StatusActor)
-        job = _WorkerJob(recipe, make_source, into, _portable(options), scale, status_actor)
+        resuming = replace(options, resume=True)  # workers that start again go on where others were
+        job = _WorkerJob(recipe, make_source, into, resuming, scale, status_actor, context.on_step)
         return _RunThread(lambda: _fit(job)).follow(
-            status_actor, bars or Bars(quiet=True), note, options.warn
+            status_actor, bars or Bars(quiet=True), note, context.warn
         )
-
-
-def _portable(options: TrainConfig) -> TrainConfig:
-    """What a worker takes over; the rest it gets anew."""
-    return replace(options, warn=_silent, resume=True)
 
 
 def _silent(message: str) -> None:
@@ -128,22 +109,22 @@ def _resources() -> dict[str, float]:
     return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
 
 
-def _check_room(scale: WorkerRange, note: Callable[[str], None]) -> None:
+def _check_room(scale: RayTrainConfig, note: Callable[[str], None]) -> None:
     found = _resources()
     if found.get("CPU", 0) < scale.num_cpus:
         note(
             f"the cluster has {found.get('CPU', 0):g} CPUs, the run asks for {scale.num_cpus}: "
             "it waits for nodes, or goes on with fewer data workers"
         )
-    for resource in (scale.resource, scale.data.resource if scale.data else None):
+    for resource in (scale.worker_resource, scale.data_resource):
         if resource and resource not in found:
             note(f"no node has the resource {resource} yet: the run waits for one")
 
 
-def _not_where_data_is_read(scale: WorkerRange) -> dict[str, str] | None:
+def _not_where_data_is_read(scale: RayTrainConfig) -> dict[str, str] | None:
     """Nodes that are kept for data workers do not train, as long as there are others."""
-    resource = scale.data.resource if scale.data else None
-    if resource is None or scale.resource is not None:
+    resource = scale.data_resource
+    if resource is None or scale.worker_resource is not None:
         return None
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     kept = [node["NodeID"] for node in nodes if resource in node["Resources"]]
@@ -167,8 +148,9 @@ class _WorkerJob:
     make_source: MakeSource
     into: Path
     options: TrainConfig
-    scale: WorkerRange
+    scale: RayTrainConfig
     status_actor: Any
+    on_step: OnStep | None
 
 
 def _fit(job: _WorkerJob) -> list[TrainResult]:
@@ -176,14 +158,17 @@ def _fit(job: _WorkerJob) -> list[TrainResult]:
     _forget_missing(into)
     # A report waits until Ray has asked for the one before, so Ray should ask more often than every two seconds.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
-    size = (scale.min_workers, scale.max_workers)
+    least, most = scale.workers
     trainer = _train.torch.TorchTrainer(
         _work,
         train_loop_config={"job": job},
         torch_config=_train.torch.TorchConfig(backend="gloo", timeout_s=_COLLECTIVE_SECONDS),
         scaling_config=_train.ScalingConfig(
-            num_workers=size if size[0] < size[1] else size[0],
-            resources_per_worker={"CPU": scale.cpus_per_worker, **node_affinity_resource(scale.resource)},
+            num_workers=(least, most) if least < most else least,
+            resources_per_worker={
+                "CPU": scale.cpus_per_worker,
+                **node_affinity_resource(scale.worker_resource),
+            },
             label_selector=_not_where_data_is_read(scale),
         ),
         run_config=_train.RunConfig(
@@ -222,8 +207,8 @@ def _no_room(error: Any, job: _WorkerJob) -> RecmillError:
     if "WorkerGroupStartup" not in type(error.controller_failure).__name__:
         return TrainingError(f"Ray Train gave up: {error.controller_failure}")
     return ResourceError(
-        f"The cluster has {found:g} CPUs, too few for {scale.min_workers} workers of {scale.cpus_per_worker} CPUs, and "
-        f"no more came. Add nodes, or allow fewer workers, such as --workers 1..{scale.max_workers}; "
+        f"The cluster has {found:g} CPUs, too few for {scale.workers[0]} workers of {scale.cpus_per_worker} CPUs, and "
+        f"no more came. Add nodes, or allow fewer workers, such as --workers 1..{scale.workers[1]}; "
         "then go on with --resume."
     )
 
@@ -289,17 +274,18 @@ def _work(config: Mapping[str, Any]) -> list[TrainResult]:
         if workers.is_first:
             job.status_actor.began.remote(workers.size)
         source = job.make_source(_telling(job.status_actor.note) if workers.is_first else _silent)
-        if job.scale.data is not None:
-            source = FedData(source, workers, job.scale.data)
-        options = replace(
-            job.options,
-            workers=workers,
-            threads=job.options.threads or job.scale.cpus_per_worker,
-            warn=_telling(job.status_actor.warn),
+        if job.scale.data_workers is not None:
+            data_workers = DataWorkers(job.scale.data_workers, job.scale.data_resource)
+            source = FedData(source, workers, data_workers)
+        options = replace(job.options, threads=job.options.threads or job.scale.cpus_per_worker)
+        context = TrainContext(
+            workers,
             on_report=_report_to_ray,
-            on_step=_both(Gauges(job.into.name).show, job.options.on_step),
+            on_step=_both(Gauges(job.into.name).show, job.on_step),
+            warn=_telling(job.status_actor.warn),
         )
-        return train_locked(job.recipe, source, job.into, options, StatusBars(job.status_actor))
+        bars = StatusBars(job.status_actor)
+        return train_locked(job.recipe, source, job.into, options, bars, context=context)
     except WorkerLost:
         if _reason(job.status_actor) is None:
             raise

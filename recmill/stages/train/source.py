@@ -18,9 +18,9 @@ from recmill.features.plan import Plan
 from recmill.features.plan_artifact import check_plan, plan_at
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
+from recmill.logs.config import DEFAULT_MAX_BAD
 from recmill.logs.counted import Each
 from recmill.logs.inputs import open_inputs
-from recmill.logs.tally import DEFAULT_MAX_BAD
 from recmill.recipe import recipe as r
 from recmill.stages.train.trainer import BatchSource, Metrics
 

@@ -21,6 +21,7 @@ from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress as Bars
 from recmill.reporting.progress import ProgressBar
 from recmill.reporting.tracking import Trackers, open_trackers
+from recmill.stages.train.config import TrainConfig
 from recmill.stages.train.profile import profiled
 from recmill.stages.train.source import Evaluation, Learners, TrainingData
 from recmill.stages.train.threads import Threads, choose_threads, keep_freed_memory
@@ -34,22 +35,17 @@ _SAME_EVERY_TIME = {"rows", "positive_rate", "constant_accuracy", "auc_margin"}
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """Where and how a run happens; what it learns is the recipe's."""
+class TrainContext:
+    """Who trains, and who is told of it: what is neither a choice of the recipe nor of the config."""
 
-    threads: int | None = None
-    resume: bool = False
-    models: tuple[str, ...] = ()  # all that the recipe has
-    track: tuple[str, ...] = ()  # beside JSON lines: tensorboard, mllog, mlflow
-    profile_steps: int | None = None
-    table_memory: int | None = None  # bytes; more goes to the disk
     workers: Workers = SINGLE_WORKER  # every one of them calls `train`, with the same recipe, rows and folder
-    wire: str = "float32"  # how rows and gradients travel between workers: or float16, bfloat16
-    balance: bool = True  # slow workers get fewer rows
     on_report: OnReport | None = None  # of each checkpoint that is published, on every worker
     on_step: OnStep | None = None  # on the first worker; may raise StopTraining
     on_evaluation: OnStep | None = None  # the same, after steps with metrics
     warn: Callable[[str], None] = field(default=lambda message: None)
+
+
+ALONE = TrainContext()
 
 
 @dataclass(frozen=True)
@@ -83,6 +79,7 @@ def train(
     options: TrainConfig = TrainConfig(),  # noqa: B008, frozen
     bars: Bars | None = None,
     report: Callable[[TrainResult], None] = lambda trained: None,
+    context: TrainContext = ALONE,
 ) -> list[TrainResult]:
     """Train every model of the recipe, one after the other, as the only writer of `into`.
 
@@ -90,8 +87,8 @@ def train(
     ends; `report`, bars, trackers and warnings are the first one's.
     """
     with ExitStack() as held:
-        options.workers.by_first(lambda: held.enter_context(lock_folder(into)))
-        return train_locked(recipe, source, into, options, bars, report)
+        context.workers.by_first(lambda: held.enter_context(lock_folder(into)))
+        return train_locked(recipe, source, into, options, bars, report, context)
 
 
 def train_locked(
@@ -101,20 +98,23 @@ def train_locked(
     options: TrainConfig,
     bars: Bars | None = None,
     report: Callable[[TrainResult], None] = lambda trained: None,
+    context: TrainContext = ALONE,
 ) -> list[TrainResult]:
     """The same for workers whose driver holds the lock."""
-    workers = options.workers
+    workers = context.workers
     if not workers.is_first:
-        bars, report, options = None, lambda trained: None, replace(options, warn=lambda message: None)
+        bars, report, context = None, lambda trained: None, replace(context, warn=lambda message: None)
     try:
         models = _chosen(recipe, options)
-        folder = open_folder(recipe, source, into, options)
-        threads = _threads(options)
+        folder = open_folder(recipe, source, into, options, workers)
+        threads = _threads(options, workers)
         keep_freed_memory()
         found = []
         for model in models:
             found.append(
-                _train_model(folder, recipe, model, source, threads, options, bars or Bars(quiet=True))
+                _train_model(
+                    folder, recipe, model, source, threads, options, bars or Bars(quiet=True), context
+                )
             )
             report(found[-1])
         return found
@@ -123,9 +123,8 @@ def train_locked(
         raise
 
 
-def _threads(options: TrainConfig) -> Threads:
+def _threads(options: TrainConfig, workers: Workers) -> Threads:
     """Workers of one machine share its cores, and do not probe it at the same time."""
-    workers = options.workers
     if workers.size == 1 or options.threads is not None:
         return choose_threads(options.threads)
     cores = available_cores()
@@ -139,13 +138,14 @@ def _chosen(recipe: r.Recipe, options: TrainConfig) -> list[str]:
         raise RecmillError(
             f'Recipe "{recipe.name}" has neither [ranking] nor [retrieval]: there is nothing to train.'
         )
-    for name in options.models:
-        if name not in known:
-            raise RecmillError(f'Recipe "{recipe.name}" has no [{name}]; its models: {", ".join(known)}.')
-    return [name for name in known if name in (options.models or known)]
+    if options.only is not None and options.only not in known:
+        raise RecmillError(f'Recipe "{recipe.name}" has no [{options.only}]; its models: {", ".join(known)}.')
+    return [options.only] if options.only is not None else known
 
 
-def open_folder(recipe: r.Recipe, source: TrainingData, into: Path, options: TrainConfig) -> Checkpoint:
+def open_folder(
+    recipe: r.Recipe, source: TrainingData, into: Path, options: TrainConfig, workers: Workers = SINGLE_WORKER
+) -> Checkpoint:
     """The folder for checkpoints of this run, new or old; an old one must fit."""
     source.check(recipe)
 
@@ -161,10 +161,10 @@ def open_folder(recipe: r.Recipe, source: TrainingData, into: Path, options: Tra
             )
         Checkpoint.create(into, recipe, source.columns, source.plan, source.name, source.data)
 
-    options.workers.by_first(open_or_create)
+    workers.by_first(open_or_create)
     if not is_published(into):
         raise ArtifactError(
-            f"Worker {options.workers.rank} does not see {into}, which worker 0 has just made. "
+            f"Worker {workers.rank} does not see {into}, which worker 0 has just made. "
             "--into must be on a disk that all workers share."
         )
     return Checkpoint.open(into)
@@ -207,8 +207,9 @@ def _train_model(
     threads: Threads,
     options: TrainConfig,
     bars: Bars,
+    context: TrainContext,
 ) -> TrainResult:
-    workers = options.workers
+    workers = context.workers
     disk = DiskTier(folder.path, options.table_memory) if options.table_memory is not None else None
     learner = new_learner(recipe, model, source.columns, threads.number, disk)
     distribute(learner, workers, options.wire)
@@ -222,7 +223,7 @@ def _train_model(
         workers=workers,
         balance=options.balance,
     )
-    last = _last_good(checkpoints, options)
+    last = _last_good(checkpoints, context)
     ended = partial(_ended, model, folder, checkpoints, threads, last, workers)
     if last is not None and _is_finished(last, trainer):
         checkpoints.forget_after(last.step)
@@ -232,9 +233,9 @@ def _train_model(
     else:
         checkpoints.forget_after(0)
     with (
-        _trackers(options, folder.path / model, last) as trackers,
+        _trackers(options, folder.path / model, last, workers) as trackers,
         profiled(
-            options.profile_steps if workers.is_first else None, folder.path / model / "trace.json"
+            options.profile if workers.is_first else None, folder.path / model / "trace.json"
         ) as after_step,
         bars.stage(model, trainer.total_steps) as bar,
     ):
@@ -243,14 +244,14 @@ def _train_model(
         trackers.event("init_stop")
         trackers.event("run_start")
         watchers: list[Callable[[TrainProgress], None]] = [lambda progress: after_step()]
-        if options.on_step is not None and workers.is_first:
-            watchers.append(partial(options.on_step, model))
-        if options.on_evaluation is not None and workers.is_first:
-            watchers.append(partial(_after_evaluation, partial(options.on_evaluation, model)))
+        if context.on_step is not None and workers.is_first:
+            watchers.append(partial(context.on_step, model))
+        if context.on_evaluation is not None and workers.is_first:
+            watchers.append(partial(_after_evaluation, partial(context.on_evaluation, model)))
         reporter = _Reporter(trackers, bar, watchers, trainer.learner.steps)
         trainer.report = reporter.report
-        if options.on_report is not None:
-            trainer.on_saved = partial(_tell_of_saved, options.on_report)
+        if context.on_report is not None:
+            trainer.on_saved = partial(_tell_of_saved, context.on_report)
         if trainer.evaluate is not None:
             trainer.evaluate = reporter.announced(trainer.evaluate, learner)
         try:
@@ -260,14 +261,14 @@ def _train_model(
     return ended(trainer.state)
 
 
-def _last_good(checkpoints: Checkpoints, options: TrainConfig) -> StepCheckpoint | None:
+def _last_good(checkpoints: Checkpoints, context: TrainContext) -> StepCheckpoint | None:
     """The first worker looks, and sets damaged ones aside; all go on from the same one."""
 
     def path_of_last() -> Path | None:
-        found = checkpoints.last_good(options.warn)
+        found = checkpoints.last_good(context.warn)
         return found.path if found is not None else None
 
-    path = options.workers.by_first(path_of_last)
+    path = context.workers.by_first(path_of_last)
     return StepCheckpoint.open(path) if path is not None else None
 
 
@@ -295,9 +296,9 @@ def _ended(
     )
 
 
-def _trackers(options: TrainConfig, path: Path, last: StepCheckpoint | None) -> Trackers:
+def _trackers(options: TrainConfig, path: Path, last: StepCheckpoint | None, workers: Workers) -> Trackers:
     """Those of the run; only the first worker has any."""
-    if options.workers.is_first:
+    if workers.is_first:
         return open_trackers(options.track, path, last.step if last else None)
     return Trackers([])
 

@@ -14,23 +14,10 @@ from recmill.recipe.recipe import Recipe
 from recmill.recipe.search import searched
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress
+from recmill.stages.tune.config import TuneConfig
 from recmill.stages.tune.front import TrialResult, choose, front
 from recmill.stages.tune.study import Budget, Study, open_study
 from recmill.stages.tune.write import BEST, best_recipe, write_page, write_trials
-
-
-@dataclass(frozen=True)
-class TuneConfig:
-    """How long a search goes on, and where its trials run."""
-
-    trials: int | None = None  # in all; as the recipe says
-    minutes: float | None = None  # after which no trial begins
-    jobs: int | None = None  # at once; one here, on a cluster as many as there is room for
-    threads: int | None = None  # of each trial; what the machine has, divided among jobs
-    seed: int | None = None  # as the recipe says
-    within: float = 0.0  # how much quality a cheaper recipe may lack
-    engine: str = "local"
-    address: str | None = None  # of a Ray cluster
 
 
 @dataclass(frozen=True)

@@ -39,26 +39,28 @@ def _make(
 ) -> None:
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
     from recmill.dataset.table import Table
-    from recmill.stages.export import export as exporting
+    from recmill.stages.export.config import ExportConfig
+    from recmill.stages.export.export import export
     from recmill.stages.prepare.prepare import prepare
-    from recmill.stages.train import train as training
+    from recmill.stages.train.config import TrainConfig
     from recmill.stages.train.source import TableData
+    from recmill.stages.train.train import train
 
     recipe, log = load_recipe(str(RECIPE)), folder / "log"
     stages: Mapping[str, Callable[[], Any]] = {
         "log": lambda: None if (log / LABELS).is_file() else write_log(size, log),
         "prepare": lambda: prepare(recipe, str(log), folder / "table"),
-        "train": lambda: training.train(
+        "train": lambda: train(
             recipe,
             TableData(Table.open(folder / "table")),
             folder / "checkpoint",
-            training.TrainConfig(resume=True),
+            TrainConfig(resume=True),
         ),
-        f"export {rows_dtype}": lambda: exporting.export(
+        f"export {rows_dtype}": lambda: export(
             Checkpoint.open(folder / "checkpoint"),
             str(log),
             bundle,
-            exporting.ExportConfig(rows=rows_dtype),
+            ExportConfig(rows=rows_dtype),
         ),
     }
     seconds = {}
