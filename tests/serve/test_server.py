@@ -202,7 +202,7 @@ def wait_until(is_so: Any, seconds: float = 30) -> None:
         (["--role", "recommend"], "add --recall-at, --features-at, --rank-at"),
         (["--recall-at", "a:1"], "go with --role recommend"),
         (["--token-file", "none"], "cannot be read"),
-        (["--canary", "x"], "must be a version and a share"),
+        (["--canary", "x"], "must be a version and a fraction"),
         (["--http-port", "99999"], "must be a port"),
         (["--bundle", "nowhere"], "nowhere"),
     ],
