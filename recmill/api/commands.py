@@ -18,7 +18,8 @@ from recmill.api.arguments import (
     recipe_of,
     table_of,
 )
-from recmill.api.stages import MAX_BAD, MEMORY
+from recmill.engines.config import DEFAULT_MEMORY
+from recmill.logs.config import DEFAULT_MAX_BAD
 
 if TYPE_CHECKING:
     from recmill.artifacts.bundle.bundle import Bundle
@@ -102,7 +103,7 @@ def tune(
 
     `recipe` of the result is the best one found, ready for `train`.
     """
-    from recmill.stages.tune.tune import TuneConfig
+    from recmill.stages.tune.config import TuneConfig
     from recmill.stages.tune.tune import tune as run
 
     config = TuneConfig(
@@ -127,10 +128,10 @@ def run(
     into: PathLike | None = None,
     rows: int = 100_000,
     gate: str | None = None,
-    models: Sequence[str] = (),
+    only: Literal["ranking", "retrieval"] | None = None,
     threads: int | None = None,
-    memory: int = MEMORY,
-    max_bad: float = MAX_BAD,
+    memory: int = DEFAULT_MEMORY,
+    max_bad: float = DEFAULT_MAX_BAD,
     at_once: bool = False,
     quiet: bool = False,
 ) -> RunResult:
@@ -139,19 +140,18 @@ def run(
     Without `data`, a log of `rows` events in the recipe's shape is generated. What does not pass the `gate` is not
     exported: `bundle` of the result is None then. With `at_once`, training begins while the Table is still written.
     """
-    from recmill.stages.evaluate.gate import parse_gate
-    from recmill.stages.prepare.prepare import PrepareConfig
-    from recmill.stages.run.run import RunConfig
+    from recmill.stages.prepare.config import PrepareConfig
+    from recmill.stages.run.config import RunConfig
     from recmill.stages.run.run import run as run_stages
-    from recmill.stages.train.train import TrainConfig
+    from recmill.stages.train.config import TrainConfig
 
     recipe = recipe_of(recipe)
     config = RunConfig(
         rows=rows,
         prepare=PrepareConfig(memory=memory, max_bad=max_bad),
-        train=TrainConfig(threads=threads, models=tuple(models), resume=True),
+        train=TrainConfig(threads=threads, only=only, resume=True),
         at_once=at_once,
-        gate=tuple(parse_gate(gate)) if gate else (),
+        gate=gate,
     )
     where = None if data is None else data_of(recipe, data)
     return run_stages(recipe, where, folder_of(into, "run"), config, progress_of(quiet))
