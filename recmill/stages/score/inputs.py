@@ -17,10 +17,11 @@ from recmill.engines.engine import Engine, Frame
 from recmill.errors import ArtifactError, FeatureError
 from recmill.features.chain import run_chains
 from recmill.features.plan import Plan
+from recmill.logs.config import DEFAULT_MAX_BAD
 from recmill.logs.inputs import open_inputs
 from recmill.logs.rows import row_functions
 from recmill.logs.scan import LogScan
-from recmill.logs.tally import DEFAULT_MAX_BAD, Tally
+from recmill.logs.tally import Tally
 from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.recipe import POSITION, SPLIT, Recipe
 from recmill.stages.score.models import ModelRef, Models, RankScorer, open_models
