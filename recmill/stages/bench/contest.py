@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import tempfile
@@ -21,6 +22,8 @@ from recmill.reporting.machine import available_cores
 from recmill.synthetic.generate import generate, read_truth
 
 Result = dict[str, Any]
+_POLL_SECONDS = 0.05
+_PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 _SIMD = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 
 
@@ -58,18 +61,32 @@ def machine(cores: int | None = None) -> Result:
 def run_command(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Result:
     """The JSON object on the last line that a command prints, with the process's `peak_bytes` of memory."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
+        with subprocess.Popen(
             command, stdout=output, stderr=errors, env={**os.environ, **(environment or {})}
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        ) as process:
+            peak = _peak_bytes(process)
         for file in (output, errors):
             file.seek(0)
         if process.returncode != 0:
             lines = errors.read().strip().splitlines()
             raise CommandFailed(command, lines[-1] if lines else f"exit code {process.returncode}")
         result: Result = json.loads(output.read().strip().splitlines()[-1])
-    return {**result, "peak_bytes": usage.ru_maxrss * 1024}
+    return {**result, "peak_bytes": peak}
+
+
+def _peak_bytes(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process; its peak of resident memory, or 0 where there is no /proc.
+
+    Not from getrusage: a child's ru_maxrss starts at what its parent used before exec.
+    """
+    peak, status = 0, Path(f"/proc/{process.pid}/status")
+    while True:
+        try:
+            process.wait(_POLL_SECONDS)
+            return peak
+        except subprocess.TimeoutExpired:
+            if status.is_file() and (match := _PEAK.search(status.read_text(encoding="utf-8"))):
+                peak = max(peak, int(match[1]) * 1024)
 
 
 @contextmanager
