@@ -290,7 +290,7 @@ def _train_on_ray(
 def _explain_placement(
     recipe: Recipe, config: TrainConfig, source: TrainingData, num_workers: int, say: Say
 ) -> None:
-    from recmill.distributed.workers import explain
+    from recmill.distributed.parallel import explain
     from recmill.learner.saved import models_of, new_learner
 
     for model in [config.only] if config.only else models_of(recipe):

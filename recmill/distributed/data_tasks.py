@@ -15,7 +15,7 @@ from recmill.errors import RecmillError
 
 P = TypeVar("P")
 T = TypeVar("T")
-AHEAD = 2  # parts that are done and wait, beside those under way
+PREFETCHED = 2  # parts that are done and wait, beside those under way
 _RETRIES = 10  # of a task whose process or node died
 _MAX_OPENED = 2  # splits of one run share a source; a process outlives a run
 
@@ -25,7 +25,7 @@ class DataWorkers:
     """How many tasks read at once, and the custom resource of the nodes that they run on (any node without one).
 
     A task has a CPU of its own. When none has come free for `patience_seconds`, since the workers that train have them
-    all, tasks run beside whatever else runs there: slowly, but nobody waits for them for ever.
+    all, tasks run beside whatever else runs there: slowly, but training does not wait for ever.
     """
 
     number: int
@@ -42,20 +42,20 @@ class DataWorkers:
 
 
 def node_affinity_resource(resource: str | None) -> dict[str, float]:
-    """A custom resource says where to run; how many run there at once is the CPUs' say."""
+    """A custom resource selects the nodes; how many tasks run there at once follows from CPUs."""
     return {resource: 0.001} if resource else {}
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Something large that every process needs once: put into the object store, unpacked once for each process."""
+    """A large value that every process needs: put into the object store, unpacked once for each process."""
 
     key: str
     refs: tuple[ray.ObjectRef[Any], ...]  # inside a tuple, Ray does not unpack it for each task anew
 
     @classmethod
-    def of(cls, thing: Any) -> Broadcast:
-        return cls(uuid.uuid4().hex, (ray.put(thing),))
+    def of(cls, value: Any) -> Broadcast:
+        return cls(uuid.uuid4().hex, (ray.put(value),))
 
     def open(self) -> Any:
         if self.key not in _opened:
@@ -110,26 +110,26 @@ def get(ref: Any, timeout: float | None = None) -> Any:
 
 
 class OnTasks:
-    """Calls a function for every part in Ray tasks; results in the order of parts, some of them ahead."""
+    """Calls a function for every part in Ray tasks; results in the order of parts, some of them prefetched."""
 
     def __init__(self, workers: DataWorkers) -> None:
         self.workers = workers
 
     def __call__(self, function: Callable[[P], T], parts: Sequence[P]) -> Iterator[T]:
         task: Any = _call_task.options(**self.workers.options())
-        shipped = Broadcast.of(function)
-        window = self.workers.number + AHEAD
-        waiting = [task.remote(shipped, part) for part in parts[:window]]
-        for place in range(len(parts)):
+        broadcast = Broadcast.of(function)
+        window = self.workers.number + PREFETCHED
+        waiting = [task.remote(broadcast, part) for part in parts[:window]]
+        for index in range(len(parts)):
             try:
                 result = get(waiting[0], self.workers.patience_seconds)
             except GetTimeoutError:
                 for ref in waiting:
                     ray.cancel(ref)
                 task = _call_task.options(**self.workers.options(num_cpus=0))
-                waiting = [task.remote(shipped, part) for part in parts[place : place + window]]
+                waiting = [task.remote(broadcast, part) for part in parts[index : index + window]]
                 result = get(waiting[0])
             del waiting[0]
-            if place + window < len(parts):
-                waiting.append(task.remote(shipped, parts[place + window]))
+            if index + window < len(parts):
+                waiting.append(task.remote(broadcast, parts[index + window]))
             yield result

@@ -1,4 +1,4 @@
-"""What workers on other nodes tell, and the driver shows: progress, notes, and why a run must not go on."""
+"""The status of a run on other nodes: workers report to an actor, and the driver shows it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StageNews:
 
 @dataclass
 class News:
-    """What happened since the driver asked last."""
+    """What happened since the driver polled last."""
 
     notes: list[str]
     warnings: list[str]
@@ -34,7 +34,7 @@ class News:
 
 
 class StatusActor:
-    """An actor on the driver's node at which workers leave news, and the reason when a run must not go on."""
+    """An actor on the driver's node to which workers report news, and the error that must end a run."""
 
     def __init__(self) -> None:
         self._news = News([], [])
@@ -56,8 +56,8 @@ class StatusActor:
         self._news.stage = stage
 
     def news(self) -> News:
-        found, self._news = self._news, News([], [])
-        return found
+        news, self._news = self._news, News([], [])
+        return news
 
     def fail(self, error: RecmillError) -> None:
         self._failure = self._failure or error
@@ -70,7 +70,7 @@ class StatusActor:
 
 
 class StatusBars(Bars):
-    """Bars that show at the driver's terminal."""
+    """Progress bars of a worker that are shown on the driver's terminal."""
 
     def __init__(self, status_actor: Any) -> None:
         super().__init__(quiet=True)
@@ -80,7 +80,7 @@ class StatusBars(Bars):
     def stage(self, name: str, total: int) -> Iterator[ProgressBar]:
         stage = _StatusBar(name, total, self.status_actor)
         yield stage
-        stage.tell()
+        stage.send()
 
 
 class _StatusBar(ProgressBar):
@@ -93,9 +93,9 @@ class _StatusBar(ProgressBar):
         now = time.monotonic()
         if now - self.last >= SECONDS_BETWEEN_NEWS:
             self.last = now
-            self.tell()
+            self.send()
 
-    def tell(self) -> None:
+    def send(self) -> None:
         self.status_actor.progress.remote(StageNews(self.name, self.total, self.done, self.rows, self.note))
 
 
@@ -103,7 +103,7 @@ class _StatusBar(ProgressBar):
 
 
 class StatusDisplay:
-    """What the first worker tells, on the driver's terminal."""
+    """Shows what the first worker reports on the driver's terminal."""
 
     def __init__(self, bars: Bars, note: Callable[[str], None], warn: Callable[[str], None]) -> None:
         self.bars, self.note, self.warn = bars, note, warn

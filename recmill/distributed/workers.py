@@ -1,44 +1,34 @@
-"""Several workers train one model: how they are connected, who reads which rows, and what the others are told.
-
-Models and learners are written for one process; `spread` puts the others beside a learner. The sequence of batches is
-that of one process: each worker has a share of every batch, and a step is one of all of them.
-"""
+"""The workers of a run: their connections, the flags that they send with each step, and which of them is gone."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import timedelta
-from itertools import accumulate, pairwise
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from functools import reduce
+from operator import add
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
-from recmill.dataset.batch import Array, Batch, between
-from recmill.dataset.schedule import Cursor
-from recmill.embeddings.placement import TablePlacement, plan_placement
-from recmill.embeddings.placement import explain as explain_tables
-from recmill.embeddings.sharding import WIRES, ShardedCollection
-from recmill.embeddings.table import EmbeddingTable, KeyShard
+from recmill.dataset.batch import Array
+from recmill.distributed.collectives import GlooGroup
 from recmill.errors import RecmillError, TrainingError
-from recmill.learner.base import Learner
+from recmill.metrics import RankingSums, ScoreSums
 
 T = TypeVar("T")
+Sums = TypeVar("Sums", ScoreSums, RankingSums)
 
-# What workers tell each other with every step.
+# Numbers that every worker sends to all others with each step, in the message that sums gradients.
 FLAGS = ("seconds_per_row", "out_of_time", "stop", "save", "saved")
 TIMEOUT_MINUTES = 10.0
 _FAILED = "recmill/failed"
 _ROLL_CALL_SECONDS = 3.0
-_BUCKET_FLOATS = 4 << 20  # a larger sum goes in several pieces, which travel side by side
-_KEYS_OF_A_LIST = 8  # a guess, where placement is planned
 
 
 class WorkerLost(TrainingError):
@@ -46,19 +36,21 @@ class WorkerLost(TrainingError):
 
 
 class Workers:
-    """All workers of a run, as one of them sees them. Worker 0 is the one that prints, tracks and publishes."""
+    """All workers of a run, as one of them sees them. Worker 0 is the one that prints, tracks and publishes.
+
+    There are three groups, one for each thread that uses them: steps, what runs ahead of steps, and saving.
+    """
 
     def __init__(self, rank: int, size: int, groups: Sequence[GlooGroup] = (), store: Any = None) -> None:
         self.rank, self.size = rank, size
         self.made_group = False  # torch's process group is ours to end
-        self.sent_bytes = 0
-        self.seconds_waiting = 0.0
         self._groups, self._store = groups, store
         self._own_flags = dict.fromkeys(FLAGS, 0.0)
         self._received_flags = np.zeros((size, len(FLAGS)), np.float32)
-        self._ahead: ThreadPoolExecutor | None = None
+        self._step = _StepClock()
+        self._prefetch_thread: ThreadPoolExecutor | None = None
         for group in groups:
-            group.workers = self
+            group.members = self
         names = self.steps.all_gather(socket.gethostname()) if size > 1 else [""]
         self.num_here = names.count(names[rank])  # on this machine
 
@@ -68,56 +60,84 @@ class Workers:
 
     @property
     def steps(self) -> GlooGroup:
+        """For the thread that trains."""
         return self._groups[0]
 
     @property
-    def ahead(self) -> GlooGroup:
+    def prefetching(self) -> GlooGroup:
+        """For the thread of `run_ahead`."""
         return self._groups[1]
 
     @property
     def saving(self) -> GlooGroup:
+        """For the thread that writes checkpoints."""
         return self._groups[2]
 
+    @property
+    def sent_bytes(self) -> int:
+        return sum(group.sent_bytes for group in self._groups)
+
+    @property
+    def seconds_waiting(self) -> float:
+        """How long training waited for other workers."""
+        return self.steps.seconds_waiting if self._groups else 0.0
+
     def run_ahead(self, function: Callable[[], T]) -> Future[T]:
-        if self._ahead is None:
-            self._ahead = ThreadPoolExecutor(1, "ahead")
-        return self._ahead.submit(function)
+        """Call it on the one thread that may use `prefetching`, after what was given before."""
+        if self._prefetch_thread is None:
+            self._prefetch_thread = ThreadPoolExecutor(1, "prefetch-keys")
+        return self._prefetch_thread.submit(function)
+
+    # Flags: numbers that travel with the sum of gradients
 
     def set_flag(self, name: str, value: float) -> None:
+        """Send a number to all workers with the next step."""
         self._own_flags[name] = value
 
-    def own_flags(self) -> Array:
-        """In this worker's place; what is said once is not repeated."""
+    def begin_step(self, num_rows: int) -> None:
+        """Start to measure how long a row takes this worker."""
+        self._step = _StepClock(num_rows, time.perf_counter(), self.seconds_waiting)
+
+    def take_flags(self) -> Array:
+        """This worker's flags, where all others have zeros, so that their sum over workers has the flags of all."""
+        self.set_flag("seconds_per_row", self._step.seconds_per_row(self.seconds_waiting))
         flags = np.zeros((self.size, len(FLAGS)), np.float32)
         flags[self.rank] = [self._own_flags[name] for name in FLAGS]
         self._own_flags = dict.fromkeys(FLAGS, 0.0)
         return flags.reshape(-1)
 
     def receive_flags(self, flags: Array) -> None:
+        """Those of all workers, summed."""
         self._received_flags = flags.reshape(self.size, len(FLAGS))
 
     def flags_of_all(self, name: str) -> Array:
-        """What each worker said with the last step."""
+        """A flag of each worker, as of the last step."""
         return np.asarray(self._received_flags[:, FLAGS.index(name)])
 
+    def sum(self, sums: Sums) -> Sums:
+        """What all workers measured together."""
+        return sums if self.size == 1 else reduce(add, self.steps.all_gather(sums))
+
     def by_first(self, function: Callable[[], T]) -> T:
-        """What worker 0 makes of it, for all; an error of its is everybody's."""
+        """The result of worker 0 on all workers; so is its error."""
         if self.size == 1:
             return function()
-        found: T | None = None
+        result: T | None = None
         problem: RecmillError | None = None
         if self.is_first:
             try:
-                found = function()
+                result = function()
             except RecmillError as error:
                 problem = error
-        found, message = self.steps.all_gather((found, str(problem) if problem else None))[0]
+        result, message = self.steps.all_gather((result, str(problem) if problem else None))[0]
         if message is not None:
             raise problem or RecmillError(message)
-        return found  # type: ignore[return-value]
+        return result  # type: ignore[return-value]
+
+    # Failures
 
     def fail(self, error: BaseException) -> None:
-        """Let the others know that this worker cannot go on, and why: they would wait for it."""
+        """Tell the others that this worker cannot go on, and why: they would wait for it."""
         if self.size == 1:
             return
         if not isinstance(error, WorkerLost):
@@ -130,48 +150,50 @@ class Workers:
 
     @contextmanager
     def noticing_loss(self) -> Iterator[None]:
-        """Say who failed, or who is missing, when the others do not answer."""
+        """Name the worker that failed, or is missing, when the others do not answer."""
         try:
             yield
         except RuntimeError as error:
             raise self._lost(error) from error
 
     def _lost(self, error: BaseException) -> WorkerLost:
-        note = ""
+        message = ""
         with suppress(Exception):
             self._store.set(f"recmill/noticed/{self.rank}", "")
-            note = self._note() or self._roll_call()
-        reason = str(error).strip().partition("\n")[0]
-        return WorkerLost(note or f"The connection to another worker broke: {reason}")
+            message = self._reason() or self._roll_call()
+        first_line = str(error).strip().partition("\n")[0]
+        return WorkerLost(message or f"The connection to another worker broke: {first_line}")
 
-    def _note(self) -> str:
+    def _reason(self) -> str:
         if not self._store.check([_FAILED]):
             return ""
         rank, _, message = self._store.get(_FAILED).decode().partition("\n")
         return f"Worker {rank} of {self.size} failed: {message}"
 
     def _roll_call(self) -> str:
-        """Workers that noticed the loss say so; who says nothing for some seconds is gone."""
+        """Workers that notice the loss sign in the store; one that does not within some seconds is gone."""
         end = time.monotonic() + _ROLL_CALL_SECONDS
-        silent: list[int] = []
+        missing: list[int] = []
         while time.monotonic() < end:
-            silent = [rank for rank in range(self.size) if not self._store.check([f"recmill/noticed/{rank}"])]
-            if note := self._note():
-                return note
-            if not silent:
+            missing = [
+                rank for rank in range(self.size) if not self._store.check([f"recmill/noticed/{rank}"])
+            ]
+            if reason := self._reason():
+                return reason
+            if not missing:
                 return ""
             time.sleep(0.05)
-        names = ", ".join(map(str, silent))
+        names = ", ".join(map(str, missing))
         return (
             f"Worker {names} of {self.size} is gone: it was killed, or its machine does not answer. "
             "Start again with --resume; the run goes on from its last checkpoint, with any number of workers."
         )
 
     def close(self) -> None:
-        """End the connections of these workers. A process group that somebody else made stays."""
-        if self._ahead is not None:
-            self._ahead.shutdown(wait=False, cancel_futures=True)
-            self._ahead = None
+        """Close the connections of these workers. A process group that was there before stays."""
+        if self._prefetch_thread is not None:
+            self._prefetch_thread.shutdown(wait=False, cancel_futures=True)
+            self._prefetch_thread = None
         for group in self._groups:
             group.close()
         if self._groups and self.made_group:
@@ -180,16 +202,24 @@ class Workers:
         self._groups = ()
 
 
+class _StepClock:
+    """How long this worker needed for a row of the step, without the time that it waited for others."""
+
+    def __init__(self, num_rows: int = 0, began: float = 0.0, waited_before: float = 0.0) -> None:
+        self.num_rows, self.began, self.waited_before = num_rows, began, waited_before
+
+    def seconds_per_row(self, waited: float) -> float:
+        """0 when there was no row to measure."""
+        if not self.num_rows:
+            return 0.0
+        return (time.perf_counter() - self.began - (waited - self.waited_before)) / self.num_rows
+
+
 SINGLE_WORKER = Workers(0, 1)
 
 
-def single_worker() -> Workers:
-    """One process, no others."""
-    return SINGLE_WORKER
-
-
 def from_environment(timeout_minutes: float = TIMEOUT_MINUTES) -> Workers:
-    """The workers that torchrun, Ray Train or whoever started this process told it of; alone without any."""
+    """The workers that torchrun or Ray Train put into the environment or torch; a single one without any."""
     if dist.is_initialized():
         return of_process_group(timeout_minutes)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -217,218 +247,6 @@ def of_process_group(timeout_minutes: float = TIMEOUT_MINUTES) -> Workers:
         return SINGLE_WORKER
     timeout = timedelta(minutes=timeout_minutes)
     groups = [GlooGroup(dist.new_group(backend="gloo", timeout=timeout)) for _ in range(3)]
-    # torch offers no public way to its store; we only leave notes there for errors.
+    # torch offers no public way to its store. It holds the reasons of failures, nothing else.
     store = dist.distributed_c10d._get_default_store()
     return Workers(dist.get_rank(), dist.get_world_size(), groups, store)
-
-
-class GlooGroup:
-    """A process group of its own, so that nothing else comes between."""
-
-    workers: Workers
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group: dist.ProcessGroup | None = group
-
-    def all_to_all(self, rows: Array, sizes: Array, their_sizes: Array) -> _PendingTransfer:
-        rows = np.ascontiguousarray(rows)
-        out = np.empty((int(their_sizes.sum()), *rows.shape[1:]), rows.dtype)
-        width = rows.itemsize * int(np.prod(rows.shape[1:]))
-        self.workers.sent_bytes += (int(sizes.sum()) - int(sizes[self.workers.rank])) * width
-        sent, received = [int(size) * width for size in sizes], [int(size) * width for size in their_sizes]
-        with self.workers.noticing_loss():
-            work = dist.all_to_all_single(
-                _bytes(out), _bytes(rows), received, sent, group=self.group, async_op=True
-            )
-        return _PendingTransfer(self.workers, [work], out, rows)
-
-    def all_reduce(self, values: Array) -> _PendingTransfer:
-        size = self.workers.size
-        self.workers.sent_bytes += 2 * (size - 1) * values.nbytes // size
-        pieces = [values[first : first + _BUCKET_FLOATS] for first in range(0, len(values), _BUCKET_FLOATS)]
-        with self.workers.noticing_loss():
-            works = [
-                dist.all_reduce(torch.from_numpy(piece), group=self.group, async_op=True) for piece in pieces
-            ]
-        return _PendingTransfer(self.workers, works, values, values)
-
-    def all_gather(self, thing: T) -> list[T]:
-        found: list[Any] = [None] * self.workers.size
-        with self.workers.noticing_loss():
-            dist.all_gather_object(found, thing, group=self.group)
-        return found
-
-    def close(self) -> None:
-        if self.group is not None:
-            group, self.group = self.group, None
-            with suppress(Exception):  # it may be gone already
-                dist.destroy_process_group(group)
-
-
-class _PendingTransfer:
-    """What is under way, with the arrays that it is read from and written to."""
-
-    def __init__(self, workers: Workers, works: Sequence[Any], out: Array, source: Array) -> None:
-        self.workers, self.works, self.out, self.source = workers, works, out, source
-
-    def wait(self) -> Array:
-        began = time.perf_counter()
-        with self.workers.noticing_loss():
-            for work in self.works:
-                work.wait()
-        self.workers.seconds_waiting += time.perf_counter() - began
-        return self.out
-
-
-def _bytes(rows: Array) -> torch.Tensor:
-    return torch.from_numpy(rows.reshape(-1).view(np.uint8))
-
-
-# Who reads which rows of a batch
-
-
-class SliceSizes:
-    """How many rows of each batch every worker takes: equal parts at first, then by how fast each one is.
-
-    Every worker hears the same numbers and does the same arithmetic. Parts change only when some worker would gain
-    much, and then half of the way, so that noise moves nothing.
-    """
-
-    EVERY_STEPS = 16
-    WORTH_IT = 0.15  # how far a part must be from the one it ought to have
-    LEAST = 0.25  # of an equal part: a worker that recovers must be heard
-
-    def __init__(self, num_workers: int, balance: bool = True) -> None:
-        self.balance = balance
-        self.parts = np.full(num_workers, 1 / num_workers)
-        self._seconds: list[Array] = []
-
-    def cut(self, num_rows: int) -> list[int]:
-        """How many rows of a batch each worker has, the first ones worker 0."""
-        ends = [round(num_rows * end) for end in accumulate(self.parts.tolist())]
-        return [end - begin for begin, end in pairwise([0, *ends[:-1], num_rows])]
-
-    def own(self, batch: Batch, rank: int) -> Batch:
-        """A worker's rows of a batch; what is a share already stays as it is."""
-        if batch.whole is not None:
-            return batch
-        sizes = self.cut(batch.size)
-        begin = sum(sizes[:rank])
-        return replace(between(batch, begin, begin + sizes[rank]), whole=batch.size)
-
-    def learn(self, seconds_per_row: Array) -> None:
-        """Hear how long each worker took for a row of the last step."""
-        if not self.balance or not (seconds_per_row > 0).all():
-            return
-        self._seconds.append(seconds_per_row.astype(np.float64))
-        if len(self._seconds) < self.EVERY_STEPS:
-            return
-        speed = 1 / np.median(self._seconds, axis=0)
-        self._seconds = []
-        wanted = np.maximum(speed / speed.sum(), self.LEAST / len(speed))
-        wanted /= wanted.sum()
-        if np.abs(wanted / self.parts - 1).max() > self.WORTH_IT:
-            self.parts = (self.parts + wanted) / 2
-
-
-@runtime_checkable
-class CutsItself(Protocol):
-    """A source of batches that gives each worker its share, and would know how large it should be now."""
-
-    shares: Callable[[int], Sequence[int]]
-
-
-def worker_batches(
-    batches: Iterator[tuple[Batch, Cursor]], learner: Learner, workers: Workers, shares: SliceSizes
-) -> Generator[tuple[Batch, Cursor], None, None]:
-    """This worker's rows of each batch. Keys of the next one are asked for while the one before is learned."""
-    held: tuple[Batch, Cursor] | None = None
-    try:
-        for batch, after in batches:
-            own = shares.own(batch, workers.rank)
-            learner.expect(own)
-            if held is not None:
-                yield held
-                shares.learn(workers.flags_of_all("seconds_per_row"))
-            held = own, after
-        if held is not None:
-            yield held
-    finally:
-        learner.expect_no_more()
-
-
-# Where tables go
-
-
-def distribute(learner: Learner, workers: Workers, wire: str = "float32") -> None:
-    """Make a new learner one of several: it holds its part of the tables, and learns from all workers' rows."""
-    if workers.size == 1:
-        return
-    if wire not in WIRES:
-        raise RecmillError(f'Rows cannot travel as "{wire}"; known: {", ".join(WIRES)}.')
-    _check(learner)
-    places = {placed.name: placed.placement for placed in placement_of(learner, workers.size, wire)}
-    shard = KeyShard(workers.rank, workers.size)
-    for name, collection in learner.collections.items():
-        tables = [
-            EmbeddingTable(
-                table.spec,
-                disk=learner.disk,
-                shard=shard if places[f"{name}/{table.spec.name}"] == "sharded" else None,
-            )
-            for table in collection.tables.values()
-        ]
-        learner.collections[name] = ShardedCollection(
-            tables, collection.features, workers, learner.num_threads, wire
-        )
-    learner.peers = workers
-    _same_weights(learner, workers)
-
-
-def _check(learner: Learner) -> None:
-    """Some options count or compare keys of a whole table, which no worker sees."""
-    for name, table in learner.tables.items():
-        for option in ("bloom_counters", "shared_rows"):
-            if getattr(table.spec, option):
-                raise RecmillError(
-                    f'Table "{name}" has {option}, which several workers cannot share. '
-                    "Remove it from ranking.dynamic, or train with one worker."
-                )
-    if learner.dynamic is not None and learner.dynamic.capacity is not None:
-        raise RecmillError(
-            "ranking.dynamic.capacity compares all keys of a table, which several workers cannot. "
-            "Use evict_after_steps or evict_below_norm, or train with one worker."
-        )
-
-
-def _same_weights(learner: Learner, workers: Workers) -> None:
-    """All begin with worker 0's dense weights, whatever machine made them; dropout differs from worker to worker."""
-    for weight in learner.parameters:
-        values = weight.detach().numpy().reshape(-1)
-        if not workers.is_first:
-            values[:] = 0
-        workers.steps.all_reduce(values).wait()
-    scatter_randomness(learner, workers)
-
-
-def scatter_randomness(learner: Learner, workers: Workers) -> None:
-    if not workers.is_first:
-        torch.manual_seed(learner.train_spec.seed + 1_000_003 * workers.rank + learner.steps)
-
-
-def placement_of(learner: Learner, num_workers: int, wire: str = "float32") -> list[TablePlacement]:
-    """Where the tables of a learner go, and what that costs."""
-    keys_per_row: dict[str, float] = dict.fromkeys(learner.tables, 0.0)
-    for name, collection in learner.collections.items():
-        for feature in collection.features:
-            is_list = feature.pooling != "none"
-            keys_per_row[f"{name}/{feature.table}"] += _KEYS_OF_A_LIST if is_list else 1
-    specs = {name: table.spec for name, table in learner.tables.items()}
-    return plan_placement(specs, keys_per_row, learner.train_spec.batch_size, num_workers, wire)
-
-
-def explain(learner: Learner, num_workers: int, wire: str = "float32") -> list[str]:
-    """The placement of a learner's tables as lines of text."""
-    num_weights = sum(weight.numel() for weight in learner.parameters)
-    placed = placement_of(learner, num_workers, wire)
-    return explain_tables(placed, num_workers, learner.train_spec.batch_size, num_weights)

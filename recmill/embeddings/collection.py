@@ -16,7 +16,7 @@ from recmill.embeddings.table import POOLINGS, Array, EmbeddingTable, Pooling, S
 
 @dataclass(frozen=True)
 class EmbeddingFeature:
-    """A column of keys: which table knows them, and how a row's keys become one vector. none: one key per row."""
+    """A column of keys: which table has them, and how a row's keys become one vector. none: one key per row."""
 
     name: str
     table: str
@@ -27,8 +27,8 @@ Column = tuple[Array, Array | None] | tuple[Array, Array | None, Array | None]
 
 
 @dataclass(frozen=True)
-class Looked:
-    """What a batch read: values_BFD, features in the collection's order; and what update needs to know of it."""
+class BatchLookup:
+    """What a batch read: values_BFD, features in the collection's order; and what its update will need."""
 
     values: Array
     lookups: Sequence[_native.EmbeddingLookup]
@@ -46,7 +46,7 @@ class EmbeddingCollection:
         self.num_threads = num_threads
         self._check(tables)
         self.dim = tables[0].spec.dim
-        self._places = {name: place for place, name in enumerate(self.tables)}
+        self._indices = {name: index for index, name in enumerate(self.tables)}
         self._natives = [table.native for table in tables]
 
     def _check(self, tables: Sequence[EmbeddingTable]) -> None:
@@ -66,33 +66,37 @@ class EmbeddingCollection:
             if feature.pooling not in POOLINGS:
                 raise ValueError(f'Feature "{feature.name}": pooling must be none, sum or mean')
 
-    def lookup(self, columns: Mapping[str, Column], train: bool, step: int = 0) -> Looked:
+    def lookup(self, columns: Mapping[str, Column], train: bool, step: int = 0) -> BatchLookup:
         """Read a batch: per feature its keys, offsets (None: one key per row) and, if there are any, weights."""
         values_BFD = np.empty((self._batch_size(columns), len(self.features), self.dim), np.float32)
         segments = [
-            self._segment(feature, columns[feature.name], values_BFD[:, place])
-            for place, feature in enumerate(self.features)
+            self._segment(feature, columns[feature.name], values_BFD[:, index])
+            for index, feature in enumerate(self.features)
         ]
         lookups = _native.lookup_tables(self._natives, segments, train, step, self.num_threads)
-        return Looked(values_BFD, lookups, segments)
+        return BatchLookup(values_BFD, lookups, segments)
 
-    def update(self, looked: Looked, grads: Array, learning_rate: float, step: int = 0) -> None:
-        """Train by the gradient of looked.values. One that is not finite raises ValueError and no table changes."""
-        if grads.shape != looked.values.shape or grads.dtype != np.float32:
+    def update(self, lookup: BatchLookup, grads: Array, learning_rate: float, step: int = 0) -> None:
+        """Train by the gradient of lookup.values. One that is not finite raises ValueError and no table changes."""
+        segments = self._gradient_segments(lookup, grads)
+        _native.update_tables(lookup.lookups, segments, learning_rate, step, self.num_threads)
+
+    def _gradient_segments(self, lookup: BatchLookup, grads: Array) -> list[Segment]:
+        """What was looked up, with gradients in place of rows."""
+        if grads.shape != lookup.values.shape or grads.dtype != np.float32:
             raise ValueError(
-                f"gradients must be float32 {looked.values.shape}, got {grads.dtype} {grads.shape}"
+                f"gradients must be float32 {lookup.values.shape}, got {grads.dtype} {grads.shape}"
             )
         if grads.strides[-1] != grads.itemsize:
             grads = np.ascontiguousarray(grads)
-        segments = [(*part[:5], grads[:, place]) for place, part in enumerate(looked.segments)]
-        _native.update_tables(looked.lookups, segments, learning_rate, step, self.num_threads)
+        return [(*part[:5], grads[:, index]) for index, part in enumerate(lookup.segments)]
 
     def _segment(self, feature: EmbeddingFeature, column: Column, rows: Array | None) -> Segment:
         keys, offsets = column[:2]
         weights = column[2] if len(column) > 2 else None
         try:
             return segment(
-                self._places[feature.table], as_keys(keys), offsets, weights, feature.pooling, rows
+                self._indices[feature.table], as_keys(keys), offsets, weights, feature.pooling, rows
             )
         except TypeError as error:
             raise TypeError(f'Feature "{feature.name}": {error}') from error

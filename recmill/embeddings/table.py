@@ -1,4 +1,4 @@
-"""One embedding table: 64-bit keys to rows that are born on first sight, trained, evicted and saved."""
+"""One embedding table: 64-bit keys to rows that are made on first sight, trained, evicted and saved."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class TableSpec:
     """What a table is. Two tables of equal specs answer equally, whatever order their keys came in.
 
     num_rows bounds the keys to 0..num_rows-1; without it any 64-bit key will do. A key gets a row at its admit_after-th
-    sighting in training; until then it reads zeros, or trains one of shared_rows rows that it will start from.
-    Sightings are counted exactly, or by bloom_counters two-byte counters, which may admit early but never late, and
+    occurrence in training; until then it reads zeros, or trains one of shared_rows rows that it will start from.
+    Occurrences are counted exactly, or by bloom_counters two-byte counters, which may admit early but never late, and
     which remember evicted keys: such a key is admitted again at once.
     """
 
@@ -65,9 +65,9 @@ class TableSpec:
         if self.optimizer not in OPTIMIZERS:
             yield f'no optimizer is called "{self.optimizer}"; there are: {", ".join(OPTIMIZERS)}'
             return
-        known = OPTIMIZERS[self.optimizer]
-        for name in set(self.parameters) - set(known):
-            yield f'{self.optimizer} has no parameter "{name}"; it has: {", ".join(known)}'
+        accepted = OPTIMIZERS[self.optimizer]
+        for name in set(self.parameters) - set(accepted):
+            yield f'{self.optimizer} has no parameter "{name}"; it has: {", ".join(accepted)}'
         if self.parameters.get("decay_period", 1) < 1:
             yield f"decay_period must be at least 1, got {self.parameters['decay_period']}"
         if self.num_rows is not None and self.num_rows < 1:
@@ -94,8 +94,8 @@ class KeyRecords:
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """The keys not yet admitted: exact counters or Bloom counters, and the rows that they share."""
+class AdmissionState:
+    """The keys not yet admitted: exact counters or Bloom counters, and the rows that these keys share."""
 
     keys: Array
     counts: Array
@@ -107,7 +107,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Statistics:
-    """A table in numbers. hits and misses count sightings, by whether the key had a row when it came.
+    """A table in numbers. hits and misses count occurrences, by whether the key had a row when it came.
 
     record_bytes are all records, resident_bytes those in memory, disk_bytes what they take on a disk tier.
     """
@@ -140,7 +140,7 @@ class Snapshot:
     def __init__(self, native: _native.EmbeddingSnapshot) -> None:
         self._native = native
         self.removed: Array = native.removed
-        self.waiting = Waiting(*native.waiting)
+        self.waiting = AdmissionState(*native.waiting)
 
     def __iter__(self) -> Iterator[KeyRecords]:
         while (piece := self._native.next_piece()) is not None:
@@ -170,7 +170,7 @@ class LookupResult:
 
     @property
     def inverse(self) -> Array:
-        """For each key, its place in unique_keys."""
+        """For each key, its index in unique_keys."""
         return self.native.inverse
 
 
@@ -237,7 +237,7 @@ class EmbeddingTable:
     def lookup(self, keys: Array, train: bool, step: int = 0) -> LookupResult:
         """Find the keys; in training also count them, stamp the step and make rows for new ones.
 
-        Without train nothing changes: an absent key reads the row it would be born with.
+        Without train nothing changes: an absent key reads the row it would start with.
         """
         keys = as_keys(keys)
         segments = [(0, keys, None, None, 0, None)]
@@ -328,7 +328,7 @@ class EmbeddingTable:
             np.ascontiguousarray(records.steps, np.uint32),
         )
 
-    def load_waiting(self, waiting: Waiting) -> None:
+    def load_waiting(self, waiting: AdmissionState) -> None:
         """Replace the admission counters and the shared rows. Shared rows that are not finite raise ValueError."""
         if self.shard is not None:
             own = self.owns(waiting.keys)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial, reduce
+from dataclasses import dataclass
 from itertools import pairwise
-from operator import add
 from typing import TypeVar
 
 import numpy as np
@@ -15,25 +13,27 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recmill.dataset.batch import Array, Batch, Keys, between
-from recmill.embeddings.collection import Column, EmbeddingCollection, EmbeddingFeature, Looked
-from recmill.embeddings.peers import Peers
-from recmill.embeddings.sharding import RowUpdate, ShardedCollection
+from recmill.dataset.batch import Array, Batch, Keys
+from recmill.embeddings.collection import Column, EmbeddingCollection, EmbeddingFeature
 from recmill.embeddings.table import OPTIMIZERS, DiskTier, EmbeddingTable, TableSpec
 from recmill.errors import FeatureError, TrainingError
 from recmill.features.chain import ColumnInfo
-from recmill.learner.gradients import reduce_gradients
+from recmill.learner.gradients import (
+    ReduceGradients,
+    RowGradients,
+    RowUpdate,
+    StepGradients,
+    reduce_in_one_process,
+)
 from recmill.learner.optimizers import dense_optimizer
-from recmill.metrics import RankingSums, ScoreSums
 from recmill.recipe import recipe as r
 
 S = TypeVar("S")
 T = TypeVar("T")
-Sums = TypeVar("Sums", ScoreSums, RankingSums)
 
 _DYNAMIC_SCALE = 0.01
-_MOST = 1e12  # squares of larger gradients would overflow the optimizers' sums
-_LOWER = "Lower the learning rates, or look for outliers in number features (clip, log, standardise)."
+_MAX_NORM = 1e12  # squares of larger gradients would overflow the optimizers' sums
+_REMEDY = "Lower the learning rates, or look for outliers in number features (clip, log, standardise)."
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,14 @@ class StepResult:
     loss: float
 
 
-@dataclass(frozen=True)
-class RowGradients:
-    """The gradient of what a collection read."""
-
-    collection: str
-    looked: Looked
-    grads: Array
-
-
 class Learner:
     """A dense model, tables, and the optimizers of both.
 
-    A batch is cut into shares, one for each thread; torch is single-threaded inside; gradients are returned, summed
+    A batch is cut into slices, one for each thread; torch is single-threaded inside; gradients are returned, summed
     once and applied once.
+
+    This is code of one process. Several workers train one model by replacing two things that a step calls: the
+    `collections`, which look up rows, and `reduce_gradients` (see recmill/distributed/parallel.py).
     """
 
     def __init__(self, train: r.Training, num_threads: int, disk: DiskTier | None = None) -> None:
@@ -67,7 +61,7 @@ class Learner:
         self.steps = 0
         self.trains_dense = True  # False: only rows of tables learn
         self.dynamic: r.Dynamic | None = None  # options of tables whose keys have no bound
-        self.peers: Peers | None = None  # the other workers, if there are some
+        self.reduce_gradients: ReduceGradients = reduce_in_one_process
         self.collections: dict[str, EmbeddingCollection] = {}
         self._sparse: dict[str, r.Optimizer] = {}
         self._pool = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
@@ -78,7 +72,7 @@ class Learner:
         self.parameters = list(model.parameters())
         self._groups = balanced([weights.numel() for weights in self.parameters], self.num_threads)
         self.optimizers = [
-            dense_optimizer(self.train_spec.dense, [self.parameters[place] for place in group])
+            dense_optimizer(self.train_spec.dense, [self.parameters[index] for index in group])
             for group in self._groups
         ]
 
@@ -124,7 +118,7 @@ class Learner:
         raise NotImplementedError
 
     def evict(self, options: r.Dynamic) -> int:
-        """Drop the keys of dynamic tables that the recipe no longer wants; how many went."""
+        """Evict keys of dynamic tables by the recipe's rules; how many."""
         evicted = 0
         for table in (table for table in self.tables.values() if table.spec.num_rows is None):
             if options.evict_after_steps is not None:
@@ -135,43 +129,31 @@ class Learner:
                 evicted += table.evict_by_capacity(options.capacity)
         return evicted
 
-    def learn(
+    def key_columns(self, batch: Batch) -> dict[str, dict[str, Column]]:
+        """What a step on this batch looks up, by collection. Only what depends on the batch alone: it is prefetched."""
+        return {}
+
+    def apply_gradients(
         self,
         loss: float,
         dense: Sequence[Sequence[Tensor]],
         rows: Sequence[RowGradients],
-        size_of_rows: float,
+        norm_of_rows: float,
         rate_factor: float,
     ) -> float:
-        """One step of all weights, by the gradients of all workers; the loss of the whole batch.
+        """One optimizer step of all weights; the loss of the whole batch.
 
-        `size_of_rows` is a norm of the gradients of rows. What is not finite is an error on all workers, and no weight
-        has changed.
+        `dense` are the gradients of each slice. What is not finite is an error, and no weight has changed.
         """
-        size = self.sum_gradients(dense) + size_of_rows
-        if self.peers is None:
-            self.check_finite(loss, size)
-            for part in rows:
-                update_here = partial(self.collections[part.collection].update, part.looked, part.grads)
-                self.update_rows(part.collection, update_here, rate_factor)
-            self.step_dense(rate_factor)
-            return loss
-        agreed = reduce_gradients(self.peers, loss, size, self.parameters, self._row_updates(rows))
-        self.check_finite(agreed.loss, agreed.size)
-        self.step_dense(rate_factor)  # while gradients of rows travel
-        for part, update in zip(rows, agreed.updates, strict=True):
-            self.update_rows(part.collection, update, rate_factor)
-        return agreed.loss
+        norm = self.sum_gradients(dense) + norm_of_rows
+        reduced = self.reduce_gradients(StepGradients(loss, norm, self.parameters, rows))
+        self.check_finite(reduced.loss, reduced.norm)
+        self.step_dense(rate_factor)
+        for part, update in zip(rows, reduced.updates, strict=True):
+            self.update_rows(part.name, update, rate_factor)
+        return reduced.loss
 
-    def _row_updates(self, rows: Sequence[RowGradients]) -> list[RowUpdate]:
-        found = []
-        for part in rows:
-            collection = self.collections[part.collection]
-            assert isinstance(collection, ShardedCollection)
-            found.append(collection.begin_update(part.looked, part.grads))
-        return found
-
-    def update_rows(self, collection: str, update: Callable[[float, int], None], rate_factor: float) -> None:
+    def update_rows(self, collection: str, update: RowUpdate, rate_factor: float) -> None:
         """One step of the rows that were looked up."""
         optimizer = self._sparse[collection]
         # FTRL's weights are a function of its sums and of the rate: a rate that falls to 0 would take them along.
@@ -179,21 +161,22 @@ class Learner:
         try:
             update(rate, self.steps)
         except ValueError as error:
-            raise TrainingError(f"Step {self.steps}: {error}. {_LOWER}") from None
+            raise TrainingError(f"Step {self.steps}: {error}. {_REMEDY}") from None
 
-    def sum_gradients(self, parts: Sequence[Sequence[Tensor]]) -> float:
-        """Give dense weights the sum of the shares' gradients, each thread some of the weights; a norm of all."""
+    def sum_gradients(self, slices: Sequence[Sequence[Tensor]]) -> float:
+        """Give dense weights the sum of the slices' gradients, each thread some of the weights; a norm of all."""
 
         def add_up(group: Sequence[int]) -> float:
-            for place in group:
-                total = parts[0][place]
-                for other in parts[1:]:
-                    total = total.add_(other[place])
-                self.parameters[place].grad = total
-            return norm_of([parts[0][place] for place in group])
+            for index in group:
+                total = slices[0][index]
+                for other in slices[1:]:
+                    total = total.add_(other[index])
+                self.parameters[index].grad = total
+            return norm_of([slices[0][index] for index in group])
 
-        parts = parts or [[torch.zeros_like(weights) for weights in self.parameters]]  # a share without rows
-        return sum(self._each(add_up, self._groups))
+        # A worker may have no row of a small batch.
+        slices = slices or [[torch.zeros_like(weights) for weights in self.parameters]]
+        return sum(self._map(add_up, self._groups))
 
     def step_dense(self, rate_factor: float) -> None:
         """One step of the dense weights by the gradients they were given, each thread some of the weights."""
@@ -205,65 +188,45 @@ class Learner:
                 group["lr"] = self.train_spec.dense.learning_rate * rate_factor
             optimizer.step()
 
-        self._each(step, self.optimizers)
+        self._map(step, self.optimizers)
 
-    def check_finite(self, loss: float, size: float) -> None:
-        """Nothing that is not finite may reach a weight; `size` is a norm of all gradients."""
-        if not np.isfinite(loss) or not size < _MOST:
+    def check_finite(self, loss: float, norm: float) -> None:
+        """Nothing that is not finite may reach a weight; `norm` is that of all gradients."""
+        if not np.isfinite(loss) or not norm < _MAX_NORM:
             raise TrainingError(
-                f"Step {self.steps}: the loss is {loss:g} and its gradient has size {size:g}; nothing was updated. "
-                f"{_LOWER}"
+                f"Step {self.steps}: the loss is {loss:g} and its gradient has size {norm:g}; nothing was updated. "
+                f"{_REMEDY}"
             )
 
-    def expect(self, batch: Batch) -> None:
-        """Begin what a step on this batch will need of other workers. Batches must come in this order."""
+    def map_slices(
+        self, function: Callable[[slice], T], num_rows: int, slices_per_thread: int = 1
+    ) -> list[T]:
+        """`function` of each slice of the rows: threads side by side, the slices of a thread one after the other."""
+        count = self.num_threads * slices_per_thread
+        edges = [num_rows * index // count for index in range(count + 1)]
+        return self._map(function, [slice(start, stop) for start, stop in pairwise(edges) if start < stop])
 
-    def expect_no_more(self) -> None:
-        """Leave nothing under way between workers."""
-        for collection in self.collections.values():
-            if isinstance(collection, ShardedCollection):
-                collection.expect_no_more()
-
-    def own_rows(self, batch: Batch) -> Batch:
-        """This worker's share of a batch that all of them have; a share stays as it is."""
-        if self.peers is None or batch.whole is not None:
-            return batch
-        rank, size = self.peers.rank, self.peers.size
-        own = between(batch, batch.size * rank // size, batch.size * (rank + 1) // size)
-        return replace(own, whole=batch.size)
-
-    def added_up(self, sums: Sums) -> Sums:
-        """What all workers measured together."""
-        return sums if self.peers is None else reduce(add, self.peers.steps.all_gather(sums))
-
-    def shares(self, function: Callable[[slice], T], size: int, num_pieces: int = 1) -> list[T]:
-        """`function` of each piece of the rows: threads side by side, the pieces of a thread one after the other."""
-        count = self.num_threads * num_pieces
-        edges = [size * number // count for number in range(count + 1)]
-        pieces = [slice(start, stop) for start, stop in pairwise(edges) if start < stop]
-        return self._each(function, pieces)
-
-    def _each(self, function: Callable[[S], T], things: Sequence[S]) -> list[T]:
-        """`function` of each thing, on threads if there are some."""
-        if self._pool is None or len(things) == 1:
-            return [function(thing) for thing in things]
-        return list(self._pool.map(function, things))
+    def _map(self, function: Callable[[S], T], arguments: Sequence[S]) -> list[T]:
+        """`function` of each argument, on threads if there are some."""
+        if self._pool is None or len(arguments) == 1:
+            return [function(argument) for argument in arguments]
+        return list(self._pool.map(function, arguments))
 
     def arrays(self) -> dict[str, Array]:
         """A copy of all dense state by name: weights, optimizer state, random state."""
-        found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for name, state in self._optimizer_states():
             for slot, value in state.items():
-                found[f"optimizer.{name}.{slot}"] = value
-        found["random.torch"] = torch.get_rng_state()
-        return {name: value.detach().numpy().copy() for name, value in found.items()}
+                tensors[f"optimizer.{name}.{slot}"] = value
+        tensors["random.torch"] = torch.get_rng_state()
+        return {name: value.detach().numpy().copy() for name, value in tensors.items()}
 
     def _optimizer_states(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """What optimizers know of each weight, by the weight's name."""
+        """The optimizer's state of each weight, by the weight's name."""
         names = [name for name, _ in self.model.named_parameters()]
         for group, optimizer in zip(self._groups, self.optimizers, strict=True):
-            for place in group:
-                yield names[place], optimizer.state[self.parameters[place]]
+            for index in group:
+                yield names[index], optimizer.state[self.parameters[index]]
 
     def load_arrays(self, arrays: Mapping[str, Array]) -> None:
         """The inverse of `arrays`. Names or shapes that do not fit are an error."""
@@ -288,10 +251,10 @@ class Learner:
 
 
 def balanced(sizes: Sequence[int], num_groups: int) -> list[list[int]]:
-    """Places of the sizes in groups of about equal sums, none of them empty."""
+    """Indices of the sizes in groups of about equal sums, none of them empty."""
     groups: list[list[int]] = [[] for _ in range(min(num_groups, len(sizes)))]
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        min(groups, key=lambda group: sum(sizes[other] for other in group)).append(place)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        min(groups, key=lambda group: sum(sizes[other] for other in group)).append(index)
     return groups
 
 
@@ -311,8 +274,8 @@ def _table_spec(
         "decay_rate": optimizer.decay_rate,
         "decay_period": optimizer.decay_period,
     }
-    known = OPTIMIZERS[optimizer.name]
-    parameters = {name: value for name, value in given.items() if name in known and value is not None}
+    accepted = OPTIMIZERS[optimizer.name]
+    parameters = {name: value for name, value in given.items() if name in accepted and value is not None}
     waits = dynamic is not None and column.size is None and dynamic.admit_after > 1
     return TableSpec(
         name=_table_name(column),
@@ -334,7 +297,7 @@ def norm_of(gradients: Sequence[Tensor]) -> float:
 
 
 def columns_of(keys: Mapping[str, Keys], collection: EmbeddingCollection) -> dict[str, Column]:
-    """A batch's keys as a collection wants them."""
+    """A batch's keys as a collection takes them."""
     return {
         feature.name: (keys[feature.name].values, keys[feature.name].offsets)
         for feature in collection.features
@@ -345,8 +308,8 @@ def check_numbers(batch: Batch, names: Sequence[str]) -> None:
     """A number that is not finite would spoil every weight: name it before it does."""
     if np.isfinite(batch.numbers).all():
         return
-    row, place = np.argwhere(~np.isfinite(batch.numbers))[0]
+    row, column = np.argwhere(~np.isfinite(batch.numbers))[0]
     raise FeatureError(
-        f'Feature "{names[place]}" is {batch.numbers[row, place]} in row {row} of a batch; '
+        f'Feature "{names[column]}" is {batch.numbers[row, column]} in row {row} of a batch; '
         "models need finite numbers. Add a fill or clip step to the feature and prepare again."
     )

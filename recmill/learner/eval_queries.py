@@ -1,4 +1,4 @@
-"""What full ranking asks: the items that can be recommended, and users with the items that they went on to click."""
+"""Eval queries: the items that can be recommended, and users with the items that they went on to click."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Side = Literal["user", "item"]
 
 
 def id_feature(recipe: Recipe, columns: Sequence[ColumnInfo], side: Side) -> str:
-    """The feature that tells users or items apart: an id or key made of that column of the log alone.
+    """The feature that identifies users or items: an id or key made of that column of the log alone.
 
     One of the tower if there are several.
     """
@@ -33,7 +33,7 @@ def id_feature(recipe: Recipe, columns: Sequence[ColumnInfo], side: Side) -> str
         if kinds.get(name) in ("id", "key"):
             return name
     raise FeatureError(
-        f'Retrieval needs a feature made of "{column}" alone, such as a vocabulary of it: {side}s are told apart by it.'
+        f'Retrieval needs a feature made of "{column}" alone, such as a vocabulary of it: it identifies the {side}s.'
     )
 
 
@@ -65,67 +65,65 @@ class ItemFeatures:
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Items of each question, as places in the catalogue: those of question q are items[offsets[q]:offsets[q + 1]]."""
+class ItemLists:
+    """Items of each query, as indices into the catalogue: those of query q are items[offsets[q]:offsets[q + 1]]."""
 
     offsets: Array
     items: Array
 
-    def of(self, questions: slice) -> Pairs:
-        offsets = self.offsets[questions.start : questions.stop + 1]
-        return Pairs(offsets - offsets[0], self.items[offsets[0] : offsets[-1]])
+    def of(self, queries: slice) -> ItemLists:
+        offsets = self.offsets[queries.start : queries.stop + 1]
+        return ItemLists(offsets - offsets[0], self.items[offsets[0] : offsets[-1]])
 
     @property
-    def questions(self) -> Array:
-        """The question of each item."""
+    def queries(self) -> Array:
+        """The query of each item."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
 @dataclass(frozen=True)
-class Questions:
-    """Held-out clicks as questions of one protocol: who asks, what is masked, which items are right."""
+class EvalQueries:
+    """Held-out clicks as the queries of one protocol: users, the items that are masked, the items that are right."""
 
     protocol: Protocol
     catalogue: ItemFeatures
-    users: pl.DataFrame  # one row of features for each question
-    seen: Pairs
-    relevant: Pairs  # an item that is not in the catalogue has the place after its last: it is right, but never found
+    users: pl.DataFrame  # one row of features for each query
+    seen: ItemLists
+    ground_truth: ItemLists  # one past the catalogue's last index stands for items outside of it: never found
 
     @classmethod
-    def of(cls, table: Table, recipe: Recipe, split: str, protocol: Protocol) -> Questions:
-        """Of a split's clicks. Users that cannot be told apart ask nothing: keep their column in the Table."""
+    def of(cls, table: Table, recipe: Recipe, split: str, protocol: Protocol) -> EvalQueries:
+        """Of a split's clicks. Users without an id are left out: keep their raw column in the Table."""
         catalogue = ItemFeatures.of(table, recipe)
         clicks = _clicks(table, recipe, split, catalogue)
         if not clicks.height:
             raise ArtifactError(
                 f'Table {table.path} has no {split} rows with label "{retrieval_of(recipe).label}" of known users; '
-                "there is nothing to ask."
+                "there is nothing to rank."
             )
         states = clicks.select("__user", *retrieval_of(recipe).user)
-        users = states.unique(maintain_order=True).with_row_index("__question")
+        users = states.unique(maintain_order=True).with_row_index("__query")
         _check_states(users, protocol)
-        asked = clicks.with_columns(_question_of(states, users))
+        clicks_of_queries = clicks.with_columns(_query_of(states, users))
         before = [name for name in SPLITS[: SPLITS.index(split)] if table.num_rows(name)]
-        nothing = users.select("__user", pl.lit(0, pl.Int64).alias("__place")).clear()
+        nothing = users.select("__user", pl.lit(0, pl.Int64).alias("__index")).clear()
         seen_by_user = pl.concat(
             [nothing, *(_seen(table, recipe, name, catalogue, users) for name in before)]
         ).unique()
-        seen = (
-            users.select("__user", "__question")
-            .join(seen_by_user, on="__user")
-            .select("__question", "__place")
+        seen = users.select("__user", "__query").join(seen_by_user, on="__user").select("__query", "__index")
+        # A click on an item clicked before is masked: recommending it again would be no discovery.
+        right = clicks_of_queries.join(seen_by_user, on=["__user", "__index"], how="anti").unique(
+            ["__query", "__item"]
         )
-        # A click on something clicked before is no find: it is masked.
-        right = asked.join(seen_by_user, on=["__user", "__place"], how="anti").unique(
-            ["__question", "__item"]
+        return cls(
+            protocol, catalogue, users, _item_lists(seen, users.height), _item_lists(right, users.height)
         )
-        return cls(protocol, catalogue, users, _pairs(seen, users.height), _pairs(right, users.height))
 
     def __len__(self) -> int:
         return self.users.height
 
-    def batch(self, questions: slice, layout: Layout) -> Batch:
-        return collate(self.users[questions], layout, with_labels=False)
+    def batch(self, queries: slice, layout: Layout) -> Batch:
+        return collate(self.users[queries], layout, with_labels=False)
 
 
 def retrieval_of(recipe: Recipe) -> Retrieval:
@@ -142,14 +140,14 @@ def counts_of(table: Table, recipe: Recipe) -> DataCounts:
     )
     raw = {"users": f"raw_{table.recipe.log.user}", "items": f"raw_{table.recipe.log.item}"}
     kept = {name: column for name, column in raw.items() if column in rows.collect_schema()}
-    found = rows.select(
+    counts = rows.select(
         pl.len().alias("interactions"), **{name: pl.col(column).n_unique() for name, column in kept.items()}
     )
-    return DataCounts(**found.collect().row(0, named=True))
+    return DataCounts(**counts.collect().row(0, named=True))
 
 
 def _identity(table: Table, recipe: Recipe, side: Side) -> pl.Expr:
-    """Who or what a row is about: the raw column if the Table keeps it, else the id, which is null when it is 0."""
+    """The user or item of a row: the raw column if the Table keeps it, else the id, which is null when it is 0."""
     raw = getattr(table.recipe.log, side)
     if raw in table.recipe.table.keep:
         return pl.col(f"raw_{raw}").alias(f"__{side}")
@@ -158,9 +156,9 @@ def _identity(table: Table, recipe: Recipe, side: Side) -> pl.Expr:
 
 
 def _clicks(table: Table, recipe: Recipe, split: str, catalogue: ItemFeatures) -> pl.DataFrame:
-    """Held-out clicks of known users, with their features and the item's place in the catalogue."""
+    """Held-out clicks of known users, with their features and the item's index in the catalogue."""
     retrieval = retrieval_of(recipe)
-    places = catalogue.rows.lazy().select(catalogue.item_id).with_row_index("__place")
+    indices = catalogue.rows.lazy().select(catalogue.item_id).with_row_index("__index")
     # Without the raw column, each unknown item is one of its own.
     item = pl.coalesce(
         _identity(table, recipe, "item").cast(pl.String), pl.format("row {}", pl.int_range(pl.len()))
@@ -169,20 +167,22 @@ def _clicks(table: Table, recipe: Recipe, split: str, catalogue: ItemFeatures) -
     clicks = clicks.select(
         _identity(table, recipe, "user"), item.alias("__item"), catalogue.item_id, *retrieval.user
     )
-    clicks = clicks.drop_nulls("__user").join(places, on=catalogue.item_id, how="left", maintain_order="left")
-    return clicks.with_columns(pl.col("__place").fill_null(len(catalogue)).cast(pl.Int64)).collect()
+    clicks = clicks.drop_nulls("__user").join(
+        indices, on=catalogue.item_id, how="left", maintain_order="left"
+    )
+    return clicks.with_columns(pl.col("__index").fill_null(len(catalogue)).cast(pl.Int64)).collect()
 
 
 def _seen(
     table: Table, recipe: Recipe, split: str, catalogue: ItemFeatures, users: pl.DataFrame
 ) -> pl.DataFrame:
-    """User and place of the items that these users clicked in an earlier split."""
-    places = catalogue.rows.lazy().select(catalogue.item_id).with_row_index("__place")
+    """User and index of the items that these users clicked in an earlier split."""
+    indices = catalogue.rows.lazy().select(catalogue.item_id).with_row_index("__index")
     wanted = users.lazy().select("__user").unique()
     clicks = table.scan(split).filter(is_positive(retrieval_of(recipe).label))
     clicks = clicks.select(_identity(table, recipe, "user"), catalogue.item_id)
-    pairs = clicks.join(wanted, on="__user", how="semi").join(places, on=catalogue.item_id)
-    return pairs.select("__user", pl.col("__place").cast(pl.Int64)).unique().collect()
+    pairs = clicks.join(wanted, on="__user", how="semi").join(indices, on=catalogue.item_id)
+    return pairs.select("__user", pl.col("__index").cast(pl.Int64)).unique().collect()
 
 
 def _check_states(users: pl.DataFrame, protocol: Protocol) -> None:
@@ -194,15 +194,15 @@ def _check_states(users: pl.DataFrame, protocol: Protocol) -> None:
         )
 
 
-def _question_of(states: pl.DataFrame, users: pl.DataFrame) -> pl.Series:
-    """For each row its question: the user that has the same features."""
+def _query_of(states: pl.DataFrame, users: pl.DataFrame) -> pl.Series:
+    """For each row its query: the user that has the same features."""
     names = states.columns
     joined = states.join(users, on=names, how="left", maintain_order="left", nulls_equal=True)
-    return joined["__question"]
+    return joined["__query"]
 
 
-def _pairs(pairs: pl.DataFrame, num_questions: int) -> Pairs:
-    ordered = pairs.sort("__question", "__place")
-    lengths = np.bincount(ordered["__question"].to_numpy(), minlength=num_questions)
+def _item_lists(pairs: pl.DataFrame, num_queries: int) -> ItemLists:
+    ordered = pairs.sort("__query", "__index")
+    lengths = np.bincount(ordered["__query"].to_numpy(), minlength=num_queries)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-    return Pairs(offsets, ordered["__place"].to_numpy().astype(np.int64))
+    return ItemLists(offsets, ordered["__index"].to_numpy().astype(np.int64))

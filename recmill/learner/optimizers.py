@@ -16,7 +16,7 @@ _EPS = {"adagrad": 1e-10, "adam": 1e-8, "adamw": 1e-8, "lamb": 1e-6}
 
 
 def dense_optimizer(spec: r.Optimizer, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The recipe's optimizer for dense weights. Names that only tables know are refused by `check`."""
+    """The recipe's optimizer for dense weights. `check` refuses those that only tables have."""
     # Fused: one pass over weights, gradient and state, four times as fast on CPUs as torch's default.
     common: dict[str, Any] = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay, "fused": True}
     eps = spec.eps if spec.eps is not None else _EPS.get(spec.name, 1e-8)
@@ -33,7 +33,7 @@ def dense_optimizer(spec: r.Optimizer, parameters: Iterable[nn.Parameter]) -> Op
 
 
 class Lamb(Optimizer):
-    """Adam whose step for each tensor is as long as a share of that tensor: for very large batches.
+    """Adam whose step for each tensor is proportional to that tensor's norm: for very large batches.
 
     m and v are bias-corrected; the trust ratio is |w| / |update|, with |w| at most 10, and 1 where either is 0.
     """
@@ -74,7 +74,7 @@ class Lamb(Optimizer):
 
 
 def rate_factor(schedule: r.Schedule, done: float) -> float:
-    """What the learning rate is multiplied by when a share `done` (0 to 1) of all steps lies behind."""
+    """What the learning rate is multiplied by when a fraction `done` (0 to 1) of all steps is done."""
     if done < schedule.warmup:
         return done / schedule.warmup
     if done <= schedule.decay_from or schedule.decay_from >= 1:

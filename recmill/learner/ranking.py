@@ -1,9 +1,8 @@
-"""A ranker: numbers and pooled embeddings through a dense model to the chance of a click."""
+"""A ranker: numbers and pooled embeddings through a dense model to the probability of a click."""
 
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -13,13 +12,13 @@ from torch.nn import functional
 
 from recmill.dataset.batch import Array, Batch, Layout
 from recmill.dataset.schedule import Cursor
-from recmill.embeddings.collection import Looked
-from recmill.embeddings.sharding import ShardedCollection
+from recmill.embeddings.collection import BatchLookup, Column
 from recmill.embeddings.table import DiskTier
 from recmill.errors import FeatureError, TrainingError
 from recmill.features.chain import ColumnInfo
 from recmill.features.labels import check_binary
-from recmill.learner.base import Learner, RowGradients, StepResult, check_numbers, columns_of, norm_of
+from recmill.learner.base import Learner, StepResult, check_numbers, columns_of, norm_of
+from recmill.learner.gradients import RowGradients
 from recmill.metrics import ScoreSums
 from recmill.models.dlrm import DLRM
 from recmill.models.wide_deep import WideDeep
@@ -42,15 +41,15 @@ class Ranker(Learner):
         self.spec = spec
         self.dynamic = spec.dynamic
         deep = Layout.of(columns, spec.features or None)
-        known = {column.name: column for column in columns}
+        by_name = {column.name: column for column in columns}
         self.layout = Layout.of(
             columns, [*deep.features, *(name for name in spec.wide if name not in deep.keys)]
         )
-        deep_columns = [known[name] for name in deep.keys]
+        deep_columns = [by_name[name] for name in deep.keys]
         self.add_tables("deep", deep_columns, spec.embedding_dim, spec.train.sparse, spec.dynamic)
         if spec.wide:
             wide_optimizer = spec.wide_optimizer or r.Optimizer("ftrl", 0.005)
-            self.add_tables("wide", [known[name] for name in spec.wide], 1, wide_optimizer, spec.dynamic)
+            self.add_tables("wide", [by_name[name] for name in spec.wide], 1, wide_optimizer, spec.dynamic)
         make = MODELS.get(spec.model) or own_model(spec.model)
         self.set_model(make(spec, len(deep.numbers), len(deep.keys)))
         self._bfloat16 = spec.train.precision == "bfloat16"
@@ -63,22 +62,19 @@ class Ranker(Learner):
         check_binary(self.spec.label, batch.labels[self.spec.label])
         self.model.train()
         self.steps += 1
-        looked = self._look_up(batch, train=True)
-        began = time.perf_counter()
-        row_grads = [np.empty_like(read.values) for read in looked.values()]
-        shares = self.shares(
-            lambda rows: self._share(batch, looked, row_grads, rows),
+        lookups = self._look_up(batch, train=True)
+        row_grads = [np.empty_like(lookup.values) for lookup in lookups.values()]
+        slices = self.map_slices(
+            lambda rows: self._slice_gradients(batch, lookups, row_grads, rows),
             batch.size,
             self.spec.train.micro_batches,
         )
-        if self.peers is not None and batch.size:
-            self.peers.set_flag("seconds_per_row", (time.perf_counter() - began) / batch.size)
-        losses, dense, sizes = zip(*shares, strict=True) if shares else ((), (), ())
-        rows = [
-            RowGradients(name, read, grads)
-            for (name, read), grads in zip(looked.items(), row_grads, strict=True)
+        losses, dense, norms = zip(*slices, strict=True) if slices else ((), (), ())
+        gradients = [
+            RowGradients(name, self.collections[name], lookup, grads)
+            for (name, lookup), grads in zip(lookups.items(), row_grads, strict=True)
         ]
-        loss = self.learn(sum(losses), dense, rows, sum(sizes), rate_factor)
+        loss = self.apply_gradients(sum(losses), dense, gradients, sum(norms), rate_factor)
         if self.dynamic is not None and self.steps % self.dynamic.evict_every_steps == 0:
             self.evict(self.dynamic)
         return StepResult(loss)
@@ -87,48 +83,46 @@ class Ranker(Learner):
         """Probabilities [B]; learns nothing, not even which keys exist."""
         check_numbers(batch, self.layout.numbers)
         self.model.eval()
-        looked = self._look_up(batch, train=False)
+        lookups = self._look_up(batch, train=False)
 
-        def share(rows: slice) -> Array:
+        def predict_slice(rows: slice) -> Array:
             with torch.no_grad():
-                logits = self._logits(torch.from_numpy(batch.numbers[rows]), _vectors(looked, rows))
+                logits = self._logits(torch.from_numpy(batch.numbers[rows]), _vectors(lookups, rows))
                 return np.asarray(torch.sigmoid(logits).numpy())
 
-        return np.concatenate(self.shares(share, batch.size) or [np.empty(0, np.float32)])
+        return np.concatenate(self.map_slices(predict_slice, batch.size) or [np.empty(0, np.float32)])
 
     def evaluate(self, batches: Iterable[tuple[Batch, Cursor]]) -> ScoreSums:
-        """How well the batches' labels are predicted. Several workers take a share of each batch."""
+        """How well the batches' labels are predicted."""
         sums = ScoreSums()
-        for batch in (self.own_rows(batch) for batch, _ in batches):
+        for batch, _ in batches:
             sums.add(batch.labels[self.spec.label], self.predict(batch))
-        return self.added_up(sums)
+        return sums
 
-    def expect(self, batch: Batch) -> None:
-        for collection in self.collections.values():
-            if isinstance(collection, ShardedCollection):
-                collection.expect(columns_of(batch.keys, collection))
+    def key_columns(self, batch: Batch) -> dict[str, dict[str, Column]]:
+        return {name: columns_of(batch.keys, collection) for name, collection in self.collections.items()}
 
-    def _look_up(self, batch: Batch, train: bool) -> dict[str, Looked]:
+    def _look_up(self, batch: Batch, train: bool) -> dict[str, BatchLookup]:
         return {
-            name: collection.lookup(columns_of(batch.keys, collection), train, self.steps)
-            for name, collection in self.collections.items()
+            name: self.collections[name].lookup(columns, train, self.steps)
+            for name, columns in self.key_columns(batch).items()
         }
 
-    def _share(
-        self, batch: Batch, looked: dict[str, Looked], row_grads: list[Array], rows: slice
+    def _slice_gradients(
+        self, batch: Batch, lookups: dict[str, BatchLookup], row_grads: list[Array], rows: slice
     ) -> tuple[float, list[Tensor], float]:
         """Loss and dense gradients of some rows, as parts of the batch's mean; fills `row_grads` and gives its norm."""
-        vectors = [vector.requires_grad_() for vector in _vectors(looked, rows)]
+        vectors = [vector.requires_grad_() for vector in _vectors(lookups, rows)]
         labels = torch.from_numpy(batch.labels[self.spec.label][rows])
         logits = self._logits(torch.from_numpy(batch.numbers[rows]), vectors)
         loss = functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / batch.total
         gradients = torch.autograd.grad(loss, [*self.parameters, *vectors])
         dense = list(gradients[: len(self.parameters)])
-        for place, gradient in enumerate(gradients[len(dense) :]):
-            if rows == slice(0, batch.size):
-                row_grads[place] = gradient.numpy()
+        for index, gradient in enumerate(gradients[len(dense) :]):
+            if rows == slice(0, batch.size):  # all of them: no copy
+                row_grads[index] = gradient.numpy()
             else:
-                row_grads[place][rows] = gradient.numpy()
+                row_grads[index][rows] = gradient.numpy()
         return float(loss.detach()), dense, norm_of(gradients[len(dense) :])
 
     def _logits(self, numbers_BF: Tensor, vectors: Sequence[Tensor]) -> Tensor:
@@ -146,24 +140,24 @@ class Ranker(Learner):
         return logits  # type: ignore[no-any-return]
 
 
-def _vectors(looked: dict[str, Looked], rows: slice) -> list[Tensor]:
-    return [torch.from_numpy(read.values[rows]) for read in looked.values()]
+def _vectors(lookups: dict[str, BatchLookup], rows: slice) -> list[Tensor]:
+    return [torch.from_numpy(lookup.values[rows]) for lookup in lookups.values()]
 
 
 def own_model(path: str) -> Callable[[r.Ranking, int, int], nn.Module]:
     """The user's module: `package.module:Class`, made and called as ours are (see models/__init__.py)."""
     module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        model = getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise FeatureError(
             f'ranking.model "{path}" cannot be imported: {error}. Is it installed, or in the current directory?'
         ) from error
     except AttributeError:
         raise FeatureError(f'ranking.model "{path}": module {module} has no class {name}.') from None
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+    if not (isinstance(model, type) and issubclass(model, nn.Module)):
         raise FeatureError(f'ranking.model "{path}" is not a torch.nn.Module class.')
-    return found
+    return model
 
 
 def check_bfloat16() -> None:

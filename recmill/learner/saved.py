@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint, StepCheckpoint
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.embeddings.table import DiskTier
 from recmill.errors import RecmillError
 from recmill.features.chain import ColumnInfo
@@ -15,7 +16,7 @@ from recmill.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedLearner:
     """A learner restored from one checkpoint."""
 
     learner: Ranker | Retriever
@@ -34,20 +35,20 @@ def new_learner(
     num_threads: int,
     disk: DiskTier | None = None,
 ) -> Ranker | Retriever:
-    """A learner that knows nothing yet."""
+    """An untrained learner."""
     if model == "ranking" and recipe.ranking is not None:
         return Ranker(recipe.ranking, columns, num_threads, disk)
     if model == "retrieval" and recipe.retrieval is not None:
         return Retriever(recipe, columns, num_threads, disk)
-    known = ", ".join(models_of(recipe)) or "none"
-    raise RecmillError(f'Recipe "{recipe.name}" has no [{model}]; its models: {known}.')
+    models = ", ".join(models_of(recipe)) or "none"
+    raise RecmillError(f'Recipe "{recipe.name}" has no [{model}]; its models: {models}.')
 
 
-def open_learner(folder: Checkpoint, model: str, which: str = "best", num_threads: int = 1) -> Saved:
+def open_learner(folder: Checkpoint, model: str, which: str = "best", num_threads: int = 1) -> SavedLearner:
     """The model as of its `best` or `last` checkpoint, or as of a step; every file is checked against its digest."""
     checkpoints = folder.of(model)
     checkpoint = checkpoints.find(which)
     learner = new_learner(folder.recipe, model, folder.columns, num_threads)
     learner.load_arrays(checkpoints.restore(checkpoint, learner.tables))
     learner.steps = checkpoint.step
-    return Saved(learner, checkpoint)
+    return SavedLearner(learner, checkpoint)

@@ -14,7 +14,8 @@ from coming_from_pages import flags_of
 from starlette.routing import Match
 
 from recmill import open_bundle
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint, StepCheckpoint
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.cli import main
 from recmill.dataset.batch import Array, Batch
 from recmill.dataset.loader import Batches

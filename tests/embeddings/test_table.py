@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tables import MakeTable
 
-from recmill.embeddings.table import EmbeddingTable, KeyRecords, TableSpec, Waiting
+from recmill.embeddings.table import AdmissionState, EmbeddingTable, KeyRecords, TableSpec
 
 
 def keys(*values: int) -> Any:
@@ -448,7 +448,7 @@ def test_admission_state_of_another_size_is_refused(make_table: MakeTable) -> No
     none = np.zeros(0, np.int64)
     rows = np.zeros((0, 2))
     with pytest.raises(ValueError, match="of another size"):
-        table.load_waiting(Waiting(none, none, none, np.zeros(9), rows, np.zeros((0, 0))))
+        table.load_waiting(AdmissionState(none, none, none, np.zeros(9), rows, np.zeros((0, 0))))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -487,7 +487,7 @@ def test_wrong_admission_state_is_refused_and_nothing_changes(
     given = {"shared_rows": np.ones((2, 2)), "shared_states": np.ones((2, 2)), "counts": np.array([1, 1])}
     with pytest.raises(ValueError, match=message):
         table.load_waiting(
-            Waiting(keys=keys(7, 8), steps=np.array([1, 1]), bloom=np.zeros(0), **{**given, **wrong})
+            AdmissionState(keys=keys(7, 8), steps=np.array([1, 1]), bloom=np.zeros(0), **{**given, **wrong})
         )
     after = table.begin_snapshot().waiting
     assert after.keys.tolist() == [5]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recmill import _native
-from recmill.embeddings.table import OPTIMIZERS, KeyRecords, TableSpec, Waiting
+from recmill.embeddings.table import OPTIMIZERS, AdmissionState, KeyRecords, TableSpec
 
 F = np.float32
 MASK = (1 << 64) - 1
@@ -277,7 +277,7 @@ def assert_same_records(found: dict[int, Record], expected: dict[int, Record]) -
         assert (found[key].count, found[key].step) == (record.count, record.step)
 
 
-def assert_same_waiting(found: Waiting, twin: Twin) -> None:
+def assert_same_waiting(found: AdmissionState, twin: Twin) -> None:
     seen = zip(found.keys.tolist(), found.counts.tolist(), found.steps.tolist(), strict=True)
     assert {key: [count, step] for key, count, step in seen} == twin.waiting
     np.testing.assert_array_equal(found.bloom, twin.bloom)

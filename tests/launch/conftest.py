@@ -9,7 +9,7 @@ import pytest
 import torch
 from ray_folder import own_ray_folder
 
-# One thread for each share of a batch; torch itself stays single-threaded.
+# One thread for each slice of a batch; torch itself stays single-threaded.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -63,9 +63,9 @@ def fed(
 def read_together(feeds: list[Any], cursor: Cursor = Cursor()) -> list[Any]:  # noqa: B008
     """Whole batches, put together of what ranks got at the same time, with cursors."""
     with ThreadPoolExecutor(len(feeds)) as pool:
-        shares = list(pool.map(lambda feed: list(feed.read(cursor)), feeds))
+        batches_of_ranks = list(pool.map(lambda feed: list(feed.read(cursor)), feeds))
     whole = []
-    for of_ranks in zip(*shares, strict=True):
+    for of_ranks in zip(*batches_of_ranks, strict=True):
         batch = joined([rows for rows, _ in of_ranks])
         assert {rows.whole for rows, _ in of_ranks} == {batch.size}
         assert len({after for _, after in of_ranks}) == 1
@@ -87,11 +87,11 @@ def test_one_rank_alone_gets_whole_batches(readers: dict[str, Any]) -> None:
     assert read_together(fed(readers["log"], world=1)) == expected
 
 
-def test_a_rank_whose_share_grows_gets_more_rows_of_the_batches_dealt_after_that(
+def test_a_rank_whose_slice_grows_gets_more_rows_of_the_batches_scheduled_after_that(
     readers: dict[str, Any],
 ) -> None:
     feeds = fed(readers["log"], world=2)
-    feeds[0].shares = lambda size: [size - size // 4, size // 4]
+    feeds[0].slice_sizes = lambda size: [size - size // 4, size // 4]
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda feed: [batch.size for batch, _ in feed.read()], feeds)
     assert (first[-2], second[-2]) == (48, 16)
@@ -149,8 +149,13 @@ def _scripts_travel_by_value() -> Iterator[None]:
 
 def keys_of(feeds: list[Any]) -> list[int]:
     with ThreadPoolExecutor(len(feeds)) as pool:
-        shares = list(pool.map(lambda feed: [batch for batch, _ in feed.read()], feeds))
-    return [key for batches in zip(*shares, strict=True) for rows in batches for key in rows.keys["k"].values]
+        batches_of_ranks = list(pool.map(lambda feed: [batch for batch, _ in feed.read()], feeds))
+    return [
+        key
+        for batches in zip(*batches_of_ranks, strict=True)
+        for rows in batches
+        for key in rows.keys["k"].values
+    ]
 
 
 def test_a_data_task_that_is_killed_runs_again(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from recmill.dataset.batch import Batch, Keys
 from recmill.dataset.loader import Batches
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, RecipeError, TrainingError
-from recmill.learner.eval_queries import ItemFeatures, Questions, counts_of
+from recmill.learner.eval_queries import EvalQueries, ItemFeatures, counts_of
 from recmill.learner.retrieval import ItemCounts, Retriever, some_rows
 from recmill.recipe.load import load_recipe, recipe_from_dict
 from recmill.recipe.protocols import HELD_OUT_CLICKS
@@ -115,12 +115,12 @@ SHAPES = {
 }
 
 
-def top_items(table: Table, learner: Retriever, k: int) -> tuple[Questions, np.ndarray]:
+def top_items(table: Table, learner: Retriever, k: int) -> tuple[EvalQueries, np.ndarray]:
     """The first k of the catalogue for every question of the test split."""
-    questions = Questions.of(table, learner.recipe, "test", HELD_OUT_CLICKS)
+    questions = EvalQueries.of(table, learner.recipe, "test", HELD_OUT_CLICKS)
     items = learner.item_vectors(questions.catalogue.batch(learner.layouts["item"]))
     users = learner.user_vectors(questions.batch(slice(0, len(questions)), learner.layouts["user"]))
-    return questions, learner._rank(torch.from_numpy(users), torch.from_numpy(items), questions.seen, k)
+    return questions, learner.rank(torch.from_numpy(users), torch.from_numpy(items), questions.seen, k)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -133,22 +133,23 @@ def test_even_users_are_shown_even_items(table, shape):
     shown = [[is_even[item + 1] for item in items] for items in ranked.tolist()]
     # What a user clicks is even or odd as the user is.
     liked = [
-        is_even[questions.relevant.of(slice(number, number + 1)).items[0] + 1] for number in places(questions)
+        is_even[questions.ground_truth.of(slice(number, number + 1)).items[0] + 1]
+        for number in places(questions)
     ]
     assert np.mean(np.array(shown)[places(questions)] == np.array(liked)[:, None]) > 0.95
 
 
-def places(questions: Questions) -> list[int]:
-    """Questions that have an answer left."""
-    return np.flatnonzero(np.diff(questions.relevant.offsets)).tolist()
+def places(questions: EvalQueries) -> list[int]:
+    """EvalQueries that have an answer left."""
+    return np.flatnonzero(np.diff(questions.ground_truth.offsets)).tolist()
 
 
 def test_the_softmax_is_the_formula_row_by_row(table):
     learner = retriever(table)
     batch = some_rows(batches(table, learner)[0], np.arange(100))
     clicks = some_rows(batch, np.flatnonzero(batch.labels["clicked"] == 1))
-    users = learner.user_vectors(learner._part("user", clicks))
-    items = learner.item_vectors(learner._part("item", clicks))
+    users = learner.user_vectors(learner._side_of("user", clicks))
+    items = learner.item_vectors(learner._side_of("item", clicks))
     keys = clicks.keys["item"].values
     assert len(set(keys)) < len(keys) < batch.size
     chance = np.array([(np.sum(keys == key) + 1) / (len(keys) + learner.counts.values.size) for key in keys])
@@ -241,14 +242,14 @@ def test_a_number_that_is_not_finite_is_an_error_before_anything_changes(table):
         learner.step(dataclasses.replace(batch, numbers=np.full_like(batch.numbers, np.inf)))
     with torch.no_grad():
         next(learner.towers.item.parameters()).view(-1)[0] = torch.nan
-    users = learner.user_vectors(learner._part("user", batch))
+    users = learner.user_vectors(learner._side_of("user", batch))
     before = learner.arrays()
     with pytest.raises(TrainingError, match="the loss is nan"):
         learner.step(batch)
     after = learner.arrays()
     for name in (name for name in before if name.startswith("model.")):
         np.testing.assert_array_equal(after[name], before[name])
-    assert (learner.user_vectors(learner._part("user", batch)) == users).all()
+    assert (learner.user_vectors(learner._side_of("user", batch)) == users).all()
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def test_the_catalogue_has_every_known_item_once_as_last_seen(table):
 
 
 def test_seen_items_are_neither_ranked_nor_right(table):
-    questions = Questions.of(table, table.recipe, "test", HELD_OUT_CLICKS)
+    questions = EvalQueries.of(table, table.recipe, "test", HELD_OUT_CLICKS)
     earlier = pl.concat([table.scan(split).collect() for split in ("train", "eval")])
     clicked = (
         earlier.filter(pl.col("clicked") == 1).group_by("user").agg("item").rows_by_key("user", unique=True)
@@ -292,25 +293,25 @@ def test_seen_items_are_neither_ranked_nor_right(table):
     for number, user in enumerate(questions.users["user"]):
         seen = {item - 1 for item in clicked.get(user, ([],))[0]}
         shown = set(ranked[number].tolist()) - {-1}
-        right = questions.relevant.of(slice(number, number + 1)).items
+        right = questions.ground_truth.of(slice(number, number + 1)).items
         assert shown == set(range(NUM_ITEMS)) - seen
         assert not seen & set(right.tolist())
 
 
 def test_nothing_is_masked_for_questions_of_the_training_rows(table):
-    questions = Questions.of(table, table.recipe, "train", HELD_OUT_CLICKS)
+    questions = EvalQueries.of(table, table.recipe, "train", HELD_OUT_CLICKS)
     assert len(questions.seen.items) == 0
     assert retriever(table).evaluate(table, "train").users == len(questions)
 
 
 def test_a_history_that_grew_makes_another_question_of_the_same_user(table):
-    questions = Questions.of(table, table.recipe, "test", HELD_OUT_CLICKS)
+    questions = EvalQueries.of(table, table.recipe, "test", HELD_OUT_CLICKS)
     clicks = table.scan("test").collect().filter(pl.col("clicked") == 1)
     assert len(questions) == clicks.select("user", "recent").n_unique()
     assert questions.users["user"].n_unique() < len(questions)
     once = dataclasses.replace(HELD_OUT_CLICKS, name="once", ask="user")
     with pytest.raises(FeatureError, match=r"once asks once for each user, but user .* different"):
-        Questions.of(table, table.recipe, "test", once)
+        EvalQueries.of(table, table.recipe, "test", once)
 
 
 def test_ranking_some_users_at_a_time_changes_nothing(table, monkeypatch):
@@ -324,7 +325,7 @@ def test_ranking_some_users_at_a_time_changes_nothing(table, monkeypatch):
 def test_towers_may_read_other_features_than_the_tables_recipe_says(table):
     learner = retriever(table, user=["user"], item=["item"])
     users = table.scan("test").collect().filter(pl.col("clicked") == 1)["user"].n_unique()
-    assert len(Questions.of(table, learner.recipe, "test", HELD_OUT_CLICKS)) == users
+    assert len(EvalQueries.of(table, learner.recipe, "test", HELD_OUT_CLICKS)) == users
     assert learner.evaluate(table, "test").users <= users
 
 
@@ -340,7 +341,7 @@ def test_a_split_without_clicks_is_an_error(tmp_path):
     recipe = dataclasses.replace(even_odd_recipe(), split=None)
     whole = prepare(recipe, str(write_log(tmp_path / "log", 200)), tmp_path / "table").table
     with pytest.raises(ArtifactError, match="has no eval rows; its recipe holds none out"):
-        Questions.of(whole, recipe, "eval", HELD_OUT_CLICKS)
+        EvalQueries.of(whole, recipe, "eval", HELD_OUT_CLICKS)
     log = tmp_path / "log" / "events.tsv"
     rows = log.read_text().splitlines()
     log.write_text(
@@ -348,7 +349,7 @@ def test_a_split_without_clicks_is_an_error(tmp_path):
     )
     clickless = prepare(even_odd_recipe(), str(tmp_path / "log"), tmp_path / "clickless").table
     with pytest.raises(ArtifactError, match='has no test rows with label "clicked"'):
-        Questions.of(clickless, recipe, "test", HELD_OUT_CLICKS)
+        EvalQueries.of(clickless, recipe, "test", HELD_OUT_CLICKS)
 
 
 def test_two_towers_come_near_the_best_reachable_on_a_planted_shop(tmp_path):

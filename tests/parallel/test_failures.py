@@ -19,7 +19,8 @@ from worker_runs import in_turn, run
 
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.dataset.table import Table
-from recmill.distributed.workers import SINGLE_WORKER, Workers, distribute
+from recmill.distributed.parallel import distribute
+from recmill.distributed.workers import SINGLE_WORKER, Workers
 from recmill.errors import RecmillError
 from recmill.learner.saved import new_learner
 from recmill.recipe.recipe import Dynamic, Recipe, Saving

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recmill.embeddings.placement import explain, plan_placement
+from recmill.distributed.placement import explain, plan_placement
 from recmill.embeddings.table import TableSpec
 
 SPECS = {

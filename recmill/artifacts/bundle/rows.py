@@ -26,7 +26,7 @@ from recmill.artifacts.bundle.arrays import GrowingArray, map_array, search
 from recmill.artifacts.manifest import write_whole
 from recmill.dataset.batch import Keys
 from recmill.embeddings.collection import EmbeddingFeature
-from recmill.embeddings.table import Array, EmbeddingTable, KeyRecords, TableSpec, Waiting, as_keys
+from recmill.embeddings.table import AdmissionState, Array, EmbeddingTable, KeyRecords, TableSpec, as_keys
 from recmill.errors import ArtifactError
 
 DTYPES = ("float32", "float16", "int8")
@@ -138,7 +138,7 @@ def absent_table(spec: TableSpec, shared_rows: Array | None) -> EmbeddingTable:
         assert shared_rows is not None
         none = np.empty(0, np.int64)
         states = np.zeros((spec.shared_rows, table.num_states), np.float32)
-        table.load_waiting(Waiting(none, none, none, none, shared_rows, states))
+        table.load_waiting(AdmissionState(none, none, none, none, shared_rows, states))
     return table
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from recmill.artifacts.checkpoint.checkpoint import Checkpoints, StepCheckpoint
+from recmill.artifacts.checkpoint.checkpoints import Checkpoints
+from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.embeddings.table import Array
 
 

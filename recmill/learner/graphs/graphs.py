@@ -40,7 +40,7 @@ _TOLERANCE = 1e-4  # of the check, against the largest value: sums in another or
 def write_graphs(learner: Ranker | Retriever, into: Path, owners: Mapping[str, str]) -> dict[str, Path]:
     """Write the learner's graphs as `into`/<name>.onnx and give their paths by name.
 
-    `owners` says whose each feature is: user, item or context; any other word counts as the item's.
+    `owners` has the owner of each feature: user, item or context; any other word counts as item.
     """
     return Graphs(learner, owners).write(into)
 
@@ -72,7 +72,7 @@ class Graphs:
 
 
 def check_packages() -> None:
-    """Everything that writing graphs needs is installed, or an error that says how to get it."""
+    """Everything that writing graphs needs is installed, or an error with the line that installs it."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         try:
             __import__(package)
@@ -125,7 +125,7 @@ def _dense_parts(learner: Ranker | Retriever, owners: Mapping[str, str]) -> dict
     deep, wide = names["deep"], names.get("wide", [])
     kinds = [FeatureIndices.of(some, owners) for some in (learner.layout.numbers, deep, wide)]
     dim = learner.spec.embedding_dim
-    found = {
+    graphs = {
         "rank": _Dense(
             _Whole(learner.model), _shapes("", _ROWS, [len(kind) for kind in kinds], dim), "logits"
         )
@@ -135,8 +135,8 @@ def _dense_parts(learner: Ranker | Retriever, owners: Mapping[str, str]) -> dict
             **_shapes("user_", 1, [len(kind.user) for kind in kinds], dim),
             **_shapes("item_", _ROWS, [len(kind.item) for kind in kinds], dim),
         }
-        found["rank_split"] = _Dense(split_model(learner.model, Parts(*kinds)), shapes, "logits")
-    return found
+        graphs["rank_split"] = _Dense(split_model(learner.model, Parts(*kinds)), shapes, "logits")
+    return graphs
 
 
 def _shapes(
@@ -186,16 +186,17 @@ def _trace(name: str, part: _Dense) -> ModelProto:
 
 
 def _set_weights(graph: ModelProto, module: nn.Module) -> bool:
-    """Give a traced graph the module's weights; whether every weight had the shape that the graph knows."""
+    """Give a traced graph the module's weights; whether every weight had the shape that the graph has."""
     from onnx import numpy_helper
 
     weights = dict((*module.named_parameters(), *module.named_buffers()))
-    for known in graph.graph.initializer:
-        weight = weights.get(known.name)
+    for initializer in graph.graph.initializer:
+        weight = weights.get(initializer.name)
         if weight is not None:
-            if list(weight.shape) != list(known.dims):
+            if list(weight.shape) != list(initializer.dims):
                 return False
-            known.CopyFrom(numpy_helper.from_array(weight.detach().contiguous().numpy(), known.name))
+            values = weight.detach().contiguous().numpy()
+            initializer.CopyFrom(numpy_helper.from_array(values, initializer.name))
     return True
 
 
@@ -205,19 +206,20 @@ def _agrees(graph: ModelProto, part: _Dense) -> bool:
     for num_rows in (1, 5):
         inputs = part.random_inputs(num_rows)
         expected = part.module(inputs).numpy()
-        found = served.run(**{name: value.numpy() for name, value in inputs.items()})
+        answer = served.run(**{name: value.numpy() for name, value in inputs.items()})
         tolerance = _TOLERANCE * (1 + np.abs(expected).max())
-        if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=tolerance):
+        if answer.shape != expected.shape or not np.allclose(answer, expected, rtol=0, atol=tolerance):
             return False
     return True
 
 
 def _without_notes(graph: ModelProto) -> ModelProto:
     """Without what torch notes about its tracing: half of a small graph, and paths of the machine."""
-    for thing in (graph, graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output):
-        del thing.metadata_props[:]
-    for thing in (*graph.graph.initializer, *graph.graph.value_info):
-        del thing.metadata_props[:]
+    parts = graph.graph
+    for message in (graph, parts, *parts.node, *parts.input, *parts.output):
+        del message.metadata_props[:]
+    for message in (*parts.initializer, *parts.value_info):
+        del message.metadata_props[:]
     return graph
 
 
@@ -236,7 +238,7 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.onnx speaks of packages it could use and of its own deprecations; real trouble is raised anyway."""
+    """torch.onnx warns of packages it could use and of its own deprecations; errors are raised anyway."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

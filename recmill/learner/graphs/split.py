@@ -25,7 +25,7 @@ Inputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class FeatureIndices:
-    """Where the features of each part stand among all features of their kind."""
+    """Indices of the features of each part among all features of their kind."""
 
     user: tuple[int, ...]
     item: tuple[int, ...]
@@ -34,8 +34,8 @@ class FeatureIndices:
     def of(cls, names: Sequence[str], owners: Mapping[str, str]) -> FeatureIndices:
         """Features of users and of the context are the user part; all others, crossed ones too, the item part."""
         is_once = [owners.get(name, "context") in ("user", "context") for name in names]
-        user = [place for place, once in enumerate(is_once) if once]
-        item = [place for place, once in enumerate(is_once) if not once]
+        user = [index for index, once in enumerate(is_once) if once]
+        item = [index for index, once in enumerate(is_once) if not once]
         return cls(tuple(user), tuple(item))
 
     def __len__(self) -> int:
@@ -206,14 +206,16 @@ class _ColumnsOfPooled:
         self.dim = (_linear(mlp, 0).in_features - start) // num_features
 
     def of(self, features: Iterable[int]) -> list[int]:
-        return [self.start + feature * self.dim + place for feature in features for place in range(self.dim)]
+        return [
+            self.start + feature * self.dim + column for feature in features for column in range(self.dim)
+        ]
 
 
 def _vectors(parts: Parts, once_below: bool) -> FeatureIndices:
-    """Places among the vectors that interact; numbers are the first of them, if there are any."""
+    """Indices among the vectors that interact; numbers are the first of them, if there are any."""
     if not len(parts.numbers):
         return parts.pooled
-    user, item = (tuple(place + 1 for place in places) for places in (parts.pooled.user, parts.pooled.item))
+    user, item = (tuple(index + 1 for index in indices) for indices in (parts.pooled.user, parts.pooled.item))
     return FeatureIndices((0, *user), item) if once_below else FeatureIndices(user, (0, *item))
 
 
@@ -231,24 +233,24 @@ def _products(vectors: Sequence[int]) -> nn.Module | None:
     return DotInteraction(len(vectors)) if len(vectors) > 1 else None
 
 
-def _linear(mlp: MLP, place: int) -> nn.Linear:
-    layer = mlp.layers[place]
+def _linear(mlp: MLP, index: int) -> nn.Linear:
+    layer = mlp.layers[index]
     assert isinstance(layer, nn.Linear)
     return layer
 
 
-def _joined(inputs: Inputs, kind: str, places: FeatureIndices, num_rows: int) -> Tensor:
+def _joined(inputs: Inputs, kind: str, indices: FeatureIndices, num_rows: int) -> Tensor:
     """All features of a kind in the ranker's order, the user part repeated for each row."""
-    found = [inputs[name] for name in (f"user_{kind}", f"item_{kind}") if name in inputs]
-    rows = torch.cat([part.expand(num_rows, *part.shape[1:]) for part in found], dim=1)
-    both = [*places.user, *places.item]
+    parts = [inputs[name] for name in (f"user_{kind}", f"item_{kind}") if name in inputs]
+    rows = torch.cat([part.expand(num_rows, *part.shape[1:]) for part in parts], dim=1)
+    both = [*indices.user, *indices.item]
     order = sorted(range(len(both)), key=both.__getitem__)
     return rows if order == list(range(len(both))) else rows[:, order]
 
 
 def _beside(*parts: Tensor | None) -> Tensor | None:
-    there = [part for part in parts if part is not None]
-    return torch.cat(there, dim=1) if len(there) > 1 else next(iter(there), None)
+    given = [part for part in parts if part is not None]
+    return torch.cat(given, dim=1) if len(given) > 1 else next(iter(given), None)
 
 
 def _stacked(below: Tensor | None, pooled: Tensor | None) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recmill.embeddings.placement import all_reduce_bytes
+from recmill.distributed.placement import all_reduce_bytes
 
 _COLLECTIVES = 4  # exchanges of sizes, keys, rows and gradients in a step
 

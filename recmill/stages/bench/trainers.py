@@ -22,7 +22,7 @@ from recmill.dataset.batch import Array, Batch
 from recmill.dataset.loader import Batches
 from recmill.dataset.log_loader import LogBatches
 from recmill.dataset.table import Table
-from recmill.embeddings.collection import Looked
+from recmill.embeddings.collection import BatchLookup
 from recmill.learner.ranking import Ranker
 from recmill.stages.bench import race
 from recmill.stages.bench.race import Task
@@ -66,12 +66,12 @@ class FixedVectors:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         values = np.random.default_rng(0).uniform(-0.01, 0.01, shape).astype(np.float32)
-        self.looked = Looked(values, [], [])
+        self.result = BatchLookup(values, [], [])
 
-    def lookup(self, columns: Mapping[str, Any], train: bool, step: int = 0) -> Looked:
-        return self.looked
+    def lookup(self, columns: Mapping[str, Any], train: bool, step: int = 0) -> BatchLookup:
+        return self.result
 
-    def update(self, looked: Looked, grads: Array, learning_rate: float, step: int = 0) -> None:
+    def update(self, lookup: BatchLookup, grads: Array, learning_rate: float, step: int = 0) -> None:
         pass
 
 

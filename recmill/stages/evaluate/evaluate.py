@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint, StepCheckpoint
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.dataset.batch import collate
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError

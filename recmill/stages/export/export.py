@@ -19,7 +19,8 @@ from recmill.artifacts.bundle.bundle import (
     table_folder,
     write_rows,
 )
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint, StepCheckpoint
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.errors import ArtifactError
 from recmill.learner.graphs.graphs import write_graphs
 from recmill.learner.ranking import Ranker

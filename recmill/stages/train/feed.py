@@ -1,7 +1,7 @@
 """Batches whose reading, parsing and features are done by Ray tasks, as a dispatcher hands units to them.
 
-Order of batches and cursors are those of `Batches` and `LogBatches`, so that a run may be fed in one way today and in
-another tomorrow.
+Order of batches and cursors are those of `Batches` and `LogBatches`, so that a run may go on with or
+without data workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from recmill.dataset.prefetch import prefetch
 from recmill.dataset.schedule import BatchSchedule, Cursor
 from recmill.distributed.data_tasks import DataWorkers, OnTasks, Slice, get
 from recmill.distributed.dispatcher import Dispatcher, Units
-from recmill.distributed.workers import Workers
+from recmill.distributed.evaluation import evaluate_ranker
+from recmill.distributed.workers import SINGLE_WORKER, Workers
 from recmill.features.plan import Plan
 from recmill.learner.retrieval import Retriever
 from recmill.recipe import recipe as r
@@ -41,8 +42,8 @@ from recmill.stages.train.source import (
 class Feed:
     """One rank's rows of each global batch of a split, from any cursor on. Every rank must read alike.
 
-    `shares` gives the rows of each rank for a batch of some size. It is asked when a unit is about to be dealt, and on
-    rank 0 only, so that what is under way keeps its sizes.
+    `slice_sizes` gives the rows of each rank for a batch of some size. It is called when a unit is about to be
+    scheduled, and on rank 0 only, so that what is under way keeps its sizes.
     """
 
     def __init__(
@@ -53,64 +54,68 @@ class Feed:
         self.rank = rank
         self.units = range(num_units)
         self.batches_per_epoch = batches_per_epoch
-        self.shares: Callable[[int], Sequence[float]] | None = None
-        self._readings = itertools.count()
+        self.slice_sizes: Callable[[int], Sequence[float]] | None = None
+        self._passes = itertools.count()
 
     def read(self, cursor: Cursor = Cursor()) -> Iterator[tuple[Batch, Cursor]]:  # noqa: B008, frozen
         """One epoch from the cursor on: this rank's rows of each batch, with the cursor behind it."""
-        reading = next(self._readings)
-        course: BatchSchedule = get(self.dispatcher.course.remote(self.split, reading, cursor))
+        number = next(self._passes)
+        schedule: BatchSchedule = get(self.dispatcher.schedule.remote(self.split, number, cursor))
         held: list[Batch] = []
-        slices = prefetch(self._slices(course, cursor, reading))
+        slices = prefetch(self._slices(schedule, cursor, number))
         try:
-            for unit, found in slices:
+            for unit, own in slices:
                 begin = 0
-                for part, count in zip(course.parts(unit), found.counts, strict=True):
-                    held.append(between(found.rows, begin, begin + count))
+                for part, count in zip(schedule.parts(unit), own.counts, strict=True):
+                    held.append(between(own.rows, begin, begin + count))
                     begin += count
-                    if part.offset + part.rows == course.size(part.batch):
-                        whole = course.size(part.batch)
-                        yield replace(_own(held), whole=whole), course.cursor_after(part.batch)
+                    if part.offset + part.rows == schedule.size(part.batch):
+                        whole = schedule.size(part.batch)
+                        yield replace(_copy(held), whole=whole), schedule.cursor_after(part.batch)
                         held = []
         finally:  # before `slices` ends, whose thread may wait for the dispatcher
-            self.dispatcher.leave.remote(self.split, reading, self.rank)
+            self.dispatcher.leave.remote(self.split, number, self.rank)
 
-    def _slices(self, course: BatchSchedule, cursor: Cursor, reading: int) -> Iterator[tuple[int, Slice]]:
-        for unit in range(course.first_unit, course.num_units):
-            shares = self.shares(course.batch_size) if self.shares is not None and self.rank == 0 else None
-            found = self._slice(reading, cursor, unit, shares)
-            if found is None:
+    def _slices(self, schedule: BatchSchedule, cursor: Cursor, number: int) -> Iterator[tuple[int, Slice]]:
+        for unit in range(schedule.first_unit, schedule.num_units):
+            own = self._slice(number, cursor, unit, self._new_sizes(schedule.batch_size))
+            if own is None:
                 return
-            yield unit, found
+            yield unit, own
 
-    def _slice(self, reading: int, cursor: Cursor, unit: int, shares: Sequence[float] | None) -> Slice | None:
+    def _new_sizes(self, batch_size: int) -> Sequence[float] | None:
+        if self.slice_sizes is None or self.rank != 0:
+            return None
+        return self.slice_sizes(batch_size)
+
+    def _slice(self, number: int, cursor: Cursor, unit: int, sizes: Sequence[float] | None) -> Slice | None:
         """This rank's rows of a unit; None when the rank has left."""
         while True:
-            place = get(self.dispatcher.slice_of.remote(self.split, reading, cursor, unit, self.rank, shares))
+            refs = get(self.dispatcher.slice_of.remote(self.split, number, cursor, unit, self.rank, sizes))
             try:
-                return get(place[0]) if place else None
-            except TaskCancelledError:  # it was dealt again
+                return get(refs[0]) if refs else None
+            except TaskCancelledError:  # it was started again
                 continue
 
 
-def _own(parts: Sequence[Batch]) -> Batch:
+def _copy(parts: Sequence[Batch]) -> Batch:
     """The parts as one batch of memory of its own: the object store can let go of what they lay in."""
     batch = joined(parts)
     return Batch(
         batch.size,
         np.array(batch.numbers),
-        {name: _own_keys(keys) for name, keys in batch.keys.items()},
-        {name: _own_keys(keys) for name, keys in batch.lists.items()},
+        {name: _copy_keys(keys) for name, keys in batch.keys.items()},
+        {name: _copy_keys(keys) for name, keys in batch.lists.items()},
         {name: np.array(labels) for name, labels in batch.labels.items()},
     )
 
 
-def _own_keys(keys: Keys) -> Keys:
+def _copy_keys(keys: Keys) -> Keys:
     return Keys(np.array(keys.values), None if keys.offsets is None else np.array(keys.offsets))
 
 
 class FedData:
-    """The rows of another source, read by data workers. Only the first rank opens them; the others are told."""
+    """The rows of another source, read by data workers. Only the first rank opens them and tells the others."""
 
     def __init__(self, inner: TrainingData, workers: Workers, data_workers: DataWorkers) -> None:
         self.inner = inner
@@ -119,7 +124,7 @@ class FedData:
         self.name = inner.name
         self.data = inner.data
         self.columns = inner.columns
-        self._opened: tuple[Learners, _Opened] | None = None
+        self._opened: tuple[Learners, _DispatcherInfo] | None = None
         self._dispatcher: Any = None  # lives as long as the first rank holds it
         if isinstance(inner, LogData):
             inner.each = OnTasks(data_workers)
@@ -134,13 +139,13 @@ class FedData:
     def batches(self, learner: Learners) -> Feed:
         return self._feed(learner, "train")
 
-    def evaluation(self, learner: Learners) -> Evaluation | None:
+    def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
         if isinstance(learner, Retriever):
-            return self.inner.evaluation(learner)
+            return self.inner.evaluation(learner, workers)
         if "eval" not in self._open(learner).splits:
             return None
         feed = self._feed(learner, "eval")
-        return lambda: learner.evaluate(feed.read()).metrics().as_dict()
+        return lambda: evaluate_ranker(learner, feed.read(), workers).metrics().as_dict()
 
     def num_rows(self, learner: Learners, split: str) -> int:
         return self._open(learner).num_rows[split]
@@ -149,7 +154,7 @@ class FedData:
         opened = self._open(learner)
         return Feed(self._dispatcher, split, self.workers.rank, *opened.splits[split])
 
-    def _open(self, learner: Learners) -> _Opened:
+    def _open(self, learner: Learners) -> _DispatcherInfo:
         """Each learner reads other columns, so it has a dispatcher of its own; the one before it ends."""
         if self._opened is None or self._opened[0] is not learner:
             opened = self.workers.by_first(lambda: self._start_dispatcher(learner))
@@ -158,7 +163,7 @@ class FedData:
             self._opened = learner, opened
         return self._opened[1]
 
-    def _start_dispatcher(self, learner: Learners) -> _Opened:
+    def _start_dispatcher(self, learner: Learners) -> _DispatcherInfo:
         if self._dispatcher is not None:
             ray.kill(self._dispatcher)
         splits = self._units(learner)
@@ -173,7 +178,7 @@ class FedData:
         )
         sizes = {split: (len(units.units), units.batches_per_epoch) for split, units in splits.items()}
         num_rows = {split: self.inner.num_rows(learner, split) for split in ("train", "eval")}
-        return _Opened(name, sizes, num_rows)
+        return _DispatcherInfo(name, sizes, num_rows)
 
     def _units(self, learner: Learners) -> dict[str, Units]:
         train: Any = self.inner.batches(learner)
@@ -187,8 +192,8 @@ class FedData:
 
 
 @dataclass(frozen=True)
-class _Opened:
-    """What ranks must know to be fed."""
+class _DispatcherInfo:
+    """What all ranks need to read from a dispatcher."""
 
     dispatcher: str  # its name
     splits: Mapping[str, tuple[int, int]]  # units, batches of an epoch

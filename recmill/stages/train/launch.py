@@ -1,7 +1,7 @@
 """launch: training on Ray. Ray Train starts the workers, watches them and starts them again; the run is `train` itself.
 
 What a run has reached lies in its folder of checkpoints and nowhere else: workers that start again, fewer or more than
-before, go on from the last checkpoint in it. Ray is told of every checkpoint where it lies, without a copy.
+before, go on from the last checkpoint in it. Every checkpoint is reported to Ray as a path, without a copy.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from recmill.stages.train.trainer import Metrics, TrainProgress
 MakeSource = Callable[[Callable[[str], None]], TrainingData]  # given where notes go; runs on every node
 
 _train: Any = ray.train  # Ray's types describe the version of Ray Train before this one
-_SNAPSHOT = "checkpoint_manager_snapshot.json"  # what Ray Train knows of a run's checkpoints
+_SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's list of a run's checkpoints
 _STARTS_WITHOUT_ROOM = 5  # how often Ray Train waits a minute for CPUs before a run gives up
-_SECONDS_FOR_THE_REASON = 2.0  # until a worker that failed has told why
+_SECONDS_FOR_THE_REASON = 2.0  # for a worker that failed to report why
 _COLLECTIVE_SECONDS = 600
 
 
@@ -110,14 +110,14 @@ def _resources() -> dict[str, float]:
 
 
 def _check_room(scale: RayTrainConfig, note: Callable[[str], None]) -> None:
-    found = _resources()
-    if found.get("CPU", 0) < scale.num_cpus:
+    resources = _resources()
+    if resources.get("CPU", 0) < scale.num_cpus:
         note(
-            f"the cluster has {found.get('CPU', 0):g} CPUs, the run asks for {scale.num_cpus}: "
+            f"the cluster has {resources.get('CPU', 0):g} CPUs, the run asks for {scale.num_cpus}: "
             "it waits for nodes, or goes on with fewer data workers"
         )
     for resource in (scale.worker_resource, scale.data_resource):
-        if resource and resource not in found:
+        if resource and resource not in resources:
             note(f"no node has the resource {resource} yet: the run waits for one")
 
 
@@ -142,7 +142,7 @@ def _on_this_node(actor: Any) -> Any:
 
 @dataclass(frozen=True)
 class _WorkerJob:
-    """All that a worker needs to know."""
+    """Everything that a worker needs."""
 
     recipe: r.Recipe
     make_source: MakeSource
@@ -156,7 +156,7 @@ class _WorkerJob:
 def _fit(job: _WorkerJob) -> list[TrainResult]:
     scale, into = job.scale, job.into
     _forget_missing(into)
-    # A report waits until Ray has asked for the one before, so Ray should ask more often than every two seconds.
+    # A report waits until Ray has polled the one before; Ray polls every two seconds by default.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     least, most = scale.workers
     trainer = _train.torch.TorchTrainer(
@@ -177,7 +177,7 @@ def _fit(job: _WorkerJob) -> list[TrainResult]:
             failure_config=_train.FailureConfig(
                 max_failures=scale.max_failures, controller_failure_limit=_STARTS_WITHOUT_ROOM
             ),
-            checkpoint_config=_train.CheckpointConfig(),  # how many are kept is the recipe's say, and our doing
+            checkpoint_config=_train.CheckpointConfig(),  # pruning is ours, by the recipe
             worker_runtime_env={
                 "env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
             },
@@ -203,12 +203,12 @@ def _too_many_failures(error: Any, job: _WorkerJob) -> TrainingError:
 
 
 def _no_room(error: Any, job: _WorkerJob) -> RecmillError:
-    scale, found = job.scale, _resources().get("CPU", 0)
+    scale, num_cpus = job.scale, _resources().get("CPU", 0)
     if "WorkerGroupStartup" not in type(error.controller_failure).__name__:
         return TrainingError(f"Ray Train gave up: {error.controller_failure}")
     return ResourceError(
-        f"The cluster has {found:g} CPUs, too few for {scale.workers[0]} workers of {scale.cpus_per_worker} CPUs, and "
-        f"no more came. Add nodes, or allow fewer workers, such as --workers 1..{scale.workers[1]}; "
+        f"The cluster has {num_cpus:g} CPUs, too few for {scale.workers[0]} workers of {scale.cpus_per_worker} CPUs, "
+        f"and no more came. Add nodes, or allow fewer workers, such as --workers 1..{scale.workers[1]}; "
         "then go on with --resume."
     )
 
@@ -217,31 +217,35 @@ def _forget_missing(into: Path) -> None:
     """Take from Ray's list the checkpoints that were pruned or written again: it refuses a list with missing ones."""
     path = into / _SNAPSHOT
     try:
-        known = json.loads(path.read_text())
-        there = [(into / result["checkpoint_dir_name"]).is_dir() for result in known["checkpoint_results"]]
+        snapshot = json.loads(path.read_text())
+        exists = [
+            (into / result["checkpoint_dir_name"]).is_dir() for result in snapshot["checkpoint_results"]
+        ]
         for name in ("checkpoint_results", "checkpoint_report_indices"):
-            known[name] = [entry for entry, is_there in zip(known[name], there, strict=True) if is_there]
+            snapshot[name] = [
+                entry for entry, is_there in zip(snapshot[name], exists, strict=True) if is_there
+            ]
     except (OSError, ValueError, KeyError, TypeError):  # Ray's list is a convenience: a damaged one goes
-        known = {}
-    if known.get("ray_version") != ray.__version__ or not known["checkpoint_results"]:
+        snapshot = {}
+    if snapshot.get("ray_version") != ray.__version__ or not snapshot["checkpoint_results"]:
         path.unlink(missing_ok=True)
         return
-    known["latest_checkpoint_result"] = known["checkpoint_results"][-1]
-    write_whole(path, json.dumps(known))
+    snapshot["latest_checkpoint_result"] = snapshot["checkpoint_results"][-1]
+    write_whole(path, json.dumps(snapshot))
 
 
 class _RunThread:
-    """A run on a thread of its own, so that the main one shows how far it is and hears Ctrl-C."""
+    """A run on a thread of its own, so that the main one shows its progress and receives Ctrl-C."""
 
     def __init__(self, fit: Callable[[], list[TrainResult]]) -> None:
         self._fit = fit
-        self._found: list[TrainResult] = []
+        self._results: list[TrainResult] = []
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="ray-train", daemon=True)
 
     def _work(self) -> None:
         try:
-            self._found = self._fit()
+            self._results = self._fit()
         except BaseException as error:  # raised by `follow`, on the thread that waits
             self._error = error
 
@@ -258,7 +262,7 @@ class _RunThread:
             raise failure
         if self._error is not None:
             raise self._error
-        return self._found
+        return self._results
 
 
 # a worker
@@ -273,7 +277,7 @@ def _work(config: Mapping[str, Any]) -> list[TrainResult]:
             return []
         if workers.is_first:
             job.status_actor.began.remote(workers.size)
-        source = job.make_source(_telling(job.status_actor.note) if workers.is_first else _silent)
+        source = job.make_source(_remote_call(job.status_actor.note) if workers.is_first else _silent)
         if job.scale.data_workers is not None:
             data_workers = DataWorkers(job.scale.data_workers, job.scale.data_resource)
             source = FedData(source, workers, data_workers)
@@ -282,7 +286,7 @@ def _work(config: Mapping[str, Any]) -> list[TrainResult]:
             workers,
             on_report=_report_to_ray,
             on_step=_both(Gauges(job.into.name).show, job.on_step),
-            warn=_telling(job.status_actor.warn),
+            warn=_remote_call(job.status_actor.warn),
         )
         bars = StatusBars(job.status_actor)
         return train_locked(job.recipe, source, job.into, options, bars, context=context)
@@ -321,7 +325,7 @@ def _both(first: OnStep, second: OnStep | None) -> OnStep:
     return after_step
 
 
-def _telling(method: Any) -> Callable[[str], None]:
+def _remote_call(method: Any) -> Callable[[str], None]:
     return lambda line: method.remote(line) and None
 
 

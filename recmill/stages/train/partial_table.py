@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recmill.dataset.partial_table import PartialTable, PartialTableBatches
+from recmill.distributed.workers import SINGLE_WORKER, Workers
 from recmill.errors import ArtifactError
 from recmill.recipe import recipe as r
-from recmill.stages.train.source import Evaluation, Learners, TableData
+from recmill.stages.train.source import Evaluation, Learners, TableData, check_prepared
 from recmill.stages.train.trainer import BatchSource, Metrics
 
 FOLLOWED = "table of job "  # how the name of such a source begins
@@ -36,12 +37,7 @@ class PartialTableData:
         self.note = note
 
     def check(self, recipe: r.Recipe) -> None:
-        for part in ("log", "rows", "features", "labels", "split"):
-            if getattr(recipe, part) != getattr(self.plan.recipe, part):
-                raise ArtifactError(
-                    f"Table {self.growing.path} is prepared with another [{part}] than recipe "
-                    f'"{recipe.name}" has. Run `recmill prepare` again.'
-                )
+        check_prepared(recipe, self.plan.recipe, self.growing.path)
 
     def batches(self, learner: Learners) -> BatchSource:
         if learner.trains_on is None and self.plan.num_rows:
@@ -50,9 +46,9 @@ class PartialTableData:
             self.note("how many rows there are to train on is known only at the end: waits for the Table")
         return self._finished().batches(learner)
 
-    def evaluation(self, learner: Learners) -> Evaluation | None:
+    def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
         # All workers of a run must agree, so that it may not depend on how far the Table is.
-        return None if self.plan.recipe.split is None else lambda: self._evaluate(learner)
+        return None if self.plan.recipe.split is None else lambda: self._evaluate(learner, workers)
 
     def num_rows(self, learner: Learners, split: str) -> int:
         """Rows held out are 0 as long as the Table is not finished."""
@@ -60,8 +56,8 @@ class PartialTableData:
             return self._finished().num_rows(learner, split)
         return self.plan.num_rows if split == "train" else 0
 
-    def _evaluate(self, learner: Learners) -> Metrics:
-        evaluate = self._finished().evaluation(learner)
+    def _evaluate(self, learner: Learners, workers: Workers) -> Metrics:
+        evaluate = self._finished().evaluation(learner, workers)
         if evaluate is None:
             raise ArtifactError(
                 f"Table {self.growing.path} has no eval rows, though its recipe holds some out. "

@@ -19,12 +19,12 @@ def profiled(num_steps: int | None, into: Path) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     into.parent.mkdir(parents=True, exist_ok=True)
-    # Shares of a batch run on threads of their own, which torch leaves out unless told.
+    # Slices of a batch run on threads of their own, which torch leaves out by default.
     every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with profile(
         activities=[ProfilerActivity.CPU],
         schedule=schedule(wait=0, warmup=_WARM_UP, active=num_steps, repeat=1),
-        on_trace_ready=lambda found: found.export_chrome_trace(str(into)),
+        on_trace_ready=lambda trace: trace.export_chrome_trace(str(into)),
         experimental_config=every_thread,
     ) as profiler:
         yield profiler.step

@@ -12,6 +12,8 @@ from typing import Protocol
 from recmill.dataset.loader import Batches
 from recmill.dataset.log_loader import LogBatches
 from recmill.dataset.table import Table
+from recmill.distributed.evaluation import evaluate_ranker, evaluate_retriever
+from recmill.distributed.workers import SINGLE_WORKER, Workers
 from recmill.errors import ArtifactError, RecmillError
 from recmill.features.chain import ColumnInfo
 from recmill.features.plan import Plan
@@ -35,11 +37,11 @@ class TrainingData(Protocol):
 
     @property
     def name(self) -> str:
-        """Tells sources apart: a run goes on only with the source that it began with."""
+        """Identifies the source: a run goes on only with the one that it began with."""
 
     @property
     def data(self) -> str | None:
-        """Where the log is that the rows come from, if that is known."""
+        """Where the log of the rows is, if it is known."""
 
     @property
     def plan(self) -> Plan: ...
@@ -49,8 +51,8 @@ class TrainingData(Protocol):
         """Raise when the features are not those of the recipe."""
 
     def batches(self, learner: Learners) -> BatchSource: ...
-    def evaluation(self, learner: Learners) -> Evaluation | None:
-        """Metrics of the eval rows; None when the recipe holds none out."""
+    def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
+        """Metrics of the eval rows, measured by all workers; None when the recipe holds none out."""
 
     def num_rows(self, learner: Learners, split: str) -> int: ...
 
@@ -69,12 +71,7 @@ class TableData:
         return self.table.plan
 
     def check(self, recipe: r.Recipe) -> None:
-        for part in ("log", "rows", "features", "labels", "split"):
-            if getattr(recipe, part) != getattr(self.table.recipe, part):
-                raise ArtifactError(
-                    f'Table {self.table.path} was prepared with another [{part}] than recipe "{recipe.name}" has. '
-                    "Run `recmill prepare` again."
-                )
+        check_prepared(recipe, self.table.recipe, self.table.path)
 
     def batches(self, learner: Learners) -> BatchSource:
         train = learner.train_spec
@@ -82,13 +79,13 @@ class TableData:
         features = learner.layout.features
         return Batches(self.table, train.batch_size, "train", features, seed, learner.trains_on)
 
-    def evaluation(self, learner: Learners) -> Evaluation | None:
+    def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
         if not self.table.num_rows("eval"):
             return None
         if isinstance(learner, Retriever):
-            return lambda: learner.evaluate(self.table, "eval").means()
+            return lambda: evaluate_retriever(learner, self.table, workers).means()
         batches = Batches(self.table, EVALUATION_BATCH, "eval", learner.layout.features)
-        return lambda: learner.evaluate(batches.read()).metrics().as_dict()
+        return lambda: evaluate_ranker(learner, batches.read(), workers).metrics().as_dict()
 
     def num_rows(self, learner: Learners, split: str) -> int:
         return self.table.num_rows(split)
@@ -106,7 +103,7 @@ class LogData:
         note: Callable[[str], None] = lambda line: None,
         each: Each | None = None,
     ) -> None:
-        """`each` is how pieces of the log are counted; on threads without it."""
+        """`each` is how units of the log are counted; on threads without it."""
         self.each = each
         self.recipe = recipe
         self.data = _absolute(data)
@@ -123,18 +120,18 @@ class LogData:
     def batches(self, learner: Learners) -> BatchSource:
         return self._open(_ranker(learner))
 
-    def evaluation(self, learner: Learners) -> Evaluation | None:
+    def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
         ranker = _ranker(learner)
         if not self.num_rows(ranker, "eval"):
             return None
         batches = self._open(ranker).of_split("eval", EVALUATION_BATCH)
-        return lambda: ranker.evaluate(batches.read()).metrics().as_dict()
+        return lambda: evaluate_ranker(ranker, batches.read(), workers).metrics().as_dict()
 
     def num_rows(self, learner: Learners, split: str) -> int:
         return self._open(_ranker(learner)).log.num_rows(split)
 
     def _open(self, learner: Ranker) -> LogBatches:
-        """The log, counted once, whoever asks first."""
+        """The log, counted once."""
         if self._opened is None:
             train = learner.train_spec
             self._opened = LogBatches(
@@ -168,13 +165,23 @@ def open_log_data(
     return LogData(recipe, data, Path(plan) if plan else None, max_bad, note)
 
 
+def check_prepared(recipe: r.Recipe, prepared: r.Recipe, table: Path) -> None:
+    """The rows of a Table must be those that the recipe describes."""
+    for part in ("log", "rows", "features", "labels", "split"):
+        if getattr(recipe, part) != getattr(prepared, part):
+            raise ArtifactError(
+                f'Table {table} was prepared with another [{part}] than recipe "{recipe.name}" has. '
+                "Run `recmill prepare` again."
+            )
+
+
 def _absolute(data: str) -> str:
     """A directory of logs, wherever a run goes on from; a URL is one already."""
     return data if "://" in data else os.path.abspath(data)
 
 
 def _digest(recipe: r.Recipe, data: str) -> str:
-    """Tells the files of a log, its side tables and functions from others."""
+    """Identifies the files of a log, its side tables and functions."""
     text = json.dumps(open_inputs(recipe, data).fingerprint(), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -15,7 +15,7 @@ from recmill.reporting.machine import available_cores, cpu_quota
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _PROBE_SECONDS = 0.25
 _PROBE_SIZE = 256
-_WORTH_IT = 1.25  # a thread more must bring at least this much in all
+_MIN_GAIN = 1.25  # all threads together over one, to use more than one
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class Threads:
     reason: str
 
 
-def choose_threads(asked: int | None = None) -> Threads:
-    """As many as asked for; else as many as the cores, the quota and half a second of trying are good for."""
-    torch.set_num_threads(1)  # one thread for each share of a batch, none inside
-    if asked is not None:
-        return Threads(asked, "as asked")
+def choose_threads(requested: int | None = None) -> Threads:
+    """The requested number; else what cores, quota and half a second of measurement suggest."""
+    torch.set_num_threads(1)  # one thread for each slice of a batch, none inside
+    if requested is not None:
+        return Threads(requested, "as asked")
     allowed, quota = available_cores(), cpu_quota()
     why = f"{allowed} cores" + (f", quota {quota:g}" if quota else "")
     if allowed == 1:
         return Threads(1, why)
     alone, together = _speed(1), _speed(allowed)
     gain = together / alone
-    number = allowed if gain >= _WORTH_IT else 1
+    number = allowed if gain >= _MIN_GAIN else 1
     return Threads(number, f"{why}; {allowed} threads give {gain:.1f}x of one")
 
 

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts.checkpoint.checkpoint import METRICS, Checkpoint, Checkpoints, StepCheckpoint
+from recmill.artifacts.checkpoint.checkpoint import METRICS, Checkpoint
+from recmill.artifacts.checkpoint.checkpoints import Checkpoints
+from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.artifacts.lock import lock_folder
 from recmill.artifacts.manifest import WORK, is_published
-from recmill.distributed.workers import SINGLE_WORKER, Workers, distribute
+from recmill.distributed.parallel import distribute
+from recmill.distributed.workers import SINGLE_WORKER, Workers
 from recmill.embeddings.table import DiskTier
 from recmill.errors import ArtifactError, RecmillError
 from recmill.learner.saved import models_of, new_learner
 from recmill.recipe import recipe as r
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress as Bars
-from recmill.reporting.progress import ProgressBar
 from recmill.reporting.tracking import Trackers, open_trackers
 from recmill.stages.train.config import TrainConfig
 from recmill.stages.train.profile import profiled
-from recmill.stages.train.source import Evaluation, Learners, TrainingData
+from recmill.stages.train.reporter import Reporter, run_facts, values_of
+from recmill.stages.train.source import TrainingData
 from recmill.stages.train.threads import Threads, choose_threads, keep_freed_memory
 from recmill.stages.train.trainer import Metrics, State, Trainer, TrainProgress
 
 OnReport = Callable[[Metrics, Path | None], None]
 OnStep = Callable[[str, TrainProgress], None]  # the model's name, and how it is doing
-
-_STEPS_BETWEEN_LINES = 50
-_SAME_EVERY_TIME = {"rows", "positive_rate", "constant_accuracy", "auc_margin"}
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def train(
 ) -> list[TrainResult]:
     """Train every model of the recipe, one after the other, as the only writer of `into`.
 
-    Several workers all call this: the first one holds the folder's lock for all. `report` hears of each model as it
-    ends; `report`, bars, trackers and warnings are the first one's.
+    Several workers all call this: the first one holds the folder's lock for all. `report` is called for each model as
+    it ends; `report`, bars, trackers and warnings are the first one's.
     """
     with ExitStack() as held:
         context.workers.by_first(lambda: held.enter_context(lock_folder(into)))
@@ -109,15 +109,15 @@ def train_locked(
         folder = open_folder(recipe, source, into, options, workers)
         threads = _threads(options, workers)
         keep_freed_memory()
-        found = []
+        results = []
         for model in models:
-            found.append(
+            results.append(
                 _train_model(
                     folder, recipe, model, source, threads, options, bars or Bars(quiet=True), context
                 )
             )
-            report(found[-1])
-        return found
+            report(results[-1])
+        return results
     except BaseException as error:
         workers.fail(error)
         raise
@@ -128,8 +128,8 @@ def _threads(options: TrainConfig, workers: Workers) -> Threads:
     if workers.size == 1 or options.threads is not None:
         return choose_threads(options.threads)
     cores = available_cores()
-    found = choose_threads(max(1, cores // workers.num_here))
-    return replace(found, reason=f"{cores} cores for {workers.num_here} workers")
+    threads = choose_threads(max(1, cores // workers.num_here))
+    return replace(threads, reason=f"{cores} cores for {workers.num_here} workers")
 
 
 def _chosen(recipe: r.Recipe, options: TrainConfig) -> list[str]:
@@ -213,12 +213,12 @@ def _train_model(
     disk = DiskTier(folder.path, options.table_memory) if options.table_memory is not None else None
     learner = new_learner(recipe, model, source.columns, threads.number, disk)
     distribute(learner, workers, options.wire)
-    checkpoints = folder.of(model, learner.train_spec.saving, learner.peers)
+    checkpoints = folder.of(model, learner.train_spec.saving, workers if workers.size > 1 else None)
     trainer = Trainer(
         learner,
         source.batches(learner),
         METRICS[model],
-        source.evaluation(learner),
+        source.evaluation(learner, workers),
         checkpoints,
         workers=workers,
         balance=options.balance,
@@ -240,24 +240,24 @@ def _train_model(
         bars.stage(model, trainer.total_steps) as bar,
     ):
         rows = {f"{split}_rows": source.num_rows(learner, split) for split in ("train", "eval")}
-        trackers.begin({**_facts(recipe, model, trainer, threads), **rows})
+        trackers.begin({**run_facts(recipe, model, trainer, threads), **rows})
         trackers.event("init_stop")
         trackers.event("run_start")
-        watchers: list[Callable[[TrainProgress], None]] = [lambda progress: after_step()]
+        callbacks: list[Callable[[TrainProgress], None]] = [lambda progress: after_step()]
         if context.on_step is not None and workers.is_first:
-            watchers.append(partial(context.on_step, model))
+            callbacks.append(partial(context.on_step, model))
         if context.on_evaluation is not None and workers.is_first:
-            watchers.append(partial(_after_evaluation, partial(context.on_evaluation, model)))
-        reporter = _Reporter(trackers, bar, watchers, trainer.learner.steps)
+            callbacks.append(partial(_after_evaluation, partial(context.on_evaluation, model)))
+        reporter = Reporter(trackers, bar, callbacks, trainer.learner.steps)
         trainer.report = reporter.report
         if context.on_report is not None:
-            trainer.on_saved = partial(_tell_of_saved, context.on_report)
+            trainer.on_saved = partial(_report_saved, context.on_report)
         if trainer.evaluate is not None:
             trainer.evaluate = reporter.announced(trainer.evaluate, learner)
         try:
             trainer.train()
         finally:
-            checkpoints.settle()  # the folder's lock must outlast whoever writes there
+            checkpoints.settle()  # the folder's lock must outlast the thread that writes
     return ended(trainer.state)
 
 
@@ -265,8 +265,8 @@ def _last_good(checkpoints: Checkpoints, context: TrainContext) -> StepCheckpoin
     """The first worker looks, and sets damaged ones aside; all go on from the same one."""
 
     def path_of_last() -> Path | None:
-        found = checkpoints.last_good(context.warn)
-        return found.path if found is not None else None
+        last = checkpoints.last_good(context.warn)
+        return last.path if last is not None else None
 
     path = context.workers.by_first(path_of_last)
     return StepCheckpoint.open(path) if path is not None else None
@@ -303,74 +303,6 @@ def _trackers(options: TrainConfig, path: Path, last: StepCheckpoint | None, wor
     return Trackers([])
 
 
-def _tell_of_saved(report: OnReport, progress: TrainProgress, path: Path) -> None:
-    report({"step": progress.step, **_values(progress), **progress.metrics}, path)
-
-
-def _after_evaluation(call: Callable[[TrainProgress], None], progress: TrainProgress) -> None:
-    if progress.metrics:
-        call(progress)
-
-
-class _Reporter:
-    """Tells the bar and others of every step, and trackers of every so many and of every evaluation."""
-
-    def __init__(
-        self,
-        trackers: Trackers,
-        bar: ProgressBar,
-        watchers: Sequence[Callable[[TrainProgress], None]],
-        step: int,
-    ) -> None:
-        self.trackers = trackers
-        self.bar = bar
-        self.watchers = watchers
-        self.last: TrainProgress | None = None
-        self.metrics: Metrics = {}
-        self.bar.done = step
-
-    def announced(self, evaluate: Evaluation, learner: Learners) -> Evaluation:
-        """The same; trackers hear when it begins. That it ended they hear after its numbers."""
-
-        def announce() -> Metrics:
-            self.trackers.event("eval_start", step=learner.steps)
-            return evaluate()
-
-        return announce
-
-    def report(self, progress: TrainProgress) -> None:
-        samples = progress.samples - (self.last.samples if self.last else 0)
-        self.last = progress
-        self.metrics = progress.metrics or self.metrics
-        if progress.metrics or progress.step % _STEPS_BETWEEN_LINES == 0:
-            self.trackers.log(progress.step, _values(progress))
-        if progress.metrics:
-            self.trackers.event("eval_stop", step=progress.step)
-        self.bar.note = _note(progress, self.metrics)
-        self.bar.advance(1, samples)
-        for watch in self.watchers:
-            watch(progress)
-
-
-def _values(progress: TrainProgress) -> dict[str, float]:
-    return {
-        "loss": progress.loss,
-        "samples": progress.samples,
-        "samples_per_second": progress.samples_per_second,
-        "wait_share": progress.wait_share,
-        "rate_factor": progress.rate_factor,
-        **{name: value for name, value in progress.metrics.items() if name not in _SAME_EVERY_TIME},
-    }
-
-
-def _note(progress: TrainProgress, metrics: Metrics) -> str:
-    known = next((f"  {name} {metrics[name]:.4f}" for name in METRICS.values() if name in metrics), "")
-    return (
-        f"step {progress.step:,}/{progress.total_steps:,}  loss {progress.loss:.4f}{known}  "
-        f"waits {progress.wait_share:.0%}"
-    )
-
-
 def _is_finished(last: StepCheckpoint, trainer: Trainer) -> bool:
     """Whether there is nothing left to do; a run that came to its end goes on when its recipe now asks for more."""
     reason = last.state["stopped_by"]
@@ -379,23 +311,10 @@ def _is_finished(last: StepCheckpoint, trainer: Trainer) -> bool:
     )
 
 
-def _facts(recipe: r.Recipe, model: str, trainer: Trainer, threads: Threads) -> dict[str, str | float]:
-    train, total = trainer.spec, trainer.total_steps
-    decay_start = round(train.schedule.decay_from * total)
-    return {
-        "recipe": recipe.name,
-        "model": model,
-        "batch_size": train.batch_size,
-        "optimizer": train.dense.name,
-        "learning_rate": train.dense.learning_rate,
-        "embedding_optimizer": train.sparse.name,
-        "embedding_learning_rate": train.sparse.learning_rate,
-        "seed": train.seed,
-        "steps_per_epoch": trainer.batches.batches_per_epoch,
-        "total_steps": total,
-        "warmup_steps": round(train.schedule.warmup * total),
-        "decay_start_step": decay_start,
-        "decay_steps": total - decay_start,
-        "threads": threads.number,
-        "workers": trainer.workers.size,
-    }
+def _report_saved(report: OnReport, progress: TrainProgress, path: Path) -> None:
+    report({"step": progress.step, **values_of(progress), **progress.metrics}, path)
+
+
+def _after_evaluation(call: Callable[[TrainProgress], None], progress: TrainProgress) -> None:
+    if progress.metrics:
+        call(progress)

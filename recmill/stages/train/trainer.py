@@ -10,17 +10,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from recmill.artifacts.checkpoint.checkpoint import Checkpoints, StepCheckpoint
+from recmill.artifacts.checkpoint.checkpoints import Checkpoints
+from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.dataset.batch import Batch
 from recmill.dataset.schedule import Cursor
-from recmill.distributed.workers import (
-    SINGLE_WORKER,
-    CutsItself,
-    SliceSizes,
-    Workers,
-    scatter_randomness,
-    worker_batches,
-)
+from recmill.distributed.parallel import scatter_randomness
+from recmill.distributed.slices import SlicedSource, SliceSizes, worker_batches
+from recmill.distributed.workers import SINGLE_WORKER, Workers
 from recmill.errors import StopTraining
 from recmill.learner.base import Learner
 from recmill.learner.optimizers import rate_factor
@@ -32,8 +28,8 @@ Metrics = Mapping[str, float]
 class BatchSource(Protocol):
     """Batches of a Table or of a raw log, from any cursor on.
 
-    Of several workers each has its own; they give the same batches, or each gives its worker's share of them, which
-    then says of how many rows it is one.
+    Of several workers each has its own; they give the same batches, or each gives its worker's slice of them, with
+    the size of the whole batch in `Batch.whole`.
     """
 
     @property
@@ -43,7 +39,7 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """How a run is doing since the last time it was asked."""
+    """Loss and speed of the last steps: since the run began, or since the last evaluation."""
 
     step: int
     total_steps: int
@@ -57,7 +53,7 @@ class TrainProgress:
 
 @dataclass
 class State:
-    """What a checkpoint must know beside weights for the run to go on as if nothing had happened."""
+    """What a checkpoint holds beside weights, so that a run goes on as if nothing had happened."""
 
     cursor: Cursor = Cursor()  # noqa: RUF009, frozen
     samples: int = 0
@@ -67,7 +63,7 @@ class State:
     drops: int = 0  # evaluations that were worse than the best before them
     evaluations: list[dict[str, float]] = field(default_factory=list)
     stopped_by: str | None = None  # end, steps, minutes, target, patience or callback
-    units: int | None = None  # of an epoch; the cursor says which one is next
+    units: int | None = None  # of an epoch; the cursor has the next one
     workers: int = 1
 
     @classmethod
@@ -89,9 +85,9 @@ class Trainer:
         workers: Workers = SINGLE_WORKER,
         balance: bool = True,
     ) -> None:
-        """`learner` is one of `workers`, if they are several: see `spread`."""
+        """`learner` is one of `workers`, if they are several: see `distribute`."""
         self.workers = workers
-        self.shares = SliceSizes(workers.size, balance)
+        self.slice_sizes = SliceSizes(workers.size, balance)
         self.on_saved: Callable[[TrainProgress, Path], None] = lambda progress, path: None
         self._unpublished: tuple[TrainProgress, Path] | None = None
         self.learner = learner
@@ -120,11 +116,12 @@ class Trainer:
     def train(self) -> State:
         """Run to the end, or until there is a reason to stop."""
         meter, clock = _Meter(), _Clock(self.spec.saving.every_minutes)
-        with closing(self._own_batches()) as batches:
+        with closing(self._worker_batches()) as batches:
             for batch, after in meter.watch(batches):
                 self.state.cursor, factor = after, self._rate_factor()
-                self._tell(clock)
-                meter.count(self.learner.step(batch, factor).loss, batch.total, self.state)
+                self._send_flags(clock)
+                loss = self.learner.step(batch, factor).loss
+                meter.count(loss, batch.total, self.state)
                 self.state.seconds += clock.tick()
                 metrics = self._evaluate_when_due()
                 progress = meter.progress(
@@ -133,7 +130,7 @@ class Trainer:
                 self._report(progress)
                 self.state.seconds += clock.tick()
                 self.state.stopped_by = self._reason_to_stop(metrics)
-                self._tell_of_saved()
+                self._report_saved()
                 if metrics or self.state.stopped_by or self._saving_is_due(clock):
                     self._save(progress)
                     clock.saved()
@@ -148,12 +145,12 @@ class Trainer:
         except StopTraining:
             self._is_stop_requested = True
 
-    def _own_batches(self) -> Generator[tuple[Batch, Cursor], None, None]:
+    def _worker_batches(self) -> Generator[tuple[Batch, Cursor], None, None]:
         if self.workers.size == 1:
             return self._batches()
-        if isinstance(self.batches, CutsItself):
-            self.batches.shares = self.shares.cut
-        return worker_batches(self._batches(), self.learner, self.workers, self.shares)
+        if isinstance(self.batches, SlicedSource):
+            self.batches.slice_sizes = self.slice_sizes.cut
+        return worker_batches(self._batches(), self.learner, self.workers, self.slice_sizes)
 
     def _batches(self) -> Generator[tuple[Batch, Cursor], None, None]:
         """Epoch after epoch, as many batches as the run still has steps."""
@@ -165,17 +162,17 @@ class Trainer:
                 if not steps_left:
                     return
 
-    def _tell(self, clock: _Clock) -> None:
-        """Worker 0's clock is everybody's; and all must know when a checkpoint is complete."""
+    def _send_flags(self, clock: _Clock) -> None:
+        """Clocks differ, so worker 0's decides for all; and a checkpoint is complete when all have written."""
         if self.workers.size > 1:
             self.workers.set_flag("out_of_time", self._is_out_of_time())
             self.workers.set_flag("stop", self._is_stop_requested)
             self.workers.set_flag("save", clock.saving_is_due())
             self.workers.set_flag("saved", self.checkpoints is not None and not self.checkpoints.is_writing)
 
-    def _agreed(self, word: str, own: Callable[[], bool]) -> bool:
-        """Of one process what it finds now; of several what the first one said with the last step."""
-        return own() if self.workers.size == 1 else bool(self.workers.flags_of_all(word)[0])
+    def _decided_by_first(self, flag: str, decide: Callable[[], bool]) -> bool:
+        """One process decides now; several do what the first one sent with the last step."""
+        return decide() if self.workers.size == 1 else bool(self.workers.flags_of_all(flag)[0])
 
     def _rate_factor(self) -> float:
         schedule = self.spec.schedule
@@ -188,15 +185,15 @@ class Trainer:
         if self.evaluate is None or (step % every and step < self.total_steps):
             return {}
         metrics = self.evaluate()
-        found = [past[self.metric] for past in self.state.evaluations]
-        self.state.drops += bool(found) and metrics[self.metric] < max(found)
+        values = [past[self.metric] for past in self.state.evaluations]
+        self.state.drops += bool(values) and metrics[self.metric] < max(values)
         self.state.evaluations.append({"step": step, **metrics})
         return metrics
 
     def _saving_is_due(self, clock: _Clock) -> bool:
         every = self.spec.saving.every_steps
         due = every is not None and self.learner.steps % every == 0
-        return due or self._agreed("save", clock.saving_is_due)
+        return due or self._decided_by_first("save", clock.saving_is_due)
 
     def _reason_to_stop(self, metrics: Metrics) -> str | None:
         if metrics and self.spec.target is not None and meets(self.spec.target, metrics):
@@ -209,16 +206,16 @@ class Trainer:
             return "patience"
         if self.learner.steps >= self.total_steps:
             return "steps" if self.total_steps == self.spec.max_steps else "end"
-        if self._agreed("stop", lambda: self._is_stop_requested):
+        if self._decided_by_first("stop", lambda: self._is_stop_requested):
             return "callback"
-        return "minutes" if self._agreed("out_of_time", self._is_out_of_time) else None
+        return "minutes" if self._decided_by_first("out_of_time", self._is_out_of_time) else None
 
     def _is_out_of_time(self) -> bool:
         return self.spec.max_minutes is not None and self.state.seconds >= 60 * self.spec.max_minutes
 
     def _evaluations_since_best(self) -> int:
-        found = [past[self.metric] for past in self.state.evaluations]
-        return len(found) - 1 - found.index(max(found))
+        values = [past[self.metric] for past in self.state.evaluations]
+        return len(values) - 1 - values.index(max(values))
 
     def _save(self, progress: TrainProgress) -> None:
         if self.checkpoints is not None:
@@ -233,26 +230,24 @@ class Trainer:
     def _wait_for_saved(self) -> None:
         if self.checkpoints is not None:
             self.checkpoints.wait()
-        self._tell_of_saved(is_known=True)
+        self._report_saved(is_complete=True)
 
-    def _tell_of_saved(self, is_known: bool = False) -> None:
-        """Say that a checkpoint is published, on all workers at the same step."""
+    def _report_saved(self, is_complete: bool = False) -> None:
+        """Call `on_saved` of a published checkpoint, on all workers at the same step."""
         if self._unpublished is None or self.checkpoints is None:
             return
-        checkpoints = self.checkpoints
-        every = (
-            [not checkpoints.is_writing]
-            if self.workers.size == 1
-            else self.workers.flags_of_all("saved").tolist()
-        )
-        if is_known or all(every):
-            checkpoints.wait()
-            found, self._unpublished = self._unpublished, None
-            self.on_saved(*found)
+        if self.workers.size == 1:
+            is_complete = is_complete or not self.checkpoints.is_writing
+        else:
+            is_complete = is_complete or bool(self.workers.flags_of_all("saved").all())
+        if is_complete:
+            self.checkpoints.wait()
+            saved, self._unpublished = self._unpublished, None
+            self.on_saved(*saved)
 
 
 def _num_units(batches: BatchSource) -> int | None:
-    """Of an epoch, if that is known; only people want to know."""
+    """Of an epoch, if that is known; only shown to people."""
     units = getattr(batches, "units", None)
     return len(units) if units is not None else None
 
@@ -280,25 +275,25 @@ class _Meter:
     """Loss, speed and waiting over the last steps. Evaluations and saving do not count."""
 
     def __init__(self) -> None:
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.samples = self.steps = 0
         self.seconds = self.waited = self.loss = 0.0
 
     def watch(self, batches: Iterable[tuple[Batch, Cursor]]) -> Iterator[tuple[Batch, Cursor]]:
-        waiting = iter(batches)
+        source = iter(batches)
         while True:
-            self.asked = time.perf_counter()
-            found = next(waiting, None)
-            if found is None:
+            self.began = time.perf_counter()
+            batch = next(source, None)
+            if batch is None:
                 return
-            self.last_wait = time.perf_counter() - self.asked
-            yield found
+            self.last_wait = time.perf_counter() - self.began
+            yield batch
 
     def count(self, loss: float, samples: int, state: State) -> None:
         """One step, here and in all."""
-        passed = time.perf_counter() - self.asked
+        passed = time.perf_counter() - self.began
         self.seconds += passed
         self.waited += self.last_wait
         self.loss += loss
@@ -312,7 +307,7 @@ class _Meter:
         """Since the beginning, or since the last evaluation."""
         seconds = max(1e-9, self.seconds)
         speed = self.samples / seconds, self.waited / seconds
-        found = TrainProgress(step, total, samples, self.loss / max(1, self.steps), *speed, factor, metrics)
+        loss = self.loss / max(1, self.steps)
         if metrics:
-            self.begin()
-        return found
+            self.reset()
+        return TrainProgress(step, total, samples, loss, *speed, factor, metrics)

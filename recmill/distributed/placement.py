@@ -1,4 +1,4 @@
-"""Where tables go when several workers train: spread over them by key, or small ones as a replica on each."""
+"""Where tables go when several workers train: sharded over them by key, or small ones as a replica on each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from recmill.embeddings.table import OPTIMIZERS, TableSpec
 Placement = Literal["sharded", "replicated"]
 
 WIRE_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
-_ASK_BYTES = 12  # a key and its count
+_REQUEST_BYTES = 12  # a key and its count
 _HEADER_BYTES = 20  # of a record
-_MOST_REPLICATED = 16 << 20  # bytes of one table
+_MAX_REPLICA_BYTES = 16 << 20  # of one table
 
 
 @dataclass(frozen=True)
 class TablePlacement:
-    """A table's place, with what it costs one worker: bytes sent in a step, and memory (None: grows with its keys)."""
+    """Where a table goes, and what it costs one worker: bytes sent in a step, memory (None: grows with its keys)."""
 
     name: str
     num_rows: int | None
@@ -47,12 +47,12 @@ def plan_placement(
 def _place(name: str, spec: TableSpec, keys: float, num_workers: int, width: int) -> TablePlacement:
     away = (num_workers - 1) / num_workers
     different = keys if spec.num_rows is None else spec.num_rows * -math.expm1(-keys / spec.num_rows)
-    sharded = different * away * (_ASK_BYTES + 2 * spec.dim * width)
+    sharded = different * away * (_REQUEST_BYTES + 2 * spec.dim * width)
     if spec.num_rows is None or spec.admit_after > 1:
         return TablePlacement(name, spec.num_rows, spec.dim, "sharded", sharded, None, None)
     replicated = all_reduce_bytes(spec.num_rows * (spec.dim + 1), num_workers)
     memory = spec.num_rows * _record_bytes(spec)
-    if replicated < sharded and memory <= _MOST_REPLICATED:
+    if replicated < sharded and memory <= _MAX_REPLICA_BYTES:
         return TablePlacement(name, spec.num_rows, spec.dim, "replicated", replicated, sharded, memory)
     part = -(-memory // num_workers)
     return TablePlacement(name, spec.num_rows, spec.dim, "sharded", sharded, replicated, part)
@@ -77,7 +77,7 @@ def explain(
     total = dense + sum(table.wire_bytes for table in placed)
     lines = [
         f"{num_workers} workers, batches of {batch_size:,} rows; bytes are those of one worker, and in one step",
-        f"{'table':<28} {'rows':>12} {'dim':>4}  {'place':<10} {'sent':>10} {'otherwise':>10} {'memory':>10}",
+        f"{'table':<28} {'rows':>12} {'dim':>4}  {'placement':<10} {'sent':>10} {'otherwise':>10} {'memory':>10}",
     ]
     for table in placed:
         rows = "any" if table.num_rows is None else f"{table.num_rows:,}"

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file
 
-from recmill.artifacts.checkpoint.checkpoint import Checkpoints, StepCheckpoint
+from recmill.artifacts.checkpoint.checkpoints import Checkpoints
+from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.embeddings.table import EmbeddingTable, TableSpec
 from recmill.errors import ArtifactError, ResourceError
 from recmill.recipe.recipe import Saving
@@ -264,7 +265,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     with pytest.raises(ArtifactError, match=r"the model has deep/item\. Is it a checkpoint of this recipe"):
         checkpoints.restore(checkpoints.find("last"), {"deep/item": EmbeddingTable(SPECS[1])})
     wider = new_tables() | {"deep/item": EmbeddingTable(TableSpec("item", 8))}
-    with pytest.raises(ArtifactError, match='"deep/item" has dim 4, the model wants 8'):
+    with pytest.raises(ArtifactError, match='"deep/item" has dim 4, the model has 8'):
         checkpoints.restore(checkpoints.find("last"), wider)
 
 

@@ -1,0 +1,124 @@
+"""Make a learner of one process train with others. Nothing in `recmill.learner` depends on workers.
+
+A step meets other workers in two places, and `distribute` puts them there:
+
+1. Reads. Collections become sharded ones, whose lookups read rows of other workers. A retriever's `find_items` gives
+   the items of all workers' rows.
+2. Gradients. `reduce_gradients` sums those of all workers before any weight changes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from recmill.dataset.batch import Batch
+from recmill.distributed.batch_items import SharedBatchItems
+from recmill.distributed.gradients import reduce_over_workers
+from recmill.distributed.placement import TablePlacement, plan_placement
+from recmill.distributed.placement import explain as explain_tables
+from recmill.distributed.sharding import WIRES, ShardedCollection
+from recmill.distributed.workers import Workers
+from recmill.embeddings.collection import EmbeddingCollection
+from recmill.embeddings.table import EmbeddingTable, KeyShard
+from recmill.errors import RecmillError
+from recmill.learner.base import Learner
+from recmill.learner.retrieval import Retriever
+
+_KEYS_OF_A_LIST = 8  # a guess, where placement is planned
+
+
+def distribute(learner: Learner, workers: Workers, wire: str = "float32") -> None:
+    """Make a new learner one of several: it holds its part of the tables, and learns from all workers' rows."""
+    if workers.size == 1:
+        return
+    if wire not in WIRES:
+        raise RecmillError(f'Rows cannot travel as "{wire}"; known: {", ".join(WIRES)}.')
+    _check(learner)
+    is_sharded = {
+        table.name: table.placement == "sharded" for table in placement_of(learner, workers.size, wire)
+    }
+    for name, collection in learner.collections.items():
+        names = {table for table in collection.tables if is_sharded[f"{name}/{table}"]}
+        learner.collections[name] = _shard(learner, collection, names, workers, wire)
+    if isinstance(learner, Retriever):
+        learner.find_items = partial(SharedBatchItems.of_all, workers)
+    learner.reduce_gradients = partial(reduce_over_workers, workers)
+    _same_weights(learner, workers)
+
+
+def _shard(
+    learner: Learner, collection: EmbeddingCollection, sharded: set[str], workers: Workers, wire: str
+) -> ShardedCollection:
+    shard = KeyShard(workers.rank, workers.size)
+    tables = [
+        EmbeddingTable(table.spec, disk=learner.disk, shard=shard if name in sharded else None)
+        for name, table in collection.tables.items()
+    ]
+    return ShardedCollection(tables, collection.features, workers, learner.num_threads, wire)
+
+
+def prefetch_keys(learner: Learner, batch: Batch) -> None:
+    """Begin the exchange of the keys that a step on this batch looks up. Steps must come in the same order."""
+    for name, columns in learner.key_columns(batch).items():
+        collection = learner.collections[name]
+        assert isinstance(collection, ShardedCollection)
+        collection.prefetch(columns)
+
+
+def finish_prefetch(learner: Learner) -> None:
+    """Leave nothing under way between workers."""
+    for collection in learner.collections.values():
+        if isinstance(collection, ShardedCollection):
+            collection.finish_prefetch()
+
+
+def _check(learner: Learner) -> None:
+    """Some options count or compare keys of a whole table, which no worker sees."""
+    for name, table in learner.tables.items():
+        for option in ("bloom_counters", "shared_rows"):
+            if getattr(table.spec, option):
+                raise RecmillError(
+                    f'Table "{name}" has {option}, which several workers cannot share. '
+                    "Remove it from ranking.dynamic, or train with one worker."
+                )
+    if learner.dynamic is not None and learner.dynamic.capacity is not None:
+        raise RecmillError(
+            "ranking.dynamic.capacity compares all keys of a table, which several workers cannot. "
+            "Use evict_after_steps or evict_below_norm, or train with one worker."
+        )
+
+
+def _same_weights(learner: Learner, workers: Workers) -> None:
+    """All begin with worker 0's dense weights, whatever machine made them; dropout differs from worker to worker."""
+    for weight in learner.parameters:
+        values = weight.detach().numpy().reshape(-1)
+        if not workers.is_first:
+            values[:] = 0
+        workers.steps.all_reduce(values).wait()
+    scatter_randomness(learner, workers)
+
+
+def scatter_randomness(learner: Learner, workers: Workers) -> None:
+    """Give every worker but the first random numbers of its own."""
+    if not workers.is_first:
+        torch.manual_seed(learner.train_spec.seed + 1_000_003 * workers.rank + learner.steps)
+
+
+def placement_of(learner: Learner, num_workers: int, wire: str = "float32") -> list[TablePlacement]:
+    """Where the tables of a learner go, and what that costs."""
+    keys_per_row: dict[str, float] = dict.fromkeys(learner.tables, 0.0)
+    for name, collection in learner.collections.items():
+        for feature in collection.features:
+            is_list = feature.pooling != "none"
+            keys_per_row[f"{name}/{feature.table}"] += _KEYS_OF_A_LIST if is_list else 1
+    specs = {name: table.spec for name, table in learner.tables.items()}
+    return plan_placement(specs, keys_per_row, learner.train_spec.batch_size, num_workers, wire)
+
+
+def explain(learner: Learner, num_workers: int, wire: str = "float32") -> list[str]:
+    """The placement of a learner's tables as lines of text."""
+    num_weights = sum(weight.numel() for weight in learner.parameters)
+    tables = placement_of(learner, num_workers, wire)
+    return explain_tables(tables, num_workers, learner.train_spec.batch_size, num_weights)
