@@ -17,7 +17,15 @@ import pytest
 
 import recmill.recipe.recipe as r
 from recmill.cli import build_parser
+from recmill.config import flag_fields
 from recmill.recipe.load import recipe_from_dict, shipped_recipes
+from recmill.stages.evaluate.config import EvaluateConfig
+from recmill.stages.export.config import ExportConfig
+from recmill.stages.prepare.config import PrepareConfig
+from recmill.stages.score.config import ScoreConfig
+from recmill.stages.serve.config import ServeConfig
+from recmill.stages.train.config import FollowConfig, RayTrainConfig, TrainConfig
+from recmill.stages.tune.config import TuneConfig
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -138,3 +146,32 @@ def test_toml_blocks_are_toml(path: Path) -> None:
     for language, text in fenced(path):
         if language == "toml":
             tomllib.loads(text)
+
+
+# The page that documents the flags of each config.
+FLAGS_ON_PAGES: dict[type, str] = {
+    PrepareConfig: "prepare.md",
+    TrainConfig: "train.md",
+    RayTrainConfig: "ray.md",
+    FollowConfig: "freshness.md",
+    EvaluateConfig: "evaluate.md",
+    ScoreConfig: "score.md",
+    ExportConfig: "export.md",
+    ServeConfig: "serve.md",
+    TuneConfig: "tune.md",
+}
+
+
+@pytest.mark.parametrize("config", FLAGS_ON_PAGES)
+def test_every_flag_of_a_config_is_on_its_page(config: type) -> None:
+    text = page(ROOT / "docs" / FLAGS_ON_PAGES[config])
+    flags = [flag.option for flag in flag_fields(config)]
+    missing = [flag for flag in flags if not re.search(rf"--(no-)?{flag.removeprefix('--')}(?![\w-])", text)]
+    assert missing == []
+
+
+def test_defaults_in_tables_of_flags_are_those_of_the_config() -> None:
+    rows = re.findall(r"^\| `(--[a-z-]+)` \|[^|]*\| (\S+) \|$", page(ROOT / "docs/serve.md"), re.MULTILINE)
+    shown = {flag.option: flag.kind.show(flag.default) for flag in flag_fields(ServeConfig)}
+    assert len(rows) >= 8
+    assert {flag: default for flag, default in rows if shown[flag] != default} == {}

@@ -140,7 +140,7 @@ def say_evaluated(evaluated: list[EvaluateResult], report: Any, say: Say) -> Non
         say(f"{model.model}   step {model.checkpoint.step:,}   {model.split} rows")
         if "auc" in metrics:
             say(
-                f"AUC {metrics['auc']:.4f}   within {metrics['auc_margin']:.4f}   {metrics['rows']:,.0f} rows"
+                f"AUC {metrics['auc']:.4f}   95% CI +-{metrics['auc_margin']:.4f}   {metrics['rows']:,.0f} rows"
             )
             say(
                 f"log loss {metrics['log_loss']:.4f}   normalised entropy {metrics['normalised_entropy']:.4f}"
@@ -161,10 +161,10 @@ def say_evaluated(evaluated: list[EvaluateResult], report: Any, say: Say) -> Non
 def _say_retrieval(model: EvaluateResult, say: Say) -> None:
     metrics, protocol = model.metrics, model.protocol
     for name in (name for name in metrics if "@" in name and not name.endswith("_margin")):
-        say(f"{name:<10} {metrics[name]:.4f}   within {metrics[f'{name}_margin']:.4f}")
+        say(f"{name:<10} {metrics[name]:.4f}   95% CI +-{metrics[f'{name}_margin']:.4f}")
     if protocol is None:
         return
-    say(f"protocol {protocol.name}   {metrics['users']:,.0f} questions")
+    say(f"protocol {protocol.name}   {metrics['users']:,.0f} eval queries")
     for note in model.notes:
         say(f"note   {note}: published numbers do not compare")
     if not model.notes:

@@ -17,19 +17,15 @@ _ADVICE = {
     "serve": "use fewer --processes and --threads",
 }
 _OTHERWISE = "use fewer threads and workers"
-# What goes on in each part of the package.
+# What the code of each package does.
 _DOING = {
-    "shard_file": "rows of a Table were read",
-    "batches": "rows of a Table were read",
-    "growing": "rows of a Table were read",
-    "ahead": "rows were read ahead",
+    "dataset": "rows were read",
     "logs": "a log was read",
-    "log_batches": "a log was read",
     "features": "features were computed",
     "embeddings": "rows of embedding tables were looked up or updated",
     "learner": "the model ran",
     "models": "the model ran",
-    "checkpoint": "a checkpoint was read or written",
+    "artifacts": "a checkpoint or a bundle was read or written",
 }
 _ALMOST = 0.9  # of the limit: libraries fail in many ways when little is left
 

@@ -154,7 +154,7 @@ def say_scored(scored: ScoreResult, source: str | None, say: Say) -> None:
 
 def _say_metrics(metrics: Mapping[str, float], say: Say) -> None:
     if "auc_margin" in metrics:
-        margin = f"within {metrics['auc_margin']:.4f}"
+        margin = f"95% CI +-{metrics['auc_margin']:.4f}"
         say(f"AUC {metrics['auc']:.4f}   {margin}   {metrics['rows']:,.0f} rows with a label")
     else:
         say(f"AUC unknown: all {metrics['rows']:,.0f} labels are the same")

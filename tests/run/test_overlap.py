@@ -30,7 +30,7 @@ TRAIN = TrainConfig(threads=1, resume=True)
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_log(tmp_path_factory.mktemp("hand-off") / "log")
+    return write_log(tmp_path_factory.mktemp("overlap") / "log")
 
 
 @pytest.fixture(scope="module")
