@@ -20,7 +20,7 @@ from recmill.recipe.recipe import SPLIT, SPLITS, Feature, Label, Recipe
 
 @dataclass(frozen=True)
 class LogUnit:
-    """A piece of the log: a range of bytes, a whole file that cannot be cut, or the same range of several files."""
+    """A unit of the log: a range of bytes, a whole file that cannot be cut, or the same range of several files."""
 
     piece: Piece
     rows: int

@@ -186,9 +186,9 @@ class ClusterEngine(Engine):
         records = [record_of(self.work, f"bucket-{stage}", bucket) for bucket in range(buckets)]
         missing = [bucket for bucket in range(buckets) if not records[bucket].exists()]
         if missing:
-            place = np.full(buckets, -1)
-            place[missing] = np.arange(len(missing))
-            scatter = partial(_cut_part, bucket_of, place, self._piece_bytes())
+            slot = np.full(buckets, -1)
+            slot[missing] = np.arange(len(missing))
+            scatter = partial(_cut_part, bucket_of, slot, self._piece_bytes())
             gather = partial(
                 _store_bucket, self.work / stage, [records[bucket] for bucket in missing], missing
             )
@@ -266,10 +266,10 @@ def _store_rows(folder: Path, number: int, batches: Iterator[pl.DataFrame]) -> S
 
 
 def _cut_part(
-    bucket_of: BucketOf, place: Array, piece_bytes: int, number: int, batches: Iterator[pl.DataFrame]
+    bucket_of: BucketOf, slot: Array, piece_bytes: int, number: int, batches: Iterator[pl.DataFrame]
 ) -> Iterator[tuple[int, pl.DataFrame]]:
     for rows in merged(batches, piece_bytes):
-        yield from cut(rows, place[bucket_of(rows)])
+        yield from cut(rows, slot[bucket_of(rows)])
 
 
 def cut(rows: pl.DataFrame, buckets: Array) -> Iterator[tuple[int, pl.DataFrame]]:
@@ -283,10 +283,10 @@ def cut(rows: pl.DataFrame, buckets: Array) -> Iterator[tuple[int, pl.DataFrame]
 
 
 def _store_bucket(
-    folder: Path, records: list[Path], buckets: list[int], place: int, frames: Iterator[pl.DataFrame]
+    folder: Path, records: list[Path], buckets: list[int], slot: int, frames: Iterator[pl.DataFrame]
 ) -> None:
-    rows = StoredRows.store(folder / f"bucket-{buckets[place]:06d}.arrow", frames)
-    write_record(records[place], rows.saved())
+    rows = StoredRows.store(folder / f"bucket-{buckets[slot]:06d}.arrow", frames)
+    write_record(records[slot], rows.saved())
 
 
 def _check_visible(files: Sequence[Path]) -> None:

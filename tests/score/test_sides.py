@@ -16,7 +16,7 @@ from recmill.dataset.batch import collate
 from recmill.dataset.table import Table
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
-from recmill.stages.score.recall import best_places
+from recmill.stages.score.recall import nearest_items
 from recmill.stages.score.score import ScoreResult
 
 pytestmark = pytest.mark.stages
@@ -138,7 +138,7 @@ def test_users_who_saw_much_still_get_k_items() -> None:
         random.normal(size=(3, 4)).astype(np.float32),
     )
     seen = [np.arange(0, 40), np.array([], np.int64), np.arange(2, 50)]
-    places, scores = best_places(ExactIndex(items), users, 5, seen)
+    places, scores = nearest_items(ExactIndex(items), users, 5, seen)
     for user in range(3):
         left = np.setdiff1d(np.arange(50), seen[user])
         best = left[np.argsort(-(items[left] @ users[user]))][:5]

@@ -213,7 +213,7 @@ class ScoreTable:
 
 
 def predict(ranking: RankScorer, features: pl.DataFrame) -> Array:
-    """Chances of rows, some rows at a time."""
+    """Probabilities of rows, some rows at a time."""
     found = [
         ranking.predict(collate(rows, ranking.layout, with_labels=False))
         for rows in features.iter_slices(ROWS_AT_ONCE)

@@ -50,7 +50,7 @@ class ModelRef:
 
 
 class RankScorer(Protocol):
-    """Chances of rows; may be asked by many threads at once."""
+    """Probabilities of rows; may be asked by many threads at once."""
 
     layout: Layout
     label: str
@@ -70,7 +70,7 @@ class TowerScorer(Protocol):
 
 @dataclass(frozen=True)
 class ItemSearch:
-    """The items that can be recommended, by place: how they are found by vector, and what their ids are."""
+    """The items that can be recommended, by index: how they are found by vector, and what their ids are."""
 
     index: Index
     ids: pl.Series
@@ -243,13 +243,13 @@ class BundleModels(Models):
         return found
 
     def ids(self, side: Side) -> pl.Series:
-        """Raw ids of all users or items, by place."""
+        """Raw ids of all users or items, by index."""
         entities = self.entities(side)
         return self._part(f"ids of {side}s", lambda: entities.column(entities.id_column))
 
-    def vectors(self, side: Side, places: Array) -> Array:
+    def vectors(self, side: Side, indices: Array) -> Array:
         """Unit vectors of users or items of the bundle."""
-        return self._item_vectors[places] if side == "item" else self._user_vectors(places)
+        return self._item_vectors[indices] if side == "item" else self._user_vectors(indices)
 
     @cached_property
     def _item_vectors(self) -> Array:
@@ -257,13 +257,13 @@ class BundleModels(Models):
         assert found is not None, "a retrieval model has item vectors"
         return found
 
-    def _user_vectors(self, places: Array) -> Array:
+    def _user_vectors(self, indices: Array) -> Array:
         users = self.entities("user")
         tower = self.tower("user")
-        rows = FeatureRows.of(users.features(places), users.layout)
+        rows = FeatureRows.of(users.features(indices), users.layout)
         others = [name for name in tower.layout.features if name not in users.layout.features]
         if others:
-            rows |= self._without_context(others, len(places))
+            rows |= self._without_context(others, len(indices))
         return tower.vectors(rows.batch(tower.layout))
 
     def _without_context(self, names: Sequence[str], num_rows: int) -> FeatureRows:
@@ -276,14 +276,14 @@ class BundleModels(Models):
         rows = self.plan.apply(nothing, labels=False, only=names)
         return FeatureRows.of_frame(rows, layout)
 
-    def seen(self, places: Array) -> list[Array]:
-        """Places of the items that each of these users clicked."""
+    def seen(self, indices: Array) -> list[Array]:
+        """Indices of the items that each of these users clicked."""
         offsets, items = self.bundle.array("users/seen.offsets.npy"), self.bundle.array("users/seen.npy")
         if offsets is None or items is None:
             raise ArtifactError(
                 f"Bundle {self.bundle.path} does not know what its users clicked; leave out --without-seen."
             )
-        return [items[offsets[place] : offsets[place + 1]].astype(np.int64) for place in places.tolist()]
+        return [items[offsets[user] : offsets[user + 1]].astype(np.int64) for user in indices.tolist()]
 
     def catalogue(self) -> ItemSearch:
         folder = self.bundle.path / "items" / "index"
@@ -300,7 +300,7 @@ class _BundleRanking:
 
 
 def facts_of(models: Models, ref: ModelRef) -> Mapping[str, Any]:
-    """What a manifest says about the model."""
+    """What a manifest holds about the model."""
     return {
         "kind": ref.kind,
         "path": ref.path,

@@ -27,8 +27,8 @@ class RawColumn:
             return column.alias(self.name)
         values = plan.values_of(self.stored)
         assert values is not None
-        places = pl.select(pl.when(column > 0).then(column - 1)).to_series()
-        return values.gather(places).alias(self.name)
+        indices = pl.select(pl.when(column > 0).then(column - 1)).to_series()
+        return values.gather(indices).alias(self.name)
 
 
 def raw_column(table: Table, name: str) -> RawColumn:

@@ -1,4 +1,4 @@
-"""Batch recall: the best items for every user, users in pieces, items found by vector in a map that tasks share."""
+"""Batch recall: the best items for every user, users in units, items found by vector in a map that tasks share."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def recall(
         frame = entities(engine, model, users, "user", with_seen=new_only)
         return engine.map(frame, RecallRows(model, name, items, k))
     assert isinstance(models, BundleModels)
-    places = engine.read(EntityRows(len(models.entities("user")), per_unit=1 << 12))
-    return engine.map(places, RecallPlaces(model, name, k, new_only))
+    indices = engine.read(EntityRows(len(models.entities("user")), per_unit=1 << 12))
+    return engine.map(indices, RecallEntities(model, name, k, new_only))
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class RecallRows:
                 catalogue,
                 some[ID].alias(self.name),
                 tower_vectors(tower, some),
-                _places_of(some[SEEN], lookup) if SEEN in some.columns else None,
+                _indices_of(some[SEEN], lookup) if SEEN in some.columns else None,
                 self.k,
                 some[POSITION],
             )
@@ -74,7 +74,7 @@ class RecallRows:
 
 
 @dataclass(frozen=True)
-class RecallPlaces:
+class RecallEntities:
     """Users of a bundle to their best items."""
 
     model: ModelRef
@@ -85,10 +85,10 @@ class RecallPlaces:
     def __call__(self, rows: pl.DataFrame) -> pl.DataFrame:
         models = open_models(self.model)
         assert isinstance(models, BundleModels)
-        places = rows[POSITION].to_numpy()
-        seen = models.seen(places) if self.new_only else None
+        indices = rows[POSITION].to_numpy()
+        seen = models.seen(indices) if self.new_only else None
         users = models.ids("user").gather(rows[POSITION]).alias(self.name)
-        vectors_UV = models.vectors("user", places)
+        vectors_UV = models.vectors("user", indices)
         return _best(models.catalogue(), users, vectors_UV, seen, self.k, rows[POSITION])
 
 
@@ -100,23 +100,23 @@ def _best(
     k: int,
     positions: pl.Series,
 ) -> pl.DataFrame:
-    places_UK, scores_UK = best_places(catalogue.index, vectors_UV, k, seen)
-    is_there = places_UK >= 0
+    items_UK, scores_UK = nearest_items(catalogue.index, vectors_UV, k, seen)
+    is_there = items_UK >= 0
     lengths = pl.Series(is_there.sum(axis=1))
-    items = catalogue.ids.gather(places_UK[is_there])
+    items = catalogue.ids.gather(items_UK[is_there])
     scores = pl.Series(scores_UK[is_there], dtype=pl.Float32)
     columns = [users, to_lists("items", items, lengths), to_lists("scores", scores, lengths)]
     split = pl.repeat(0, len(users), dtype=pl.Int8, eager=True).alias(SPLIT)
     return pl.DataFrame([*columns, positions.alias(POSITION), split])
 
 
-def best_places(
+def nearest_items(
     index: Index, vectors_UV: Array, k: int, seen: Sequence[Array] | None = None
 ) -> tuple[Array, Array]:
-    """Places of the k nearest items and their scores, each [U, k], best first, without those seen; -1 pads."""
+    """Indices of the k nearest items and their scores, each [U, k], best first, without those seen; -1 pads."""
     if seen is None:
         return index.search(vectors_UV, k)
-    places = np.full((len(vectors_UV), k), -1, np.int64)
+    indices = np.full((len(vectors_UV), k), -1, np.int64)
     scores = np.full((len(vectors_UV), k), -np.inf, np.float32)
     # As many more as each user has seen, rounded up, so that many users are searched for in one call.
     wanted = np.array([k + len(items) for items in seen], np.int64)
@@ -127,16 +127,16 @@ def best_places(
         for row, user in enumerate(some.tolist()):
             is_new = ~np.isin(found[row], seen[user]) & (found[row] >= 0)
             new = np.flatnonzero(is_new)[:k]
-            places[user, : len(new)], scores[user, : len(new)] = found[row, new], found_scores[row, new]
-    return places, scores
+            indices[user, : len(new)], scores[user, : len(new)] = found[row, new], found_scores[row, new]
+    return indices, scores
 
 
-def _places_of(seen: pl.Series, lookup: ValueIndex) -> list[Array]:
-    """Lists of raw ids as places in the catalogue."""
+def _indices_of(seen: pl.Series, lookup: ValueIndex) -> list[Array]:
+    """Lists of raw ids as indices in the catalogue."""
     lengths = seen.list.len().to_numpy()
     elements = seen.filter(seen.list.len() > 0).explode()
-    places = lookup.find(elements).to_numpy().astype(np.int64) - 1
-    return [some[some >= 0] for some in np.split(places, np.cumsum(lengths)[:-1])]
+    indices = lookup.find(elements).to_numpy().astype(np.int64) - 1
+    return [some[some >= 0] for some in np.split(indices, np.cumsum(lengths)[:-1])]
 
 
 # the items of a Table
@@ -176,7 +176,7 @@ def write_catalogue(shards: Sequence[Path], into: Path) -> None:
 
 
 def open_catalogue(folder: Path) -> tuple[ItemSearch, ValueIndex]:
-    """Items that were written, mapped, and what finds the place of a raw id; the same for all of this process."""
+    """Items that were written, mapped, and what finds the index of a raw id; the same for all of this process."""
 
     def opened() -> tuple[ItemSearch, ValueIndex]:
         mapped = np.load(folder / _VECTORS, mmap_mode="r").view(np.ndarray)

@@ -51,7 +51,7 @@ _FOLDERS: Mapping[Side, str] = {"user": "users", "item": "items"}
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """What was written, as its manifest says."""
+    """What was written, as its manifest has it."""
 
     path: Path
     manifest: Mapping[str, Any]
@@ -215,7 +215,7 @@ class _Writer:
         return self.engine.write(frame_of(self.engine), into, "log", 0, folders=(name,))
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest says of all that was written."""
+        """What the manifest holds of all that was written."""
         tally, written = self.tally, self.outputs.get("scores", {}).get("rows", 0)
         return {
             "model": facts_of(open_models(self.model), self.model),

@@ -25,7 +25,7 @@ _ROWS_AT_ONCE = 1 << 12
 
 
 def id_column(models: Models, side: Side) -> str:
-    """The log's column that says who or what a row is about."""
+    """The log's column with the user or item of a row."""
     name = models.recipe.log.user if side == "user" else models.recipe.log.item
     if name is None:
         raise FeatureError(
@@ -41,8 +41,8 @@ def vectors(engine: Engine, model: ModelRef, table: Table | None, side: Side) ->
         frame = entities(engine, model, table, side)
         return engine.map(frame, TableVectors(model, side, id_column(models, side)))
     assert isinstance(models, BundleModels)
-    places = engine.read(EntityRows(len(models.entities(side))))
-    return engine.map(places, BundleVectors(model, side, id_column(models, side)))
+    indices = engine.read(EntityRows(len(models.entities(side))))
+    return engine.map(indices, BundleVectors(model, side, id_column(models, side)))
 
 
 # of a Table
@@ -131,7 +131,7 @@ def tower_vectors(tower: TowerScorer, rows: pl.DataFrame) -> Array:
 
 @dataclass(frozen=True)
 class BundleVectors:
-    """Places of users or items of a bundle to their vectors."""
+    """Indices of users or items of a bundle to their vectors."""
 
     model: ModelRef
     side: Side
@@ -140,9 +140,9 @@ class BundleVectors:
     def __call__(self, rows: pl.DataFrame) -> pl.DataFrame:
         models = open_models(self.model)
         assert isinstance(models, BundleModels)
-        places = rows[POSITION].to_numpy()
+        indices = rows[POSITION].to_numpy()
         ids = models.ids(self.side).gather(rows[POSITION]).alias(self.name)
-        return _with_vectors(ids, models.vectors(self.side, places), rows[POSITION])
+        return _with_vectors(ids, models.vectors(self.side, indices), rows[POSITION])
 
 
 def _with_vectors(ids: pl.Series, vectors_NV: Array, positions: pl.Series) -> pl.DataFrame:

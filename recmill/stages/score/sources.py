@@ -14,7 +14,8 @@ from recmill.recipe.recipe import POSITION
 
 ROWS_AT_ONCE = 1 << 14
 _ROWS_PER_UNIT = 1 << 18
-_BYTES_PER_PLACE = 256
+_BYTES_PER_ENTITY = 256
+_ENTITIES_AT_ONCE = 1 << 12
 
 
 def file_and_offset(positions: pl.Series, files: Sequence[str]) -> list[pl.Series]:
@@ -94,7 +95,7 @@ class EntityRows:
         return list(range(0, self.count, self.per_unit))
 
     def unit_bytes(self, unit: int) -> int:
-        return _BYTES_PER_PLACE * min(self.per_unit, self.count - unit)
+        return _BYTES_PER_ENTITY * min(self.per_unit, self.count - unit)
 
     def first_position(self, unit: int) -> int:
         return unit
@@ -104,9 +105,6 @@ class EntityRows:
 
     def read(self, unit: int) -> Iterator[pl.DataFrame]:
         end = min(unit + self.per_unit, self.count)
-        for first in range(unit, end, _PLACES_AT_ONCE):
-            last = min(first + _PLACES_AT_ONCE, end)
+        for first in range(unit, end, _ENTITIES_AT_ONCE):
+            last = min(first + _ENTITIES_AT_ONCE, end)
             yield pl.DataFrame({POSITION: pl.int_range(first, last, dtype=pl.Int64, eager=True)})
-
-
-_PLACES_AT_ONCE = 1 << 12
