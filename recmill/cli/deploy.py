@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
         _deploy,
         "render a recipe's manifests for Kubernetes, Argo, Helm, Ray, Spark or Docker, to review and apply",
         """
-recmill deploy quickstart --target train-job --into deploy/quickstart
+recmill deploy quickstart --target train-job --into out
 recmill deploy mine.toml --target serve --into out --set namespace=shop --set serve.replicas=3
 recmill deploy criteo-dlrm --target pipeline --into out --set storage.kind=nfs --set storage.nfs.server=10.0.0.5
 recmill deploy quickstart --target docker --into deploy
@@ -76,12 +76,9 @@ def _next(target: str, folder: Path, name: str, settings: DeployConfig) -> str:
     if target == "docker":
         return f"docker compose -f {folder / 'docker-compose.yaml'} up --build"
     if target == "helm":
-        return f"helm install {name} {folder / 'recmill'} --namespace {settings.namespace}"
+        files = f"{folder / 'recmill'} --values {folder / 'values.yaml'}"
+        return f"helm install {name} {files} --namespace {settings.namespace}"
     overlay = folder / "overlays" / settings.storage.kind
-    if overlay.exists():
-        return f"kubectl apply -k {overlay}"
-    return (
-        f"kubectl apply -k {folder}"
-        if (folder / "kustomization.yaml").exists()
-        else f"kubectl apply -f {folder}"
-    )
+    # Targets of several stages begin with the storage, which is filled with the log before the first of them.
+    begin = overlay if (overlay / "kustomization.yaml").exists() else overlay / "storage"
+    return f"kubectl apply -k {begin}"

@@ -6,7 +6,7 @@ import pytest
 
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
-from recmill.stages.deploy.parts import Site
+from recmill.stages.deploy.context import DeployContext
 from recmill.stages.deploy.settings import DeployConfig
 
 
@@ -16,6 +16,6 @@ def quickstart() -> Recipe:
 
 
 @pytest.fixture
-def site(quickstart: Recipe) -> Site:
+def context(quickstart: Recipe) -> DeployContext:
     """The quickstart recipe with all settings as they are."""
-    return Site.of(quickstart, DeployConfig())
+    return DeployContext.of(quickstart, DeployConfig())

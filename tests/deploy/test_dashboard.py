@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
+from rendered import base_objects, named
 from shop import Shop
 
-from recmill.stages.deploy.dashboard import PANELS, REQUESTS, dashboard, queries
-from recmill.stages.deploy.parts import Site
-from recmill.stages.deploy.serve_pods import autoscaler
-from recmill.stages.deploy.serve_transports import monitoring
-from recmill.stages.deploy.serving import Serving
-from recmill.stages.deploy.settings import DeployConfig
+from recmill.recipe.recipe import Recipe
+from recmill.stages.deploy.templates import read
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "serve"))
 from servers import Running, in_thread
@@ -36,6 +35,15 @@ FUNCTIONS = {
     "time",
 }
 ENDINGS = ("_bucket", "_count", "_sum", "")
+
+
+def dashboard() -> Any:
+    return json.loads(read("chart/files/dashboard.json"))
+
+
+def queries() -> list[str]:
+    """Every query of the panels."""
+    return [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +139,9 @@ def test_every_query_names_metrics_that_a_running_server_tells(scraped: str) -> 
     asked = {name for query in queries() for name, _ in selectors(query)}
     assert len(asked) >= 18
     assert {name for name in asked if not is_told(name, scraped)} == set()
-    (variable,) = re.findall(r"label_values\((\w+), instance\)", queries()[0])
-    assert is_told(variable, scraped)
+    (variable,) = (one["query"] for one in dashboard()["templating"]["list"] if one["type"] == "query")
+    (metric,) = re.findall(r"label_values\((\w+), instance\)", variable)
+    assert is_told(metric, scraped)
 
 
 def test_a_metric_that_no_server_tells_is_seen(scraped: str) -> None:
@@ -143,7 +152,7 @@ def test_a_metric_that_no_server_tells_is_seen(scraped: str) -> None:
 def test_every_query_is_well_formed_and_names_labels_that_its_metrics_have(
     labels: dict[str, set[str]],
 ) -> None:
-    for query in queries()[1:]:
+    for query in queries():
         assert is_balanced(query), query
         asked = selectors(query)
         assert asked, query
@@ -165,10 +174,16 @@ def test_counters_are_asked_for_their_rate_and_histograms_for_their_buckets() ->
 
 
 def test_legends_name_labels_that_the_query_keeps() -> None:
-    for panel in PANELS:
-        for query, legend in panel.queries:
-            named = set(re.findall(r"{{(\w+)}}", legend))
-            assert named <= (grouped(query) or {"instance"}), panel.title
+    for panel in dashboard()["panels"]:
+        for target in panel["targets"]:
+            shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            assert shown <= (grouped(target["expr"]) or {"instance"}), panel["title"]
+
+
+def test_the_dashboard_that_is_deployed_is_that_of_the_package(quickstart: Recipe) -> None:
+    objects = base_objects(quickstart, "serve", "monitoring.enabled=true")
+    (text,) = named(objects, "ConfigMap", "quickstart-dashboard")["data"].values()
+    assert json.loads(text) == dashboard()
 
 
 def test_the_dashboard_shows_what_was_asked_for() -> None:
@@ -189,12 +204,11 @@ def test_panels_do_not_lie_on_each_other() -> None:
 
 @pytest.mark.processes
 def test_the_autoscaler_and_prometheus_ask_for_what_the_server_has(
-    site: Site, server: Running, scraped: str
+    quickstart: Recipe, server: Running, scraped: str
 ) -> None:
-    settings = DeployConfig.of(["serve.hpa.metric=rate"])
-    serving = Serving.of(Site.of(site.recipe, settings), frozenset({"rate", "monitoring"}))
-    (metric,) = autoscaler(serving, "serve")["spec"]["metrics"]
-    assert metric["pods"]["metric"]["name"] == REQUESTS
-    assert is_told(REQUESTS, scraped)
-    (endpoint,) = monitoring(serving)[0]["spec"]["endpoints"]
+    objects = base_objects(quickstart, "serve", "serve.hpa.metric=rate", "monitoring.enabled=true")
+    (metric,) = named(objects, "HorizontalPodAutoscaler", "quickstart-serve")["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == "recmill_requests_total"
+    assert is_told("recmill_requests_total", scraped)
+    (endpoint,) = named(objects, "ServiceMonitor", "quickstart-monitoring")["spec"]["endpoints"]
     assert httpx.get(server.http + endpoint["path"]).status_code == 200

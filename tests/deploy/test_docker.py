@@ -19,7 +19,6 @@ from recmill import __version__
 from recmill.cli import build_parser
 from recmill.recipe.recipe import Recipe
 from recmill.stages.deploy.deploy import render
-from recmill.stages.deploy.parts import Site
 from recmill.stages.deploy.settings import DeployConfig
 from recmill.stages.deploy.yaml import loads
 from recmill.stages.serve.config import ServeConfig
@@ -263,9 +262,9 @@ def test_ports_are_open_to_this_machine_alone_and_each_once(compose: Any) -> Non
     assert "--insecure" in compose["services"]["server"]["command"]
 
 
-def test_every_image_has_its_version(compose: Any, site: Site) -> None:
+def test_every_image_has_its_version(compose: Any) -> None:
     images = {name: service["image"] for name, service in compose["services"].items()}
-    assert images["server"] == images["load"] == site.settings.image.serve
+    assert images["server"] == images["load"] == DeployConfig().image.serve
     assert all(re.search(r":v?\d", image) for image in images.values())
 
 

@@ -1,4 +1,4 @@
-"""The chart makes what target serve makes, takes only values that make sense, and is what a cluster takes."""
+"""The chart makes what a cluster takes, with commands that run, and takes only values that make sense."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from shop import Shop
 from tools import helm
 from validate import Invalid, templated, validate
 
-from recmill import __version__
+from recmill.cli import build_parser
 from recmill.recipe.load import load_recipe
 from recmill.stages.deploy.deploy import deploy
-from recmill.stages.deploy.parts import Site
-from recmill.stages.deploy.serve import objects_of, runs_claim
-from recmill.stages.deploy.serving import Serving, chosen
 from recmill.stages.deploy.settings import DeployConfig, DeployError
 from recmill.stages.deploy.yaml import loads
 from recmill.stages.serve.config import ServeConfig as ServerSettings
@@ -30,7 +27,6 @@ from servers import in_thread
 Object = dict[str, Any]
 pytestmark = pytest.mark.services
 
-BY_HELM = {"app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": f"recmill-{__version__}"}
 CHOICES = {
     "defaults": [],
     "redis": ["redis.enabled=true", "redis.auth_secret=mine", "storage.class_name=fast", "redis.memory=1Gi"],
@@ -57,6 +53,7 @@ CHOICES = {
 
 @pytest.fixture(scope="module")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart as it is in the package: its own values are those of the quickstart recipe."""
     into = tmp_path_factory.mktemp("helm")
     deploy(load_recipe("quickstart"), "helm", into, DeployConfig())
     return into / "helm/recmill"
@@ -75,48 +72,82 @@ def tree(pairs: list[str]) -> Object:
     return values
 
 
-def made_by(chart: Path, pairs: list[str]) -> dict[tuple[str, str], Object]:
-    """Objects by kind and name, without what is Helm's own: its labels, its test, the number of the release."""
-    found = {}
-    for one in templated(chart, tree(pairs), "quickstart", flags=["--skip-tests"]):
-        metadata = one["metadata"]
-        assert BY_HELM.items() <= metadata["labels"].items()
-        metadata["labels"] = {key: text for key, text in metadata["labels"].items() if key not in BY_HELM}
-        if one["kind"] == "Job":
-            metadata["name"] = metadata["name"].removesuffix("-1")
-        found[one["kind"], metadata["name"]] = one
-    return found
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_the_chart_makes_what_kustomize_makes(chart: Path, choice: str) -> None:
-    settings = DeployConfig.of(CHOICES[choice])
-    serving = Serving.of(Site.of(load_recipe("quickstart"), settings), chosen(settings))
-    wanted = {(one["kind"], one["metadata"]["name"]): one for one in objects_of(serving)}
-    if "redis.memory=1Gi" in CHOICES[choice]:  # the chart says by itself how much disk that wants
-        claim = wanted["StatefulSet", "quickstart-redis"]["spec"]["volumeClaimTemplates"][0]
-        claim["spec"]["resources"]["requests"]["storage"] = "1Gi"
-    found = made_by(chart, CHOICES[choice])
-    assert found.keys() == wanted.keys()
-    for key, one in wanted.items():
-        assert found[key] == one, key
-
-
 @pytest.mark.parametrize("choice", CHOICES)
 def test_what_the_chart_makes_is_what_a_cluster_takes(chart: Path, choice: str) -> None:
     validate(templated(chart, tree(CHOICES[choice]), "quickstart"))
 
 
+@pytest.mark.parametrize("choice", CHOICES)
+def test_commands_and_their_secrets_are_those_of_the_command_line(chart: Path, choice: str) -> None:
+    """Each flag that names a file names one of a volume that is mounted."""
+    for one in templated(chart, tree(CHOICES[choice]), "quickstart", flags=["--skip-tests"]):
+        if one["kind"] not in ("Deployment", "Job"):
+            continue
+        (container,) = one["spec"]["template"]["spec"]["containers"]
+        command = [word.replace("$(CPUS)", "2") for word in container["command"]]
+        assert command[0] == "recmill"
+        given = build_parser().parse_args(command[1:])
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        files = [value for value in vars(given).values() if str(value).startswith("/")]
+        assert files
+        assert all(any(str(file).startswith(f"{mount}/") for mount in mounts) for file in files)
+        variables = {variable["name"] for variable in container["env"]}
+        assert ("$(REDIS_PASSWORD)" in " ".join(command)) == ("REDIS_PASSWORD" in variables)
+
+
+def test_servers_ask_for_tokens_when_clients_come_from_outside(chart: Path) -> None:
+    def command(*pairs: str) -> list[str]:
+        objects = templated(chart, tree(list(pairs)), "quickstart")
+        (server,) = [one for one in objects if one["kind"] == "Deployment"]
+        words: list[str] = server["spec"]["template"]["spec"]["containers"][0]["command"]
+        return words
+
+    assert "--insecure" in command()
+    for pair in ("serve.node_port=30001", "serve.ingress.host=shop.example.com", "serve.token_secret=mine"):
+        assert "--insecure" not in command(pair)
+        assert "--token-file=/var/run/secrets/recmill/tokens/tokens" in command(pair)
+
+
+def test_every_service_and_policy_selects_pods_that_are_there(chart: Path) -> None:
+    objects = templated(chart, tree(CHOICES["all"]), "quickstart", flags=["--skip-tests"])
+    pods = [
+        one["spec"]["template"]["metadata"]["labels"] for one in objects if "template" in one.get("spec", {})
+    ]
+    assert len(pods) == 6
+    for one in objects:
+        if one["kind"] == "Service":
+            assert any(one["spec"]["selector"].items() <= labels.items() for labels in pods), one["metadata"][
+                "name"
+            ]
+        if one["kind"] == "NetworkPolicy":
+            wanted = one["spec"]["podSelector"]["matchLabels"]
+            assert any(wanted.items() <= labels.items() for labels in pods), one["metadata"]["name"]
+
+
 @pytest.mark.parametrize("kind", ["pvc", "nfs"])
-def test_storage_is_made_when_asked_for_and_kept_when_the_release_goes(chart: Path, kind: Any) -> None:
+def test_storage_is_made_when_asked_for_and_kept_when_the_release_goes(chart: Path, kind: str) -> None:
     values = {"storage": {"kind": kind, "nfs": {"server": "10.0.0.5", "path": "/exports/shop/"}}}
     objects = templated(chart, values, "quickstart")
     validate(objects)
-    found = [one for one in objects if one["kind"].startswith("PersistentVolume")]
-    pairs = ["storage.nfs.server=10.0.0.5", "storage.nfs.path=/exports/shop"]
-    wanted = runs_claim(Site.of(load_recipe("quickstart"), DeployConfig.of(pairs)), kind)
-    assert [one["spec"] for one in found] == [one["spec"] for one in wanted]
-    assert {one["metadata"]["annotations"]["helm.sh/resource-policy"] for one in found} == {"keep"}
+    made = [one for one in objects if one["kind"].startswith("PersistentVolume")]
+    assert {one["metadata"]["annotations"]["helm.sh/resource-policy"] for one in made} == {"keep"}
+    (claim,) = [one for one in made if one["kind"] == "PersistentVolumeClaim"]
+    assert claim["metadata"]["name"] == "quickstart-runs"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "1Gi"
+    if kind == "nfs":
+        volume = made[0]
+        assert volume["spec"]["nfs"] == {"server": "10.0.0.5", "path": "/exports/shop/runs"}
+        assert claim["spec"]["volumeName"] == volume["metadata"]["name"] == "recmill-quickstart-runs"
+
+
+def test_values_of_a_recipe_are_taken_by_the_chart(tmp_path: Path) -> None:
+    settings = DeployConfig.of(["name=ads", "serve.replicas=5", "user=2000", "serve.hpa.metric=rate"])
+    deploy(load_recipe("criteo-dlrm"), "helm", tmp_path, settings)
+    flags = ["--values", str(tmp_path / "helm/values.yaml")]
+    objects = {one["kind"]: one for one in templated(tmp_path / "helm/recmill", flags=flags)}
+    assert objects["Deployment"]["metadata"]["name"] == "ads-serve"
+    assert objects["Deployment"]["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 2000
+    assert objects["HorizontalPodAutoscaler"]["spec"]["minReplicas"] == 5
 
 
 def test_lint_has_nothing_to_say(chart: Path) -> None:
@@ -181,7 +212,7 @@ def test_a_wrong_value_is_refused_by_the_chart_as_by_deploy(chart: Path, pair: s
         ({"redsi": {}}, "Additional property redsi is not allowed"),
         ({"serve": {"replicas": 5, "max_replicas": 2}}, "serve.max_replicas must be at least serve.replicas"),
         ({"serve": {"hpa": {"target": 400}}}, "must be a percentage"),
-        ({"storage": {"access": "ReadWriteOnce"}}, "wants serve.max_replicas of 1"),
+        ({"storage": {"access": "ReadWriteOnce"}}, "needs serve.max_replicas of 1"),
         ({"monitoring": {"enabled": "yes"}}, "boolean"),
     ],
 )
@@ -195,8 +226,9 @@ def test_values_that_are_unknown_or_do_not_go_together_are_refused(
 @pytest.mark.parametrize("pair", ["serve.split=true", "redis.enabled=true"])
 def test_a_choice_that_does_not_fit_the_recipe_is_refused_by_its_chart(tmp_path: Path, pair: str) -> None:
     deploy(load_recipe("criteo-dlrm"), "helm", tmp_path, DeployConfig())
-    with pytest.raises(Invalid, match=pair.partition("=")[0]):
-        templated(tmp_path / "helm/recmill", tree([pair]))
+    flags = ["--values", str(tmp_path / "helm/values.yaml")]
+    with pytest.raises(Invalid, match=f"{pair.partition('=')[0]} must be false for this recipe"):
+        templated(tmp_path / "helm/recmill", flags=[*flags, "--set", pair])
 
 
 def test_a_release_whose_name_is_none_for_a_service_is_refused(chart: Path) -> None:
@@ -214,7 +246,8 @@ def test_the_chart_takes_every_default_by_the_name_that_deploy_knows(chart: Path
             found |= paths(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name}
         return found
 
-    own = {"serve.startup_seconds", "redis.disk"}  # computed by deploy
+    own = {"serve.startup_seconds", "serve.hpa.requests_per_second", "redis.disk"}  # computed by deploy
+    own |= {"recipe.trust_code", "recipe.can_split", "recipe.can_use_redis"}
     known = paths(loads((chart / "values.yaml").read_text())[0])
     assert known - own <= defaults().keys()
     served = {key for key in defaults() if key.startswith(("serve.", "redis.", "monitoring."))}

@@ -11,15 +11,16 @@ from cluster import NotKnown, computed, filled, holds
 from recmill.cli import build_parser
 from recmill.recipe.load import load_recipe, shipped_recipes
 from recmill.recipe.recipe import Recipe
-from recmill.stages.deploy.parts import Site
-from recmill.stages.deploy.pipeline import render, server_url, workflow_template
+from recmill.stages.deploy.context import DeployContext
+from recmill.stages.deploy.pipeline import render, server_url
 from recmill.stages.deploy.serve import render as render_serve
 from recmill.stages.deploy.settings import DeployConfig, DeployError
 from recmill.stages.deploy.yaml import loads
 
 
 def spec_of(recipe: Recipe, *pairs: str) -> dict[str, Any]:
-    spec: dict[str, Any] = workflow_template(Site.of(recipe, DeployConfig.of(pairs)))["spec"]
+    (template,) = loads(render(recipe, DeployConfig.of(pairs))["base/workflow.yaml"])
+    spec: dict[str, Any] = template["spec"]
     return spec
 
 
@@ -169,7 +170,9 @@ def test_servers_are_asked_at_a_name_that_target_serve_has(quickstart: Recipe) -
         for one in loads(text)
         if one["kind"] == "Service"
     }
-    host = server_url(Site.of(quickstart, DeployConfig())).removeprefix("http://").removesuffix(":8080")
+    host = (
+        server_url(DeployContext.of(quickstart, DeployConfig())).removeprefix("http://").removesuffix(":8080")
+    )
     assert services[host]["clusterIP"] == "None"  # so that it has an address for each server
 
 

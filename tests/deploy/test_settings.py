@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recmill.recipe.recipe import Recipe
-from recmill.stages.deploy.parts import Site, quantity
+from recmill.stages.deploy.context import DeployContext, quantity
 from recmill.stages.deploy.settings import DeployConfig, DeployError, defaults, number_of
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -179,16 +179,18 @@ def test_a_recipe_whose_name_kubernetes_would_refuse_needs_another(quickstart: R
     with pytest.raises(
         DeployError, match=r'"My_Shop 2", is none for Kubernetes. Add one, such as --set name=my-shop-2'
     ):
-        Site.of(replace(quickstart, name="My_Shop 2"), DeployConfig())
-    assert Site.of(replace(quickstart, name="My_Shop 2"), DeployConfig.of(["name=shop"])).name == "shop"
+        DeployContext.of(replace(quickstart, name="My_Shop 2"), DeployConfig())
+    assert (
+        DeployContext.of(replace(quickstart, name="My_Shop 2"), DeployConfig.of(["name=shop"])).name == "shop"
+    )
 
 
 def test_memory_of_prepare_must_hold_its_fixed_part_and_its_least_bound(quickstart: Recipe) -> None:
     with pytest.raises(
         DeployError, match=r"prepare\.memory must be at least \d+Mi for this recipe, got 300Mi"
     ):
-        Site.of(quickstart, DeployConfig.of(["prepare.memory=300Mi"]))
-    assert Site.of(quickstart, DeployConfig.of(["prepare.memory=1Gi"])).prepare_bound == "723MB"
+        DeployContext.of(quickstart, DeployConfig.of(["prepare.memory=300Mi"]))
+    assert DeployContext.of(quickstart, DeployConfig.of(["prepare.memory=1Gi"])).prepare_bound == "723MB"
 
 
 def test_quantities_are_numbers() -> None:

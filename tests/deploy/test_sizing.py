@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recmill.recipe.load import load_recipe, shipped_recipes
-from recmill.stages.deploy.shapes import EmbeddedTable, ModelShape, Traffic, seen_at_least
+from recmill.stages.deploy.model_size import EmbeddedTable, ModelSize, Traffic, seen_at_least
 from recmill.stages.deploy.sizing import GB, MB, Sizing, size
 
 ROWS = 60_000
@@ -41,9 +41,9 @@ def test_the_arithmetic_is_shown_with_its_numbers() -> None:
 
 
 def test_dense_weights_are_those_of_the_model_that_was_measured() -> None:
-    deeprec = ModelShape(load_recipe("criteo-deeprec"), Traffic())
+    deeprec = ModelSize(load_recipe("criteo-deeprec"), Traffic())
     assert deeprec.ranking_weights * 6 == pytest.approx(3.033e6, rel=0.02)  # FLOP a sample, benchmarks/
-    wide_deep = ModelShape(load_recipe("criteo-widedeep"), Traffic())
+    wide_deep = ModelSize(load_recipe("criteo-widedeep"), Traffic())
     assert wide_deep.ranking_weights * 6 == pytest.approx(9.099e6, rel=0.02)
 
 
@@ -66,7 +66,7 @@ def test_values_that_must_be_seen_more_often_are_fewer() -> None:
 def test_users_and_items_that_are_known_are_not_guessed() -> None:
     tables = {
         table.name: table.ids
-        for table in ModelShape(load_recipe("quickstart"), Traffic(10**6, 500, 9_000)).tables
+        for table in ModelSize(load_recipe("quickstart"), Traffic(10**6, 500, 9_000)).tables
     }
     assert (tables["user"], tables["item"]) == (9_001, 501)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from cluster import ROOT, Paths
+from rendered import context_of
 from small_log import small_recipe, write_log
 from validate import validate
 
@@ -24,11 +25,11 @@ from recmill.dataset.table import Table
 from recmill.errors import RecmillError
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
+from recmill.stages.deploy.context import DeployContext
 from recmill.stages.deploy.deploy import deploy, render
-from recmill.stages.deploy.parts import Site
 from recmill.stages.deploy.settings import DeployConfig, DeployError
-from recmill.stages.deploy.spark import application, arguments, submit_conf, submit_script, task_memory
-from recmill.stages.deploy.spark_pod import command_of, spark_home
+from recmill.stages.deploy.spark import arguments, task_memory
+from recmill.stages.deploy.spark_entrypoint import command_of, spark_home
 from recmill.stages.deploy.yaml import loads
 from recmill.stages.prepare.config import PrepareConfig
 from recmill.stages.prepare.prepare import prepare
@@ -37,8 +38,8 @@ Object = dict[str, Any]
 MB = 1 << 20
 
 
-def site_of(recipe: Recipe, *pairs: str) -> Site:
-    return Site.of(recipe, DeployConfig.of(pairs))
+def application(context: DeployContext) -> Any:
+    return loads(render(context.recipe, "spark", context.settings)["base/prepare/application.yaml"])[0]
 
 
 def megabytes(text: str) -> int:
@@ -48,22 +49,22 @@ def megabytes(text: str) -> int:
 
 @pytest.mark.parametrize("name", ["quickstart", "criteo-dlrm", "criteo-widedeep", "ml1m-leave-last-out"])
 def test_arguments_are_those_of_the_command_line(name: str) -> None:
-    given = read_config(build_parser().parse_args(arguments(site_of(load_recipe(name)))), PrepareConfig)
+    given = read_config(build_parser().parse_args(arguments(context_of(load_recipe(name)))), PrepareConfig)
     assert (given.engine, given.address) == ("spark", "k8s://https://kubernetes.default.svc")
 
 
-def test_an_executor_has_the_memory_of_all_its_tasks_outside_of_java(site: Site) -> None:
-    executor = application(site)["spec"]["executor"]
-    each = site.sizing.prepare_fixed + task_memory(site)
+def test_an_executor_has_the_memory_of_all_its_tasks_outside_of_java(context: DeployContext) -> None:
+    executor = application(context)["spec"]["executor"]
+    each = context.sizing.prepare_fixed + task_memory(context)
     assert megabytes(executor["memoryOverhead"]) >= executor["cores"] * each // MB
-    given = read_config(build_parser().parse_args(arguments(site)), PrepareConfig)
-    assert given.memory == task_memory(site) // MB * MB
+    given = read_config(build_parser().parse_args(arguments(context)), PrepareConfig)
+    assert given.memory == task_memory(context) // MB * MB
     # The engine would set another overhead if it were not told.
     assert given.spark_conf["spark.executor.memoryOverhead"] == executor["memoryOverhead"]
 
 
 def test_memory_that_is_set_is_that_of_the_whole_pod(quickstart: Recipe) -> None:
-    here = site_of(quickstart, "spark.executor_memory=4Gi", "spark.executor_cpus=3")
+    here = context_of(quickstart, "spark.executor_memory=4Gi", "spark.executor_cpus=3")
     executor = application(here)["spec"]["executor"]
     assert megabytes(executor["memory"]) + megabytes(executor["memoryOverhead"]) == 4096
     assert 3 * (task_memory(here) + here.sizing.prepare_fixed) <= 3072 * MB
@@ -77,8 +78,8 @@ def test_too_little_memory_is_refused_with_the_least(quickstart: Recipe, pair: s
         render(quickstart, "spark", DeployConfig.of([pair]))
 
 
-def test_only_the_driver_may_ask_kubernetes(site: Site) -> None:
-    spec = application(site)["spec"]
+def test_only_the_driver_may_ask_kubernetes(context: DeployContext) -> None:
+    spec = application(context)["spec"]
     tokens = {
         role: spec[role]["template"]["spec"]["automountServiceAccountToken"]
         for role in ("driver", "executor")
@@ -86,12 +87,13 @@ def test_only_the_driver_may_ask_kubernetes(site: Site) -> None:
     assert tokens == {"driver": True, "executor": False}
 
 
-def test_both_ways_of_submitting_say_the_same(site: Site) -> None:
-    spec, conf = application(site)["spec"], submit_conf(site)
+def test_both_ways_of_submitting_say_the_same(context: DeployContext) -> None:
+    spec, files = application(context)["spec"], render(context.recipe, "spark", context.settings)
+    conf = dict(line.split(" ", 1) for line in files["submit/spark.conf"].splitlines())
     assert conf.items() >= spec["sparkConf"].items()
     assert conf["spark.executor.memoryOverhead"] == spec["executor"]["memoryOverhead"]
     assert conf["spark.dynamicAllocation.maxExecutors"] == str(spec["dynamicAllocation"]["maxExecutors"])
-    words = shlex.split(submit_script(site), comments=True)
+    words = shlex.split(files["submit/submit.sh"], comments=True)
     assert words[-len(spec["arguments"]) - 1 :] == [spec["mainApplicationFile"], *spec["arguments"]]
 
 
@@ -226,8 +228,8 @@ def run_driver(
     for path in paths.mounts.values():
         path.mkdir(exist_ok=True)
     write_log(folder / "data")
-    files = render(recipe, "spark", DeployConfig())["base/rights/program.yaml"]
-    program, config = loads(files)
+    files = render(recipe, "spark", DeployConfig())
+    (program,), (config,) = (loads(files[f"base/rights/{name}.yaml"]) for name in ("program", "recipe"))
     (folder / "program" / "main.py").write_text(program["data"]["main.py"])
     (folder / "recipe" / "recipe.toml").write_text(config["data"]["recipe.toml"])
     (properties,) = (
@@ -252,6 +254,8 @@ def run_driver(
 @pytest.mark.services
 @pytest.mark.xdist_group("spark")
 def test_an_executors_command_looks_for_its_driver(tmp_path: Path) -> None:
-    tried = run([sys.executable, "-m", "recmill.stages.deploy.spark_pod", "executor"], EXECUTOR, tmp_path)
+    tried = run(
+        [sys.executable, "-m", "recmill.stages.deploy.spark_entrypoint", "executor"], EXECUTOR, tmp_path
+    )
     assert tried.returncode != 0
     assert "Failed to connect to /127.0.0.1:1" in tried.stdout + tried.stderr

@@ -14,9 +14,7 @@ from recmill.cli import build_parser
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
 from recmill.stages.deploy.deploy import deploy, render
-from recmill.stages.deploy.parts import Site
 from recmill.stages.deploy.settings import DeployConfig, DeployError
-from recmill.stages.deploy.train_job import job
 from recmill.stages.deploy.yaml import loads
 
 Run = Callable[..., tuple[int, str, str]]
@@ -55,8 +53,8 @@ def test_training_goes_on_from_its_checkpoint(quickstart: Recipe) -> None:
     assert train["command"][-1] == "--resume"
 
 
-def test_a_lost_node_is_no_failure_but_a_failed_gate_is_the_end(site: Site) -> None:
-    spec = job(site)["spec"]
+def test_a_lost_node_is_no_failure_but_a_failed_gate_is_the_end(quickstart: Recipe) -> None:
+    spec = rendered(quickstart)["base/job.yaml"][0]["spec"]
     lost, gate, wrong = spec["podFailurePolicy"]["rules"]
     assert lost["action"] == "Ignore"
     assert gate["onExitCodes"] == {"containerName": "evaluate", "operator": "In", "values": [1]}

@@ -72,7 +72,7 @@ def _chart(settings: str) -> list[Object]:
     with TemporaryDirectory() as into:
         deploy(load_recipe("quickstart"), "helm", Path(into), DeployConfig.of(SETTINGS[settings]))
         (chart,) = Path(into).rglob("Chart.yaml")
-        return templated(chart.parent)
+        return templated(chart.parent, flags=["--values", str(Path(into, "helm/values.yaml"))])
 
 
 def all_objects(settings: str) -> Iterator[Object]:
@@ -104,9 +104,9 @@ def test_files_that_are_no_part_of_a_kustomization_are_pod_templates() -> None:
 
 
 def test_an_old_kustomize_builds_the_same(tmp_path: Path) -> None:
-    """One overlay of each shape: claims, patches, a base in a folder above."""
+    """One overlay of each shape: claims, several bases, a base in a folder above."""
     for target, folder in (
-        ("serve", "overlays/split"),
+        ("serve", "overlays/nfs"),
         ("pipeline", "overlays/pvc-daily"),
         ("ray", "overlays/nfs/train"),
     ):
@@ -278,7 +278,7 @@ def containers(request: pytest.FixtureRequest) -> list[tuple[str, Object, Object
 
 
 def test_every_workload_is_looked_into() -> None:
-    with_pods = {one["kind"] for one in all_objects("as they are") if any(pods_of(one))}
+    with_pods = {one["kind"] for one in all_objects("all at once") if any(pods_of(one))}
     assert with_pods == {
         "Deployment", "StatefulSet", "Job", "Pod", "WorkflowTemplate", "RayCluster", "RayJob", "SparkApplication",
     }  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from recmill.artifacts.lock import lock_folder
@@ -15,29 +14,17 @@ from recmill.recipe.recipe import Recipe
 from recmill.stages.deploy.settings import DeployConfig, DeployError
 
 Files = dict[str, str]  # relative path -> content
-Render = Callable[[Recipe, DeployConfig], Files]
 
 RENDERED = "rendered.json"  # digests of what was rendered, by which changes by hand are seen
-
-
-def _late(module: str) -> Render:
-    """The target's own module is imported when it is rendered."""
-
-    def render(recipe: Recipe, settings: DeployConfig) -> Files:
-        files: Files = importlib.import_module(f"recmill.stages.deploy.{module}").render(recipe, settings)
-        return files
-
-    return render
-
-
-TARGETS: dict[str, Render] = {
-    "train-job": _late("train_job"),
-    "pipeline": _late("pipeline"),
-    "serve": _late("serve"),
-    "helm": _late("helm"),
-    "ray": _late("ray"),
-    "spark": _late("spark"),
-    "docker": _late("docker"),
+# Target -> its module, which is imported when it is rendered: PyYAML is an optional package.
+TARGETS = {
+    "train-job": "train_job",
+    "pipeline": "pipeline",
+    "serve": "serve",
+    "helm": "helm",
+    "ray": "ray",
+    "spark": "spark",
+    "docker": "docker",
 }
 
 
@@ -57,7 +44,9 @@ def render(recipe: Recipe, target: str, settings: DeployConfig) -> Files:
     """The files of a target, not written anywhere."""
     if target not in TARGETS:
         raise DeployError("--target", [f'there is no target "{target}"{nearest(target, TARGETS)}'])
-    return TARGETS[target](recipe, settings)
+    module = importlib.import_module(f"recmill.stages.deploy.{TARGETS[target]}")
+    files: Files = module.render(recipe, settings)
+    return files
 
 
 def write_rendered(folder: Path, files: Files, force: bool = False) -> list[Path]:
@@ -81,25 +70,25 @@ def write_rendered(folder: Path, files: Files, force: bool = False) -> list[Path
 
 def _digests_before(folder: Path) -> dict[str, str]:
     try:
-        found: dict[str, str] = json.loads((folder / RENDERED).read_text(encoding="utf-8"))
+        digests: dict[str, str] = json.loads((folder / RENDERED).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise DeployError(str(folder / RENDERED), [f"is not valid JSON: {error}. Remove it"]) from None
-    return found
+    return digests
 
 
 def _changed_by_hand(folder: Path, files: Files, before: dict[str, str]) -> list[str]:
     """Files that are neither as they were rendered nor as they would be now."""
-    found = []
+    changed = []
     for name in sorted(before.keys() | files.keys()):
         path = folder / name
         if not path.exists():
             continue
         here = _digest(path.read_bytes())
         if here != before.get(name) and (name not in files or here != _digest(files[name].encode())):
-            found.append(name)
-    return found
+            changed.append(name)
+    return changed
 
 
 def _digest(content: bytes) -> str:

@@ -1,83 +1,106 @@
-"""serve: servers and what stands beside them, as a kustomize base and overlays."""
+"""serve: servers and what stands beside them, as a kustomize base and overlays.
+
+The base has what the settings ask for: manifests/serve/base always, files of manifests/serve/parts by choice.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+import math
+from collections.abc import Sequence
+from typing import Any
 
 from recmill.recipe.kinds import crossed_features
 from recmill.recipe.recipe import Recipe
-from recmill.stages.deploy.parts import Files, Object, Site, claims, kustomization
-from recmill.stages.deploy.serve_network import network
-from recmill.stages.deploy.serve_pods import redis, roles, servers
-from recmill.stages.deploy.serve_transports import ingress, monitoring, node_port
-from recmill.stages.deploy.serving import ServeParts, Serving, chosen, max_servers
+from recmill.recipe.trust import modules_of
+from recmill.stages.deploy.context import DeployContext, quantity, resources
 from recmill.stages.deploy.settings import DeployConfig, DeployError
-from recmill.stages.deploy.yaml import dumps
+from recmill.stages.deploy.sizing import GB, MB
+from recmill.stages.deploy.templates import Files, fill, read, render_folder
 
-GROUPS: dict[str, Callable[[Serving], list[Object]]] = {
-    "servers": servers,
-    "network": network,
-    "split": roles,
-    "redis": redis,
-    "monitoring": monitoring,
-    "ingress": ingress,
-    "nodeport": node_port,
-}
-ALWAYS = ("servers", "network")
-# What an overlay adds. Who comes from outside the cluster always shows a token.
-OVERLAYS: dict[str, frozenset[str]] = {
-    "redis": frozenset({"redis"}),
-    "split": frozenset({"split"}),
-    "monitoring": frozenset({"monitoring"}),
-    "ingress": frozenset({"ingress", "tokens"}),
-    "nodeport": frozenset({"nodeport", "tokens"}),
-}
-_STORAGE: tuple[Literal["pvc", "nfs"], ...] = ("pvc", "nfs")
+ROLES = ("recall", "features", "rank")  # servers that `serve` asks when roles run apart
+TOKENS_FOLDER, TLS_FOLDER = "/var/run/secrets/recmill/tokens", "/var/run/secrets/recmill/tls"
+CPU_PERCENT = 70
+# Time to start beside reading the bundle, which is read at so many bytes a second.
+_START_SECONDS, _READ_BYTES = 120, 20 * MB
 
 
 def render(recipe: Recipe, settings: DeployConfig) -> Files:
-    """base: what the settings ask for; overlays: its storage, and what they might have asked for on top of that."""
-    site = Site.of(recipe, settings)
-    check(site)
-    base = Serving.of(site, chosen(settings))
-    groups = {f"{name}.yaml": objects for name, objects in groups_of(base)}
-    files = {f"base/{name}": dumps(objects) for name, objects in groups.items()}
-    files = {"base/kustomization.yaml": kustomization(site, list(groups)), **files}
-    for kind in _STORAGE:
-        files[f"overlays/{kind}/kustomization.yaml"] = kustomization(site, ["../../base", "claims.yaml"])
-        files[f"overlays/{kind}/claims.yaml"] = dumps(runs_claim(site, kind))
-    for name, more in OVERLAYS.items():
-        if name not in base.on.chosen and not misfit(recipe, name):
-            wanted = dataclasses.replace(base, on=ServeParts(base.on.chosen | more))
-            files |= _overlay(site, name, objects_of(base), objects_of(wanted))
-    return files
+    """base: what the settings ask for; overlays: the storage that it mounts."""
+    context = DeployContext.of(recipe, settings)
+    check(context)
+    values = _values(context)
+    base = {"servers.yaml": _server(values, context, "serve") + fill(_part("services"), values)}
+    for part in ("redis", "monitoring", "ingress", "nodeport"):
+        if part in enabled_parts(settings):
+            base[f"{part}.yaml"] = fill(_part(part), values)
+    if settings.serve.split:
+        for role in ROLES:
+            server = _server(values, context, role)
+            base[f"{role}.yaml"] = server + fill(_part("role"), {**values, "component": role})
+        base["roles.yaml"] = fill(_part("roles"), values)
+    files = render_folder("manifests/serve/base", values)
+    files["kustomization.yaml"] += "".join(f"  - {name}\n" for name in base)
+    return {
+        **{f"base/{name}": text for name, text in {**files, **base}.items()},
+        **{
+            f"overlays/{name}": text
+            for name, text in render_folder("manifests/serve/overlays", values).items()
+        },
+        **context.storage_overlays(folders=["runs"]),
+    }
 
 
-def check(site: Site) -> None:
+def _part(name: str) -> str:
+    return read(f"manifests/serve/parts/{name}.yaml")
+
+
+def _server(values: dict[str, Any], context: DeployContext, component: str) -> str:
+    """Deployment, autoscaler and disruption budget of one component."""
+    command = serve_command(context, component)
+    return fill(_part("server"), {**values, "component": component, "serve_command": command})
+
+
+# choices
+
+
+def enabled_parts(settings: DeployConfig) -> frozenset[str]:
+    """Optional parts that the settings ask for. A client from outside of the cluster always needs a token."""
+    serve = settings.serve
+    enabled = {
+        "split": serve.split,
+        "redis": settings.redis.enabled,
+        "monitoring": settings.monitoring.enabled,
+        "ingress": serve.ingress.host,
+        "nodeport": serve.node_port,
+        "tokens": serve.token_secret or serve.ingress.host or serve.node_port,
+        "tls": serve.tls_secret,
+    }
+    return frozenset(name for name, is_enabled in enabled.items() if is_enabled)
+
+
+def check(context: DeployContext) -> None:
     """Raises when settings and recipe do not go together."""
-    asked, servers = site.settings, site.sizing.replicas
-    problems = [problem for name in chosen(asked) if (problem := misfit(site.recipe, name))]
-    if asked.storage.access == "ReadWriteOnce" and servers > 1:
+    settings, servers = context.settings, context.sizing.replicas
+    problems = [problem for name in enabled_parts(settings) if (problem := misfit(context.recipe, name))]
+    if settings.storage.access == "ReadWriteOnce" and servers > 1:
         problems.append(
             f"storage.access=ReadWriteOnce lets one node mount the bundles, and this recipe needs {servers} servers. "
             "Add serve.replicas=1, or take ReadWriteMany"
         )
-    if max_servers(site) < servers:
-        problems.append(f"serve.max_replicas must be at least {servers}, got {asked.serve.max_replicas}")
+    if max_servers(context) < servers:
+        problems.append(f"serve.max_replicas must be at least {servers}, got {settings.serve.max_replicas}")
     if problems:
         raise DeployError("--set", sorted(problems))
 
 
-def misfit(recipe: Recipe, choice: str) -> str | None:
-    """Why a recipe cannot be served like this, if so."""
+def misfit(recipe: Recipe, part: str) -> str | None:
+    """Why a recipe cannot be served with this part, if so."""
     scores_rows = not (recipe.log.user and recipe.log.item)
-    if choice == "redis" and scores_rows:
+    if part == "redis" and scores_rows:
         return f'redis.enabled needs users and items, and recipe "{recipe.name}" has none: it scores rows'
-    if choice == "split" and (scores_rows or recipe.retrieval is None or recipe.ranking is None):
+    if part == "split" and (scores_rows or recipe.retrieval is None or recipe.ranking is None):
         return f'serve.split needs retrieval and ranking of users and items, and recipe "{recipe.name}" lacks some'
-    crossed = crossed_features(recipe) if choice == "split" else []
+    crossed = crossed_features(recipe) if part == "split" else []
     if crossed:
         return (
             f'serve.split lets features and ranking run apart, but feature "{crossed[0]}" looks at users and items '
@@ -86,69 +109,109 @@ def misfit(recipe: Recipe, choice: str) -> str | None:
     return None
 
 
-def runs_claim(site: Site, kind: Literal["pvc", "nfs"]) -> list[Object]:
-    """The claim that bundles lie in, the same as that of the targets that make them; for NFS with its volume."""
-    return [made for made in claims(site, kind) if made["metadata"]["name"].endswith(site.runs_claim)]
+# numbers and names
 
 
-def _overlay(site: Site, name: str, base: list[Object], wanted: list[Object]) -> Files:
-    """What is new as objects, what is other as patches."""
-    before = {_identity(one): one for one in base}
-    new = [one for one in wanted if _identity(one) not in before]
-    patches = [
-        {"target": {"kind": one["kind"], "name": one["metadata"]["name"]}, "patch": dumps_patch(changes)}
-        for one in wanted
-        if (changes := list(differences(before.get(_identity(one), one), one)))
-    ]
-    folder = f"overlays/{name}"
-    names = [f"../{site.settings.storage.kind}", f"{name}.yaml"]
+def _values(context: DeployContext) -> dict[str, Any]:
+    serve, sizing, enabled = context.settings.serve, context.sizing, enabled_parts(context.settings)
+    tokens, tls = "tokens" in enabled, "tls" in enabled
+    by_rate = serve.hpa.metric == "rate"
+    startup = startup_seconds(sizing.bundle_bytes)
     return {
-        f"{folder}/kustomization.yaml": kustomization(
-            site, names, **({"patches": patches} if patches else {})
-        ),
-        f"{folder}/{name}.yaml": dumps(new),
+        **context.values(),
+        "serve_resources": resources(sizing.serve),
+        "min_servers": sizing.replicas,
+        "max_servers": max_servers(context),
+        "cpu_percent": None if by_rate else serve.hpa.target or CPU_PERCENT,
+        "rate": str(serve.hpa.target or rate_of_server(context)) if by_rate else None,
+        "startup_seconds": startup,
+        "progress_seconds": startup + 600,
+        "scheme": "HTTPS" if tls else "HTTP",
+        "metrics_scheme": "https" if tls else "http",
+        "token_secret": (serve.token_secret or f"{context.name}-tokens") if tokens else None,
+        "tokens_folder": TOKENS_FOLDER if tokens else None,
+        "tls_secret": serve.tls_secret,
+        "tls_folder": TLS_FOLDER if tls else None,
+        "node_port": serve.node_port,
+        "host": serve.ingress.host,
+        "ingress_class": serve.ingress.class_name,
+        "ingress_secret": serve.tls_secret or f"{context.name}-tls",
+        "backend_protocol": "HTTPS" if tls else None,
+        "redis_secret": _redis_secret(context) if "redis" in enabled else None,
+        "redis_memory": quantity(sizing.redis_bytes),
+        "redis_disk": quantity(redis_disk_bytes(sizing.redis_bytes)),
+        "load_command": _load_command(context),
+        "dashboard": read("chart/files/dashboard.json"),
     }
 
 
-def _identity(one: Object) -> tuple[str, str]:
-    return one["kind"], one["metadata"]["name"]
+def _redis_secret(context: DeployContext) -> str:
+    return context.settings.redis.auth_secret or f"{context.name}-redis"
 
 
-def dumps_patch(changes: list[Object]) -> str:
-    """A JSON patch, written as YAML."""
-    text = dumps([{"patch": changes}]).removeprefix("patch:\n")
-    return "".join(line.removeprefix("  ") for line in text.splitlines(keepends=True))
+def startup_seconds(bundle_bytes: int) -> int:
+    """How long a server may take to read its bundle, from slow storage, and to warm up."""
+    return _START_SECONDS + math.ceil(bundle_bytes / _READ_BYTES)
 
 
-def differences(before: Any, after: Any, path: str = "") -> Iterator[Object]:
-    """The JSON patch that makes one value of another."""
-    if before == after:
-        return
-    if isinstance(before, dict) and isinstance(after, dict):
-        for key in [*before, *(key for key in after if key not in before)]:
-            place = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
-            if key not in after:
-                yield {"op": "remove", "path": place}
-            elif key not in before:
-                yield {"op": "add", "path": place, "value": after[key]}
-            else:
-                yield from differences(before[key], after[key], place)
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for number, (old, new) in enumerate(zip(before, after, strict=True)):
-            yield from differences(old, new, f"{path}/{number}")
-    else:
-        yield {"op": "replace", "path": path, "value": after}
+def redis_disk_bytes(memory: int) -> int:
+    """Its log, and the shorter one that it is rewritten to."""
+    return math.ceil(3 * memory / GB) * GB
 
 
-# objects
+def rate_of_server(context: DeployContext) -> int:
+    """Requests/s of one server."""
+    return max(1, math.floor(context.sizing.requests_per_core * context.sizing.serve.cpus))
 
 
-def objects_of(serving: Serving) -> list[Object]:
-    return [one for _, objects in groups_of(serving) for one in objects]
+def max_servers(context: DeployContext) -> int:
+    """Storage that one node mounts is not for more servers than were asked for."""
+    times = 1 if context.settings.storage.access == "ReadWriteOnce" else 3
+    return context.settings.serve.max_replicas or times * context.sizing.replicas
 
 
-def groups_of(serving: Serving) -> Iterator[tuple[str, list[Object]]]:
-    """File name without its ending, and objects, of all that was chosen."""
-    for name, make in GROUPS.items():
-        if name in ALWAYS or name in serving.on.chosen:
-            yield name, make(serving)
+# commands
+
+
+def serve_command(context: DeployContext, component: str) -> list[str]:
+    enabled = enabled_parts(context.settings)
+    command = ["recmill", "serve", "--bundle", "/runs/bundle", "--host", "0.0.0.0", "--http-port", "8080"]
+    command += ["--grpc-port", "8081", "--processes", "$(CPUS)", "--drain-seconds", "30"]
+    command += [*_role_flags(context, component, enabled), *_trust_flags(context.recipe)]
+    if "redis" in enabled:
+        command += ["--features", _redis_url(context)]
+    if "tokens" in enabled:
+        command += ["--token-file", f"{TOKENS_FOLDER}/tokens"]
+    if "tls" in enabled:
+        command += ["--tls-cert", f"{TLS_FOLDER}/tls.crt", "--tls-key", f"{TLS_FOLDER}/tls.key"]
+    if not enabled & {"tokens", "tls"}:
+        command.append("--insecure")  # the network policy is what keeps others out
+    return command
+
+
+def _role_flags(context: DeployContext, component: str, enabled: frozenset[str]) -> list[str]:
+    if component != "serve":
+        return ["--role", component, "--threads", "1"]
+    if "split" not in enabled:
+        return ["--threads", "1"]  # of each process: Python lets one run at a time
+    flags = ["--role", "recommend", "--threads", "16"]  # it waits for others
+    for role in ROLES:
+        flags += [f"--{role}-at", f"{context.name}-{role}:8081"]
+    if "tokens" in enabled:
+        flags += ["--peer-token-file", f"{TOKENS_FOLDER}/read-token"]
+    return [*flags, "--peer-ca", f"{TLS_FOLDER}/ca.crt"] if "tls" in enabled else flags
+
+
+def _load_command(context: DeployContext) -> list[str]:
+    command = ["recmill", "load", "--bundle", "/runs/bundle", "--features", _redis_url(context)]
+    return [*command, "--resume", "--quiet", *_trust_flags(context.recipe)]
+
+
+def _redis_url(context: DeployContext) -> str:
+    return f"redis://:$(REDIS_PASSWORD)@{context.name}-redis:6379"
+
+
+def _trust_flags(recipe: Recipe) -> Sequence[str]:
+    """Functions that the recipe itself names are the user's own."""
+    modules = modules_of(recipe)
+    return ["--trust-code", ",".join(modules)] if modules else []

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from recmill.recipe.recipe import Recipe
-from recmill.stages.deploy.shapes import STORE_BYTES, ModelShape, Traffic, traffic_of
+from recmill.stages.deploy.model_size import STORE_BYTES, ModelSize, Traffic, traffic_of
 
 MB, GB = 1 << 20, 1 << 30
 
@@ -81,20 +81,12 @@ _ID_MICROSECONDS, _ROW_MICROSECONDS = 0.16, 1.0  # to look up and update an id; 
 _SECOND_CORE = 0.77  # what a core adds when others are busy
 _PREPARED_CELLS = 190_000 * 40.0  # values that a core prepares in a second
 _CANDIDATES, _SERVE_GFLOPS = 500, 137.0
-_REQUEST_MS, _SPLIT, _NEIGHBOURS = (
-    3.0,
-    0.5,
-    1.2,
-)  # beside the graph; what the split graph saves; two busy cores
+_REQUEST_MS = 3.0  # of a request, beside the graph
+_SPLIT, _NEIGHBOURS = 0.5, 1.2  # what the split graph saves; two busy cores
 _BUSY = 0.5  # of a core's time, above which p99 climbs
 _VOCABULARY_BYTES = 27  # of a fitted value in prepare
-_COLUMN_BYTES = {
-    "int": 4.0,
-    "float": 8.0,
-    "text": 9.0,
-    "hex": 8.5,
-    "bool": 2.0,
-}  # in a text file, with separator
+# In a text file, with separator.
+_COLUMN_BYTES = {"int": 4.0, "float": 8.0, "text": 9.0, "hex": 8.5, "bool": 2.0}
 # Python and its libraries, one process
 _PROGRAM = {"prepare": 300 * MB, "train": 500 * MB, "export": 800 * MB, "serve": 300 * MB}
 _COPIES = 12  # of a batch's floats while a model learns from it
@@ -124,11 +116,11 @@ def size(
 ) -> Sizing:
     """What the stages need for a log of so many rows, items and users and for so many requests/s.
 
-    What is not said is that of the log that the recipe is made for.
+    What is not given is that of the log that the recipe is made for.
     """
     usual = traffic_of(recipe)
     traffic = Traffic(rows or usual.rows, items or usual.items, users or usual.users, rate or usual.rate)
-    shape, sheet = ModelShape(recipe, traffic), _Sheet()
+    shape, sheet = ModelSize(recipe, traffic), _Sheet()
     disk = _disk(shape, sheet)
     prepare, fixed, prepare_seconds = _prepare(shape, disk, sheet)
     train, train_seconds = _train(shape, sheet)
@@ -179,13 +171,13 @@ class _Disk:
     runs: float
 
 
-def _disk(shape: ModelShape, sheet: _Sheet) -> _Disk:
+def _disk(shape: ModelSize, sheet: _Sheet) -> _Disk:
     rows = shape.traffic.rows
     log = rows * sum(_COLUMN_BYTES[column.type] for column in shape.recipe.log.columns)
     sheet.add("log", f"{rows:,} rows x {log / rows:,.0f} B", _bytes(log))
     table = rows * shape.row_bytes * _PACKED
     sheet.add("Table", f"{rows:,} rows x {shape.row_bytes:,.0f} B x {_PACKED} packed", _bytes(table))
-    _say_tables(shape, sheet)
+    _add_tables(shape, sheet)
     checkpoint = _checkpoint(shape, sheet)
     bundle = _bundle(shape, sheet)
     raw = log * _PACKED  # columns that the pipeline keeps, to measure the live model on the same rows
@@ -199,7 +191,7 @@ def _disk(shape: ModelShape, sheet: _Sheet) -> _Disk:
     return _Disk(log, table, checkpoint, bundle, runs)
 
 
-def _say_tables(shape: ModelShape, sheet: _Sheet) -> None:
+def _add_tables(shape: ModelSize, sheet: _Sheet) -> None:
     for collection in dict.fromkeys(table.model for table in shape.tables):
         tables = [table for table in shape.tables if table.model == collection]
         ids = sum(table.ids for table in tables)
@@ -211,7 +203,7 @@ def _say_tables(shape: ModelShape, sheet: _Sheet) -> None:
         sheet.add("embedding rows", f"{collection}: {how}", f"{ids:,}")
 
 
-def _checkpoint(shape: ModelShape, sheet: _Sheet) -> float:
+def _checkpoint(shape: ModelSize, sheet: _Sheet) -> float:
     total = 0.0
     for name, spec, weights in shape.models:
         tables = sum(table.saved for table in shape.tables if table.model.startswith(name))
@@ -225,7 +217,7 @@ def _checkpoint(shape: ModelShape, sheet: _Sheet) -> float:
     return total
 
 
-def _bundle(shape: ModelShape, sheet: _Sheet) -> float:
+def _bundle(shape: ModelSize, sheet: _Sheet) -> float:
     tables = sum(table.served for table in shape.tables)
     weights = sum(weights for _, _, weights in shape.models)
     total = tables + 8.0 * weights
@@ -237,7 +229,7 @@ def _bundle(shape: ModelShape, sheet: _Sheet) -> float:
     return total
 
 
-def _prepare(shape: ModelShape, disk: _Disk, sheet: _Sheet) -> tuple[Resources, int, float]:
+def _prepare(shape: ModelSize, disk: _Disk, sheet: _Sheet) -> tuple[Resources, int, float]:
     """Resources, the part of memory that --memory does not bound, and seconds."""
     ids = sum({table.name: table.ids for table in shape.tables}.values())
     fixed = _PROGRAM["prepare"] + round(ids * _VOCABULARY_BYTES)
@@ -258,7 +250,7 @@ def _prepare(shape: ModelShape, disk: _Disk, sheet: _Sheet) -> tuple[Resources, 
     return Resources(cpus, memory), fixed, seconds
 
 
-def _train(shape: ModelShape, sheet: _Sheet) -> tuple[Resources, float]:
+def _train(shape: ModelSize, sheet: _Sheet) -> tuple[Resources, float]:
     """Models are trained one after the other, so that memory is that of the largest."""
     memory, work = 0.0, 0.0
     for name, spec, weights in shape.models:
@@ -303,7 +295,7 @@ def _spread(work: float, cpus: int) -> float:
     return work / (1 + (cpus - 1) * _SECOND_CORE)
 
 
-def _serve(shape: ModelShape, disk: _Disk, sheet: _Sheet) -> tuple[Resources, int, float]:
+def _serve(shape: ModelSize, disk: _Disk, sheet: _Sheet) -> tuple[Resources, int, float]:
     """Resources of a server of two processes, how many servers, and requests/s of a core."""
     weights = next((weights for name, _, weights in shape.models if name == "ranking"), 0)
     graph_ms = _CANDIDATES * 2 * weights / _SERVE_GFLOPS / 1e6 * _SPLIT
@@ -333,7 +325,7 @@ def _serve(shape: ModelShape, disk: _Disk, sheet: _Sheet) -> tuple[Resources, in
     return Resources(SERVE_CPUS, _up(memory)), replicas, per_core
 
 
-def _redis(shape: ModelShape, sheet: _Sheet) -> int:
+def _redis(shape: ModelSize, sheet: _Sheet) -> int:
     memory = _up(_ROOM * shape.store_bytes + 64 * MB)
     if shape.entities:
         many = " + ".join(f"{number:,} {side}s" for side, number in shape.entities)
@@ -356,10 +348,6 @@ def _bytes(number: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    return (
-        f"{seconds:,.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:,.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:,.1f} h"
-    )
+    if seconds < 120:
+        return f"{seconds:,.0f} s"
+    return f"{seconds / 60:,.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
