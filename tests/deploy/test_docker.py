@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from recmill.cli import build_parser
 from recmill.recipe.recipe import Recipe
 from recmill.stages.deploy.deploy import render
 from recmill.stages.deploy.settings import DeployConfig
+from recmill.stages.deploy.templates import files_in
 from recmill.stages.deploy.yaml import loads
 from recmill.stages.serve.config import ServeConfig
 
@@ -185,6 +187,16 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for line in python_lines(wheel):
         shell(line, made, path)
     return made
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("docker")
+def test_the_wheel_has_manifests_chart_and_dashboard(places: dict[str, Path]) -> None:
+    (wheel,) = places["/wheels"].glob("recmill-*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        inside = {name.removeprefix("recmill/stages/deploy/") for name in packed.namelist()}
+    for folder in ("chart", "manifests"):
+        assert {f"{folder}/{name}" for name in files_in(folder)} <= inside
 
 
 @pytest.mark.processes

@@ -111,20 +111,20 @@ class ModelSize:
         kind = kinds_along(feature, self.kinds)[-1]
         if element_of(kind) not in ("id", "key"):
             return None
-        found = min(math.prod(self.values(column) for column in feature.columns), 1e15)
+        values = min(math.prod(self.values(column) for column in feature.columns), 1e15)
         if len(feature.columns) > 1:
-            found = min(found, different_values(self.traffic.rows) * len(feature.columns))
+            values = min(values, different_values(self.traffic.rows) * len(feature.columns))
         # Ids of users and items are known; other values are thinned out when they must be seen several times.
         known = set(feature.columns) <= {self.recipe.log.user, self.recipe.log.item}
         for step in feature.steps:
-            found = _after(step, found, known)
-        return max(2, round(found))
+            values = _after(step, values, known)
+        return max(2, round(values))
 
     # models
 
     @cached_property
     def tables(self) -> list[EmbeddedTable]:
-        found: dict[tuple[str, str], EmbeddedTable] = {}
+        tables: dict[tuple[str, str], EmbeddedTable] = {}
         for model, names, dim, optimizer in self._collections():
             for name in names:
                 feature = self.features[name]
@@ -132,10 +132,10 @@ class ModelSize:
                 if ids is None:
                     continue
                 table = EmbeddedTable(model, _table_name(feature), ids, feature.dim or dim, optimizer)
-                known = found.get((model, table.name))
+                known = tables.get((model, table.name))
                 if known is None or known.ids < ids:
-                    found[model, table.name] = table
-        return list(found.values())
+                    tables[model, table.name] = table
+        return list(tables.values())
 
     def _collections(self) -> Iterator[tuple[str, Sequence[str], int, str]]:
         ranking, retrieval = self.recipe.ranking, self.recipe.retrieval
@@ -148,6 +148,11 @@ class ModelSize:
         if retrieval is not None:
             for side, names in (("user", retrieval.user), ("item", retrieval.item)):
                 yield f"retrieval, {side}", names, retrieval.embedding_dim, retrieval.train.sparse.name
+
+    def _features_of(self, model: str) -> list[str]:
+        return [
+            name for owner, names, _, _ in self._collections() if owner.startswith(model) for name in names
+        ]
 
     def _split(self, names: Sequence[str]) -> tuple[int, int]:
         """How many of the features are numbers, and how many are embedded."""
@@ -185,23 +190,19 @@ class ModelSize:
     def models(self) -> list[tuple[str, r.Training, int]]:
         """Name, training and dense weights of each model."""
         ranking, retrieval = self.recipe.ranking, self.recipe.retrieval
-        found = [("ranking", ranking.train, self.ranking_weights)] if ranking else []
-        return [*found, *([("retrieval", retrieval.train, self.retrieval_weights)] if retrieval else [])]
+        models = [("ranking", ranking.train, self.ranking_weights)] if ranking else []
+        return [*models, *([("retrieval", retrieval.train, self.retrieval_weights)] if retrieval else [])]
 
     def ids_per_row(self, model: str) -> float:
         """Ids that a model reads in one row."""
-        names = [
-            name for owner, names, _, _ in self._collections() if owner.startswith(model) for name in names
-        ]
+        names = self._features_of(model)
         return sum(self._length(self.features[name]) for name in names if self.ids(self.features[name]))
 
     def floats_per_row(self, model: str) -> int:
         """Floats that pass through a model for one row: what it reads and what its layers give."""
         spec = self.recipe.ranking if model == "ranking" else self.recipe.retrieval
         assert spec is not None
-        names = [
-            name for owner, names, _, _ in self._collections() if owner.startswith(model) for name in names
-        ]
+        names = self._features_of(model)
         read = sum(spec.embedding_dim if self.ids(self.features[name]) else 1 for name in names)
         layers = [*spec.hidden, *(spec.bottom + spec.top if isinstance(spec, r.Ranking) else spec.hidden)]
         return read + sum(layers)
@@ -212,10 +213,9 @@ class ModelSize:
     @property
     def entities(self) -> list[tuple[Literal["user", "item"], int]]:
         """Users and items of a bundle; none for a recipe that scores rows alone."""
-        found: list[tuple[Literal["user", "item"], int]] = []
-        if self.recipe.log.user and self.recipe.log.item:
-            found = [("item", self.traffic.items), ("user", self.traffic.users)]
-        return found
+        if not (self.recipe.log.user and self.recipe.log.item):
+            return []
+        return [("item", self.traffic.items), ("user", self.traffic.users)]
 
     def entity_bytes(self, side: Literal["user", "item"]) -> float:
         """Of a user or item in a bundle: raw columns, features, and an item's vector and similar items."""
@@ -236,11 +236,11 @@ class ModelSize:
     @property
     def store_bytes(self) -> float:
         """Of all users and items in a store such as Redis."""
-        found = 0.0
+        total = 0.0
         for side, many in self.entities:
             features = sum(self._length(feature) for feature in self.recipe.features if feature.of == side)
-            found += many * (STORE_BYTES + 8 * features)
-        return found
+            total += many * (STORE_BYTES + 8 * features)
+        return total
 
     @cached_property
     def row_bytes(self) -> float:

@@ -307,16 +307,16 @@ class DeployConfig:
     @classmethod
     def of(cls, pairs: Sequence[str]) -> DeployConfig:
         """Settings from `key=value` texts; of two for the same key, the last holds. DeployError has all problems."""
-        problems = Problems()
+        reading = Problems()
         tree: dict[str, Any] = {}
         malformed = [pair for pair in pairs if not _put(tree, pair)]
-        settings: DeployConfig = Reader(problems).dataclass(cls, tree, "")
-        found = [f'{pair}: expected key=value, for example --set "namespace=shop"' for pair in malformed]
-        found += [*_templates(pairs), *problems.found]
-        if not found:
-            found = _conflicts(settings)
-        if found:
-            raise DeployError("--set", found)
+        settings: DeployConfig = Reader(reading).dataclass(cls, tree, "")
+        problems = [f'{pair}: expected key=value, for example --set "namespace=shop"' for pair in malformed]
+        problems += [*_templates(pairs), *reading.found]
+        if not problems:
+            problems = _conflicts(settings)
+        if problems:
+            raise DeployError("--set", problems)
         return settings
 
 
@@ -371,39 +371,41 @@ def _value(kind: Any, text: str) -> Any:
 
 def _conflicts(settings: DeployConfig) -> list[str]:
     """Values that are right alone but not together."""
-    found = []
+    problems = []
     serve, storage = settings.serve, settings.storage
     if storage.kind == "nfs" and storage.nfs.server == EXAMPLE_SERVER:
-        found.append("storage.nfs.server is missing: storage.kind=nfs needs the address of the NFS server")
+        problems.append("storage.nfs.server is missing: storage.kind=nfs needs the address of the NFS server")
     if storage.kind == "nfs" and storage.class_name:
-        found.append("storage.class_name is for storage.kind=pvc; NFS volumes have none. Remove one of them")
+        problems.append(
+            "storage.class_name is for storage.kind=pvc; NFS volumes have none. Remove one of them"
+        )
     if serve.replicas and serve.max_replicas and serve.max_replicas < serve.replicas:
-        found.append(
+        problems.append(
             f"serve.max_replicas must be at least serve.replicas ({serve.replicas}), got {serve.max_replicas}"
         )
     if serve.hpa.metric == "cpu" and serve.hpa.target is not None and serve.hpa.target > 100:
-        found.append(
+        problems.append(
             f"serve.hpa.target must be a percentage up to 100 with serve.hpa.metric=cpu, got {serve.hpa.target}"
         )
     if storage.access == "ReadWriteOnce" and (serve.replicas or 1) > 1:
-        found.append(
+        problems.append(
             "storage.access=ReadWriteOnce lets one node mount the bundles; serve.replicas must then be 1, "
             f"got {serve.replicas}"
         )
-    return found
+    return problems
 
 
 def defaults() -> dict[str, Any]:
     """Key path -> default of every setting."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
 
     def walk(prefix: str, value: Any) -> None:
-        for one in dataclasses.fields(value):
-            inner = getattr(value, one.name)
+        for field in dataclasses.fields(value):
+            inner = getattr(value, field.name)
             if dataclasses.is_dataclass(inner):
-                walk(f"{prefix}{one.name}.", inner)
+                walk(f"{prefix}{field.name}.", inner)
             else:
-                found[prefix + one.name] = inner
+                settings[prefix + field.name] = inner
 
     walk("", DeployConfig())
-    return found
+    return settings
