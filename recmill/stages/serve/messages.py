@@ -8,6 +8,7 @@ from typing import Any, TypedDict, TypeVar
 import msgspec
 
 from recmill.errors import BadRequest
+from recmill.reporting.tables import html_table
 
 Id = str | int  # of a user or an item, as the log writes it
 Values = dict[str, Any]  # raw columns of the log by name; a missing one is unknown
@@ -97,7 +98,8 @@ def query_of(kind: type[Q], user: Q | Id | None, fields: Mapping[str, Any]) -> Q
     if isinstance(user, kind):
         return user
     try:
-        return msgspec.convert({"user": user, **fields}, kind, dec_hook=None, from_attributes=False)
+        # Ids that come out of a frame may be NumPy's.
+        return msgspec.convert({"user": getattr(user, "item", lambda: user)(), **fields}, kind)
     except msgspec.ValidationError as error:
         raise BadRequest(
             f"{kind.__name__.lower()}: {error}. It takes: {', '.join(kind.__struct_fields__)}."
@@ -149,6 +151,10 @@ class Answer(Message, frozen=True, kw_only=True):
     version: str = ""
     stages: dict[str, float] = {}
     trace: Trace | None = None
+
+    def _repr_html_(self) -> str:
+        rows = [(str(item.id), f"{item.score:.4f}", item.channel) for item in self.items]
+        return html_table(("item", "score", "channel"), rows)
 
 
 class Trace(Message, frozen=True, kw_only=True):

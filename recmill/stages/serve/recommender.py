@@ -162,7 +162,7 @@ class Recommender:
         self, user: m.Rank | m.Id | None, items: Sequence[m.Id] = (), **fields: Unpack[m.QueryFields]
     ) -> m.RankAnswer:
         """Probabilities of a click on these items; an unknown item is ranked by what its id alone tells."""
-        query = m.query_of(m.Rank, user, {"items": list(items), **fields})
+        query = m.query_of(m.Rank, user, {"items": np.asarray(items, object).tolist(), **fields})
         clock = Clock(query.deadline_ms)
         check_sizes(1, len(query.items))
         ranker = self._ranker()
