@@ -34,8 +34,9 @@ from recmill.artifacts.bundle.bundle import Bundle, current_of, publish_bundle, 
 from recmill.artifacts.bundle.delta import Changes, TableChange, write_delta
 from recmill.errors import ArtifactError
 from recmill.stages.bench.serve.server import start_server
+from recmill.stages.serve.config import ServeConfig
 from recmill.stages.serve.messages import Recommend
-from recmill.stages.serve.service import Service, ServiceConfig, share_of
+from recmill.stages.serve.service import Service, user_fraction
 
 USERS = [f"u{number}" for number in range(1, 9)]
 Trial = Callable[[Path, random.Random, int], Counter[str]]
@@ -91,13 +92,13 @@ class Flips:
 
 def start(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
     """A damaged current version, or `current` itself, when a server starts."""
-    expected = answers(Service(bundles))
+    expected = answers(Service(ServeConfig(bundle=bundles, watch=False)))
     new = another_version(bundles, "aaaaaaaa")
     set_current(bundles, new)
     found: Counter[str] = Counter()
     for _ in Flips(bundles / new, chance, (bundles / "current",))(tries):
         try:
-            service = Service(bundles, ServiceConfig(watch_seconds=60))
+            service = Service(ServeConfig(bundle=bundles), watch_seconds=60)
         except ArtifactError:
             found["noticed"] += 1
             continue
@@ -110,25 +111,24 @@ def swap(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
     """A damaged version becomes current while a server runs."""
     new = another_version(bundles, "bbbbbbbb")
     old, found = str(current_of(bundles)), Counter[str]()
-    service = Service(bundles, ServiceConfig(watch_seconds=60))
+    service = Service(ServeConfig(bundle=bundles), watch_seconds=60)
     expected = answers(service)
     set_current(bundles, new)
     for _ in Flips(bundles / new, chance)(tries):
-        assert service._watcher is not None
-        service._watcher.look()
+        service.versions.look()
         noticed = service.current.version == old
         found["WRONG" if answers(service) != expected else "noticed" if noticed else "harmless"] += 1
         if not noticed:
-            service.swap(bundles / old)
+            service.versions.swap(bundles / old)
     return found
 
 
 def named(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
     """A damaged version is asked for by name."""
     new, found = another_version(bundles, "cccccccc"), Counter[str]()
-    expected = answers(Service(bundles))
+    expected = answers(Service(ServeConfig(bundle=bundles, watch=False)))
     for _ in Flips(bundles / new, chance)(tries):
-        service = Service(bundles)
+        service = Service(ServeConfig(bundle=bundles, watch=False))
         try:
             first = service.recommend(Recommend(user=USERS[0], k=10, version=new))
             same = [(item.id, item.score) for item in first.items] == expected[0]
@@ -141,15 +141,14 @@ def named(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
 def delta(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
     """A damaged delta, at the start and while a server runs."""
     path, found = a_delta(bundles, str(current_of(bundles))), Counter[str]()
-    running = Service(bundles, ServiceConfig(watch_seconds=60))
+    running = Service(ServeConfig(bundle=bundles), watch_seconds=60)
     before = answers(running)
     for _ in Flips(path, chance)(tries):
-        for service in (running, Service(bundles, ServiceConfig(watch_seconds=60))):
-            assert service._watcher is not None
-            service._watcher.look()
-            if service.num_deltas:
+        for service in (running, Service(ServeConfig(bundle=bundles), watch_seconds=60)):
+            service.versions.look()
+            if service.current.num_deltas:
                 found["harmless"] += 1
-                running = Service(bundles, ServiceConfig(watch_seconds=60))
+                running = Service(ServeConfig(bundle=bundles), watch_seconds=60)
             else:
                 found["WRONG" if answers(service) != before else "noticed"] += 1
     return found
@@ -174,7 +173,8 @@ def canary(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
     """Items are removed and added at a server of two processes: users of the canary see what all others see."""
     new, found = another_version(bundles, "eeeeeeee"), Counter[str]()
     users = [
-        next(user for user in USERS if (share_of(user) < 0.5) == is_canary) for is_canary in (False, True)
+        next(user for user in USERS if (user_fraction(user) < 0.5) == is_canary)
+        for is_canary in (False, True)
     ]
     with start_server(bundles, ["--processes", "2", "--threads", "1", "--canary", f"{new}=50%"]) as server:
         for number in range(max(1, tries // 4)):

@@ -32,7 +32,6 @@ from chaos import Expected, Outcome, Scene, Trial, Trials, run_trials
 from recmill.artifacts.bundle.bundle import Bundle
 from recmill.artifacts.bundle.delta import Changes, write_delta
 from recmill.artifacts.feature_store.codec import RowCodec
-from recmill.artifacts.feature_store.mapped import entities_of
 from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.stages.bench.serve.server import BenchServer, start_server
 
@@ -81,8 +80,8 @@ class Redis:
         bundle = Bundle.open(bundles)
         store = RedisStore(self.url, bundle)
         for side in ("user", "item"):
-            entities = entities_of(bundle, side)  # type: ignore[arg-type]
-            places = entities.places(entities.ids_with_prefix("", len(entities)))
+            entities = bundle.entities(side)  # type: ignore[arg-type]
+            places = entities.indices(entities.ids_with_prefix("", len(entities)))
             rows = RowCodec(entities.layout, entities.unknown_row, "another").encode(
                 entities.features(places)
             )
@@ -215,8 +214,8 @@ def _change_while_it_stands_still(
 ) -> str:
     began = time.monotonic()
     item = _item_that_nobody_is_shown(bundles, scene.expected)
-    users = entities_of(bundle := Bundle.open(bundles), "user")
-    new = users.raw(users.places(["u1"])).with_columns(pl.lit("new").alias(users.id_column))
+    users = (bundle := Bundle.open(bundles)).entities("user")
+    new = users.raw(users.indices(["u1"])).with_columns(pl.lit("new").alias(users.id_column))
     digest = bundle.manifest["recipe_digest"]
     write_delta(bundles, bundle.version, 1, digest, Changes(users=new), {})
     _ask(server, "events", {"events": [{"user": "guest", "item": "i1"}]})
@@ -234,7 +233,7 @@ def _change_while_it_stands_still(
 
 def _item_that_nobody_is_shown(bundles: Path, expected: Expected) -> str:
     shown = {item for items in expected.items.values() for item in items}
-    items = entities_of(Bundle.open(bundles), "item")
+    items = Bundle.open(bundles).entities("item")
     return next(str(item) for item in items.ids_with_prefix("", len(items)) if item not in shown)
 
 

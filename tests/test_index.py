@@ -66,15 +66,15 @@ AXES = np.array([[1, 0], [0, 1], [0.6, 0.8], [-1, 0]], np.float32)
 
 
 def test_the_best_come_first_with_their_inner_products(make: Any) -> None:
-    places, scores = make(AXES).search(np.array([[1, 0], [0.1, 2]], np.float32), 3)
-    assert places.tolist() == [[0, 2, 1], [1, 2, 0]]
+    indices, scores = make(AXES).search(np.array([[1, 0], [0.1, 2]], np.float32), 3)
+    assert indices.tolist() == [[0, 2, 1], [1, 2, 0]]
     np.testing.assert_allclose(scores, [[1, 0.6, 0], [2, 1.66, 0.1]], rtol=1e-6)
-    assert (places.dtype, scores.dtype) == (np.int64, np.float32)
+    assert (indices.dtype, scores.dtype) == (np.int64, np.float32)
 
 
 def test_fewer_than_asked_for_are_padded(make: Any) -> None:
-    places, scores = make(AXES).search(AXES[:1], 6)
-    assert places.tolist() == [[0, 2, 1, 3, -1, -1]]
+    indices, scores = make(AXES).search(AXES[:1], 6)
+    assert indices.tolist() == [[0, 2, 1, 3, -1, -1]]
     assert np.isneginf(scores[0, 4:]).all()
 
 
@@ -87,7 +87,7 @@ def test_a_query_that_is_no_number_finds_nothing(make: Any) -> None:
     assert make(AXES).search(np.full((1, 2), np.nan, np.float32), 2)[0].tolist() == [[-1, -1]]
 
 
-def test_ties_go_by_place(make: Any) -> None:
+def test_ties_go_by_index(make: Any) -> None:
     index = make(np.repeat(AXES[:2], 50, axis=0))
     assert index.search(AXES[1:2], 7)[0].tolist() == [[50, 51, 52, 53, 54, 55, 56]]
 
@@ -97,16 +97,16 @@ def test_an_added_item_is_found_and_a_removed_one_is_not(make: Any) -> None:
     index.add(np.array([4, 7]), np.array([[0.8, 0.6], [0.0, -1.0]]))
     index.remove(np.array([0]))
     assert len(index) == 5
-    places, scores = index.search(AXES[:1], 5)
-    assert places.tolist() == [[4, 2, 1, 7, 3]]
+    indices, scores = index.search(AXES[:1], 5)
+    assert indices.tolist() == [[4, 2, 1, 7, 3]]
     assert scores[0, 0] == pytest.approx(0.8)
 
 
 def test_a_changed_item_has_its_new_vector_only(make: Any) -> None:
     index = make(AXES)
     index.add(np.array([0, 0]), np.array([[0.5, 0.5], [-0.5, -0.5]]))
-    places, scores = index.search(AXES[:1], 4)
-    assert places.tolist() == [[2, 1, 0, 3]]
+    indices, scores = index.search(AXES[:1], 4)
+    assert indices.tolist() == [[2, 1, 0, 3]]
     assert scores[0, 2] == pytest.approx(-0.5)
 
 
@@ -127,8 +127,8 @@ def test_an_empty_index_answers_with_nothing_until_something_is_added() -> None:
 
 def test_exact_answers_are_the_truth() -> None:
     vectors, queries = planted(5_003)
-    places, scores = build_index(vectors).search(queries, 40)
-    for query, found, found_scores in zip(queries, places, scores, strict=True):
+    indices, scores = build_index(vectors).search(queries, 40)
+    for query, found, found_scores in zip(queries, indices, scores, strict=True):
         expected = truth(vectors, query, 40)
         np.testing.assert_allclose(found_scores, (vectors @ query)[expected], rtol=1e-5)
         assert len(set(found.tolist()) & set(expected)) >= 39  # float32 may swap the last
@@ -139,10 +139,10 @@ def test_nearly_all_of_the_best_are_found_by_clusters() -> None:
     index = build_index(vectors, "clustered")
     assert isinstance(index, ClusteredIndex)
     assert index.recall >= 0.97
-    places = index.search(queries, 500)[0]
+    indices = index.search(queries, 500)[0]
     shares = [
         len(set(found[:50].tolist()) & set(truth(vectors, query, 50))) / 50
-        for query, found in zip(queries, places, strict=True)
+        for query, found in zip(queries, indices, strict=True)
     ]
     assert np.mean(shares) >= 0.97
 
@@ -150,10 +150,10 @@ def test_nearly_all_of_the_best_are_found_by_clusters() -> None:
 def test_vectors_without_clusters_are_found_too() -> None:
     random = np.random.default_rng(5)
     vectors, queries = units(random.standard_normal((20_000, 16))), units(random.standard_normal((50, 16)))
-    places = build_index(vectors, "clustered", queries).search(queries, 50)[0]
+    indices = build_index(vectors, "clustered", queries).search(queries, 50)[0]
     shares = [
         len(set(found.tolist()) & set(truth(vectors, query, 50))) / 50
-        for query, found in zip(queries, places, strict=True)
+        for query, found in zip(queries, indices, strict=True)
     ]
     assert np.mean(shares) >= 0.95
 
@@ -163,10 +163,10 @@ def test_removing_whole_clusters_leaves_full_answers() -> None:
     index = build_index(vectors, "clustered")
     gone = truth(vectors, queries[0], 6_000)
     index.remove(np.array(gone))
-    places, scores = index.search(queries[:1], 500)
-    assert (places >= 0).all()
-    assert not set(places[0].tolist()) & set(gone)
-    np.testing.assert_allclose(scores[0], vectors[places[0]] @ queries[0], atol=1e-6)
+    indices, scores = index.search(queries[:1], 500)
+    assert (indices >= 0).all()
+    assert not set(indices[0].tolist()) & set(gone)
+    np.testing.assert_allclose(scores[0], vectors[indices[0]] @ queries[0], atol=1e-6)
 
 
 def test_all_items_are_found_when_all_are_asked_for(make: Any) -> None:
@@ -231,10 +231,10 @@ def test_searches_see_each_change_whole_or_not_at_all(make: Any) -> None:
     def search() -> None:
         while not stop.is_set():
             try:
-                places, scores = index.search(query, 3)
-                pair = set(places[0].tolist()) & {5_000, 5_001}
+                indices, scores = index.search(query, 3)
+                pair = set(indices[0].tolist()) & {5_000, 5_001}
                 if len(pair) == 1 or (np.diff(scores[0]) > 0).any():
-                    wrong.append(places)
+                    wrong.append(indices)
             except Exception as error:
                 wrong.append(error)
 

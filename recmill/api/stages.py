@@ -383,7 +383,7 @@ def open_bundle(
 
     Functions that its features call are imported only from modules and packages in `trust_code`.
     """
-    from recmill.artifacts.feature_store import RedisStore
+    from recmill.artifacts.feature_store.redis import RedisStore
     from recmill.stages.serve.recommender import Recommender
 
     bundle = bundle_of(path, trust_code)

@@ -100,10 +100,10 @@ def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "checksum": _checksum(as_read)}
 
 
-def without_checksum(content: Any) -> Any:
-    """The object as it was; a ValueError when it is damaged. Those of earlier versions have no checksum."""
-    is_checked = isinstance(content, dict) and "checksum" in content
-    if is_checked and content.pop("checksum") != _checksum(content):
+def without_checksum(content: Any, required: bool = False) -> Any:
+    """The object as it was; a ValueError when it is damaged. Unless `required`, it may have no checksum."""
+    is_checked = required or (isinstance(content, dict) and "checksum" in content)
+    if is_checked and content.pop("checksum", None) != _checksum(content):
         raise ValueError("it does not have its own checksum")
     return content
 
@@ -124,7 +124,7 @@ def is_of_kind(path: Path, kind: str) -> bool:
         return False
 
 
-def read_manifest(path: Path, kind: str) -> dict[str, Any]:
+def read_manifest(path: Path, kind: str, needs_checksum: bool = False) -> dict[str, Any]:
     """The manifest of a whole artifact of this kind; anything else is an error that says what to do."""
     name = kind.capitalize()
     if not path.exists():
@@ -136,8 +136,8 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
             f"{name} {path} is incomplete (no manifest). Run `{_MAKERS[kind]}` again; it resumes."
         )
     try:
-        manifest = without_checksum(json.loads((path / MANIFEST).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        manifest = without_checksum(json.loads((path / MANIFEST).read_text(encoding="utf-8")), needs_checksum)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ArtifactError(
             f"{name} {path} has a damaged manifest: {error}. Delete it and run `{_MAKERS[kind]}` again."
         ) from None

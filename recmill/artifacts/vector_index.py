@@ -1,7 +1,7 @@
 """Which items have the greatest inner product with a vector: exactly up to 200,000 of them, else by clusters (faiss).
 
-An opened index is a map of what was built, plus what changed since. Changes are few, so they are searched exactly, and
-what they replace is left out of the answers of the map. Shapes: N items, Q queries, V vector size.
+An opened index is the mapped file as built, plus what changed since. Changes are few, so they are searched exactly, and
+the vectors that they replace are hidden in the file. Shapes: N items, Q queries, V vector size.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from recmill.errors import ArtifactError, MissingPackage
 Array = np.ndarray[Any, np.dtype[Any]]
 
 EXACT_BELOW = 200_000  # above it a scan takes longer than a request may
-_BEST, _RECALL = 500, 0.98  # of the best so many, this share shall be found
+_BEST, _RECALL = 500, 0.98  # the target: recall@500
 _NUM_QUERIES = 200
-_LOOK_AT_PER_ANSWER = 5  # never look at fewer items than this for each one wanted
+_MIN_SCANNED_PER_ANSWER = 5  # items
 _CLUSTERS, _SAMPLED_PER_CLUSTER, _ROUNDS = 4, 48, 6  # clusters for each square root of the number of items
 _INDEX, _SETTINGS = "clusters.faiss", "clusters.json"
 
 
 @dataclass(frozen=True)
 class _Changes:
-    """What differs from the map: places that it must not answer, and vectors to look at beside it. Never altered."""
+    """Changes since the index was built: hidden indices, and vectors to search besides. Immutable."""
 
-    hidden: Array  # bool [N of the map]
+    hidden: Array  # bool [N as built]
     num_hidden: int
-    places: Array  # int64, sorted
+    indices: Array  # int64, sorted
     vectors: Array  # float32 [changed, V]
 
     @classmethod
@@ -42,22 +42,22 @@ class _Changes:
         empty = np.empty((0, dim), np.float32)
         return cls(np.zeros(num_items, bool), 0, np.empty(0, np.int64), empty)
 
-    def without(self, places: Array) -> _Changes:
+    def without(self, indices: Array) -> _Changes:
         hidden = self.hidden.copy()
-        hidden[places[places < len(hidden)]] = True
-        kept = ~np.isin(self.places, places)
-        return _Changes(hidden, int(hidden.sum()), self.places[kept], self.vectors[kept])
+        hidden[indices[indices < len(hidden)]] = True
+        kept = ~np.isin(self.indices, indices)
+        return _Changes(hidden, int(hidden.sum()), self.indices[kept], self.vectors[kept])
 
-    def with_vectors(self, places: Array, vectors: Array) -> _Changes:
-        rest = self.without(places)
-        merged = np.concatenate([rest.places, places])
+    def with_vectors(self, indices: Array, vectors: Array) -> _Changes:
+        rest = self.without(indices)
+        merged = np.concatenate([rest.indices, indices])
         order = np.argsort(merged, kind="stable")
         vectors = np.concatenate([rest.vectors, vectors])[order]
-        return replace(rest, places=merged[order], vectors=vectors)
+        return replace(rest, indices=merged[order], vectors=vectors)
 
 
 class Index(ABC):
-    """Items by vector. Searches run in the caller's thread, any number at once, also while items come and go."""
+    """Items by vector. Searches run in the caller's thread, in parallel, also while items change."""
 
     def __init__(self, vectors_NV: Array) -> None:
         self._vectors_NV = vectors_NV
@@ -70,72 +70,72 @@ class Index(ABC):
 
     def __len__(self) -> int:
         changes = self._changes
-        return len(self._vectors_NV) - changes.num_hidden + len(changes.places)
+        return len(self._vectors_NV) - changes.num_hidden + len(changes.indices)
 
     def search(self, vectors_QV: Array, k: int) -> tuple[Array, Array]:
-        """Places (int64) and inner products (float32), each [Q, k], best first, any of equals; -1 pads."""
+        """Indices (int64) and inner products (float32), each [Q, k], best first, any of equals; -1 pads."""
         queries = np.ascontiguousarray(vectors_QV, np.float32)
-        places = np.full((len(queries), k), -1, np.int64)
+        indices = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf, np.float32)
         changes = self._changes
         for row, query_V in enumerate(queries if k else ()):
-            found, found_scores = self._search_map(query_V, k, changes)
-            if len(changes.places):
-                found = np.concatenate([found, changes.places])
+            found, found_scores = self._search_built(query_V, k, changes)
+            if len(changes.indices):
+                found = np.concatenate([found, changes.indices])
                 found_scores = np.concatenate([found_scores, _products(changes.vectors, query_V)])
             best = _best(found, found_scores, k)
-            places[row, : len(best)] = found[best]
+            indices[row, : len(best)] = found[best]
             scores[row, : len(best)] = found_scores[best]
-        return places, scores
+        return indices, scores
 
-    def add(self, places: Array, vectors: Array) -> None:
-        """Put items in; those that are known get a new vector. The last counts if a place is named twice."""
-        places = np.asarray(places, np.int64)
-        vectors = np.asarray(vectors, np.float32).reshape(len(places), self.dim)
-        _, last = np.unique(places[::-1], return_index=True)
-        last = len(places) - 1 - last
+    def add(self, indices: Array, vectors: Array) -> None:
+        """Put items in; those that are known get a new vector. If an index occurs twice, the last counts."""
+        indices = np.asarray(indices, np.int64)
+        vectors = np.asarray(vectors, np.float32).reshape(len(indices), self.dim)
+        _, last = np.unique(indices[::-1], return_index=True)
+        last = len(indices) - 1 - last
         with self._changing:
-            self._changes = self._changes.with_vectors(places[last], vectors[last])
+            self._changes = self._changes.with_vectors(indices[last], vectors[last])
 
-    def remove(self, places: Array) -> None:
-        """Take items out; unknown places are no error."""
-        places = np.asarray(places, np.int64)
+    def remove(self, indices: Array) -> None:
+        """Take items out; unknown indices are no error."""
+        indices = np.asarray(indices, np.int64)
         with self._changing:
-            self._changes = self._changes.without(places[places >= 0])
+            self._changes = self._changes.without(indices[indices >= 0])
 
     @abstractmethod
     def save(self, path: Path) -> None:
         """Write what `open_index` needs besides the vectors, as built: without later changes."""
 
     @abstractmethod
-    def _search_map(self, query_V: Array, k: int, changes: _Changes) -> tuple[Array, Array]:
-        """Places and inner products of at least the best k of the map that are not hidden, in any order."""
+    def _search_built(self, query_V: Array, k: int, changes: _Changes) -> tuple[Array, Array]:
+        """Indices and inner products of at least the best k as built that are not hidden, in any order."""
 
 
 class ExactIndex(Index):
-    """Looks at every vector."""
+    """Scans every vector."""
 
     def save(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
-    def _search_map(self, query_V: Array, k: int, changes: _Changes) -> tuple[Array, Array]:
+    def _search_built(self, query_V: Array, k: int, changes: _Changes) -> tuple[Array, Array]:
         scores = _products(self._vectors_NV, query_V)
         if changes.num_hidden:
             scores[changes.hidden] = -np.inf
-        places = _at_least_best(scores, k)
-        places = places[~changes.hidden[places]]
-        return places, scores[places]
+        indices = _at_least_best(scores, k)
+        indices = indices[~changes.hidden[indices]]
+        return indices, scores[indices]
 
 
 class ClusteredIndex(Index):
-    """Looks at the clusters nearest to a query: as many as it took, when built, to find nearly all of the best."""
+    """Scans the clusters nearest to a query: as many as reached the target recall when it was built."""
 
     def __init__(self, vectors_NV: Array, faiss_index: Any, probes: int, recall: float) -> None:
         super().__init__(vectors_NV)
         self._faiss = _import_faiss()
         self._index = faiss_index
         self._probes = probes
-        self.recall = recall  # share of the best 500 that searches found when it was built
+        self.recall = recall  # recall@500 when it was built
 
     def save(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -143,16 +143,16 @@ class ClusteredIndex(Index):
         settings = {"probes": self._probes, "recall": self.recall}
         write_whole(path / _SETTINGS, json.dumps(settings) + "\n")
 
-    def _search_map(self, query_V: Array, k: int, changes: _Changes) -> tuple[Array, Array]:
+    def _search_built(self, query_V: Array, k: int, changes: _Changes) -> tuple[Array, Array]:
         num_shown = len(self._vectors_NV) - changes.num_hidden
         probes, wanted = self._probes, min(k, num_shown)
-        # Never look at so few items that there is nothing to choose from.
-        least = _LOOK_AT_PER_ANSWER * max(k, _BEST)
+        # Scan enough items to choose from.
+        least = _MIN_SCANNED_PER_ANSWER * max(k, _BEST)
         probes = max(probes, -(-least * self._index.nlist // len(self._vectors_NV)))
         while wanted:
-            places = self._search_clusters(query_V, wanted, min(probes, self._index.nlist), changes)
-            if len(places) == wanted or probes >= self._index.nlist:
-                return places, _products(self._vectors_NV[places], query_V)
+            indices = self._search_clusters(query_V, wanted, min(probes, self._index.nlist), changes)
+            if len(indices) == wanted or probes >= self._index.nlist:
+                return indices, _products(self._vectors_NV[indices], query_V)
             probes *= 2
         return np.empty(0, np.int64), np.empty(0, np.float32)
 
@@ -161,14 +161,14 @@ class ClusteredIndex(Index):
         if changes.num_hidden:
             chosen = self._faiss.IDSelectorBitmap(np.packbits(~changes.hidden, bitorder="little"))
         parameters = self._faiss.SearchParametersIVF(nprobe=probes, sel=chosen)
-        places: Array = self._index.search(query_V[None], k, params=parameters)[1][0]
-        return places[places >= 0]
+        indices: Array = self._index.search(query_V[None], k, params=parameters)[1][0]
+        return indices[indices >= 0]
 
 
 def build_index(vectors: Array, kind: str = "auto", queries: Array | None = None) -> Index:
     """An index of these unit vectors [N, V]: "exact", "clustered", or what fits their number.
 
-    `queries` are some vectors like those that will be asked for, to find out how many clusters to look at; without
+    `queries` are some vectors like those that will be asked for, to choose the number of clusters to scan; without
     them, mixtures of two items are taken.
     """
     vectors = np.ascontiguousarray(vectors, np.float32)
@@ -178,7 +178,7 @@ def build_index(vectors: Array, kind: str = "auto", queries: Array | None = None
         raise ValueError(f'kind must be "auto", "exact" or "clustered", got "{kind}"')
     faiss = _import_faiss()
     num_clusters = max(1, min(len(vectors) // 2, int(_CLUSTERS * len(vectors) ** 0.5)))
-    # Half floats halve what a search must read; what is found is compared by the vectors themselves.
+    # Half floats halve what a search must read; the results are rescored with the float32 vectors.
     index = faiss.IndexIVFScalarQuantizer(
         faiss.IndexFlatIP(vectors.shape[1]),
         vectors.shape[1],
@@ -199,7 +199,7 @@ def build_index(vectors: Array, kind: str = "auto", queries: Array | None = None
 
 
 def open_index(path: Path, vectors: Array) -> Index:
-    """The index that was saved there, over the vectors it was built of. It is mapped, not read."""
+    """The index that was saved there, over the vectors it was built of. It is mapped, not loaded."""
     if not (path / _SETTINGS).exists():
         if path.is_dir() and any(path.iterdir()):
             raise ArtifactError(f"Index {path} is of an unknown kind. Run `recmill export` again.")
@@ -208,7 +208,7 @@ def open_index(path: Path, vectors: Array) -> Index:
     try:
         settings = json.loads((path / _SETTINGS).read_text(encoding="utf-8"))
         index = faiss.read_index(str(path / _INDEX), faiss.IO_FLAG_MMAP_IFC)
-        faiss.omp_set_num_threads(1)  # searches run side by side, each in its caller's thread
+        faiss.omp_set_num_threads(1)  # searches run in parallel, each in its caller's thread
         probes, recall = int(settings["probes"]), float(settings["recall"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
@@ -234,7 +234,7 @@ def _mixtures(vectors_NV: Array, random: np.random.Generator) -> Array:
 
 
 def _probes_needed(vectors_NV: Array, index: Any, queries_QV: Array) -> tuple[int, float]:
-    """Clusters to look at to find nearly all of the best, or as many as take no longer than an exact search may."""
+    """Clusters to scan for the target recall, at most as many as cost an exact search of EXACT_BELOW items."""
     centers_CV = index.quantizer.reconstruct_n(0, index.nlist)
     ranks = []
     for query_V in queries_QV:
@@ -268,13 +268,13 @@ def _products(vectors_NV: Array, query_V: Array) -> Array:
 
 
 def _at_least_best(scores: Array, k: int) -> Array:
-    """Places of the k greatest scores, and of all that equal the last of them."""
+    """Indices of the k greatest scores, and of all that equal the last of them."""
     if k >= len(scores):
         return np.arange(len(scores))
     return np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
 
 
-def _best(places: Array, scores: Array, k: int) -> Array:
-    """Where the k best are, best first; ties by place."""
+def _best(indices: Array, scores: Array, k: int) -> Array:
+    """Where the k best are, best first; ties by index."""
     kept = _at_least_best(scores, k)
-    return kept[np.lexsort((places[kept], -scores[kept]))[:k]]
+    return kept[np.lexsort((indices[kept], -scores[kept]))[:k]]

@@ -11,7 +11,7 @@ from recmill.cli.flags import UsageError, add_trust_code, typed
 from recmill.config import COUNT
 
 if TYPE_CHECKING:
-    from recmill.artifacts.feature_store.base import Side
+    from recmill.artifacts.bundle.entities import Side
 
 _SIDES: dict[str, tuple[Side, ...]] = {"user": ("user",), "item": ("item",), "both": ("user", "item")}
 

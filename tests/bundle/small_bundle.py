@@ -9,14 +9,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.artifacts.bundle.bundle import (
-    Bundle,
-    publish_bundle,
-    side_layout,
-    table_folder,
-    write_entities,
-    write_rows,
-)
+from recmill.artifacts.bundle.arrays import file_name
+from recmill.artifacts.bundle.bundle import Bundle, publish_bundle, side_layout
+from recmill.artifacts.bundle.entities import write_entities
+from recmill.artifacts.bundle.row_files import write_rows
 from recmill.embeddings.table import EmbeddingTable, KeyRecords, TableSpec
 from recmill.features.plan import Plan
 from recmill.recipe.load import recipe_from_dict, recipe_to_dict
@@ -73,7 +69,7 @@ def write_bundle(
         "deep": ["user", "item", "words"],
     }.items():
         for name in tables:
-            folder = into / "tables" / collection / table_folder(name)
+            folder = into / "tables" / collection / file_name(name)
             write_rows(folder, _table(name, plan, items, row))
     raw = {
         "item": pl.DataFrame(

@@ -41,8 +41,8 @@ def test_items_and_users_have_features_of_all_models(bundle: Bundle) -> None:
     assert bundle.users is not None
     assert bundle.items.layout.features == ["price", "item", "words"]
     assert bundle.users.layout.features == ["user"]
-    assert bundle.items.places(["2", 1, 3]).tolist() == [1, 0, -1]
-    assert bundle.users.places(["bob"]).tolist() == [1]
+    assert bundle.items.indices(["2", 1, 3]).tolist() == [1, 0, -1]
+    assert bundle.users.indices(["bob"]).tolist() == [1]
     assert bundle.items.features(np.array([1, 0])).numbers.tolist() == [[2], [1]]
 
 
@@ -81,9 +81,9 @@ def test_a_damaged_byte_is_noticed_in_every_file(bundle: Bundle) -> None:
     assert len(files_of(bundle)) > 20
     for path in files_of(bundle):
         whole = path.read_bytes()
-        for place in {0, len(whole) // 2, len(whole) - 2}:
+        for index in {0, len(whole) // 2, len(whole) - 2}:
             damaged = bytearray(whole)
-            damaged[place] ^= 0x10
+            damaged[index] ^= 0x10
             path.write_bytes(damaged)
             with pytest.raises(ArtifactError, match=r"damaged|is a"):
                 Bundle.open(bundle.path)
@@ -148,9 +148,9 @@ def test_a_damaged_byte_of_current_is_noticed_and_mended_by_naming_a_version(tmp
         write_bundle(tmp_path / version)
         set_current(tmp_path, version)
     whole = (tmp_path / "current").read_bytes()
-    for place in range(len(whole)):
+    for index in range(len(whole)):
         damaged = bytearray(whole)
-        damaged[place] ^= 0x01
+        damaged[index] ^= 0x01
         (tmp_path / "current").write_bytes(damaged)
         try:
             assert (current_of(tmp_path), previous_of(tmp_path)) == ("b", "a")  # a blank became another one

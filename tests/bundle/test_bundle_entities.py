@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill.artifacts.bundle import entities as entities_module
-from recmill.artifacts.bundle.entities import Entities, Id, write_entities
+from recmill.artifacts.bundle import entity_ids
+from recmill.artifacts.bundle.entities import Entities, write_entities
+from recmill.artifacts.bundle.entity_ids import Id
 from recmill.dataset.batch import Batch, Keys, Layout
 from recmill.errors import ArtifactError
 from recmill.features import kernels
@@ -42,10 +43,10 @@ FEATURES = pl.DataFrame(
 @pytest.fixture
 def items(tmp_path: Path) -> Entities:
     write_entities(tmp_path / "items", "item", RAW, FEATURES, LAYOUT, "item")
-    return Entities.open(tmp_path / "items", "item", LAYOUT, "item")
+    return Entities(tmp_path / "items", "item", LAYOUT, "item")
 
 
-def places(*numbers: int) -> Any:
+def indices(*numbers: int) -> Any:
     return np.array(numbers, np.int64)
 
 
@@ -65,34 +66,34 @@ def plain(batch: Batch) -> list[Any]:
 
 def test_items_are_found_by_their_id(items: Entities) -> None:
     assert len(items) == 3
-    assert items.places(["c", "nobody", "bé", "a", "a", ""]).tolist() == [2, -1, 1, 0, 0, -1]
-    assert items.places([]).tolist() == []
-    assert items.ids(places(2, 0)) == ["c", "a"]
+    assert items.indices(["c", "nobody", "bé", "a", "a", ""]).tolist() == [2, -1, 1, 0, 0, -1]
+    assert items.indices([]).tolist() == []
+    assert items.ids(indices(2, 0)) == ["c", "a"]
 
 
 def test_raw_rows_come_in_the_order_asked_for_with_the_id_first(items: Entities) -> None:
-    assert items.raw(places(2, 0, 2)).rows() == [
+    assert items.raw(indices(2, 0, 2)).rows() == [
         ("c", None, ["blue", "green"], 7),
         ("a", "red hat", ["red"], 5),
         ("c", None, ["blue", "green"], 7),
     ]
-    assert items.raw(places(1, -1), ["stock", "title"]).rows() == [(None, "blue hat"), (None, None)]
-    assert items.raw(places()).columns == ["item", "title", "colours", "stock"]
+    assert items.raw(indices(1, -1), ["stock", "title"]).rows() == [(None, "blue hat"), (None, None)]
+    assert items.raw(indices()).columns == ["item", "title", "colours", "stock"]
 
 
 def test_features_come_in_the_order_of_the_layout(items: Entities) -> None:
-    batch = items.features(places(2, 0, 1))
+    batch = items.features(indices(2, 0, 1))
     assert list(batch.keys) == ["brand", "tags", "shop"]
     assert plain(batch) == [
         [[2.5, 30.0], 3, [3], 9],
         [[0.5, 10.0], -(2**63), [1, 2], 7],
         [[1.5, 20.0], 2**63 - 1, [], 8],
     ]
-    assert plain(items.features(places())) == []
+    assert plain(items.features(indices())) == []
 
 
 def test_a_place_below_zero_has_the_unknown_users_features(items: Entities) -> None:
-    assert plain(items.features(places(-1, 0))) == [[[0, 0], 0, [], 0], [[0.5, 10.0], -(2**63), [1, 2], 7]]
+    assert plain(items.features(indices(-1, 0))) == [[[0, 0], 0, [], 0], [[0.5, 10.0], -(2**63), [1, 2], 7]]
     items.unknown_row = Batch(
         1,
         np.array([[8, 9]], np.float32),
@@ -104,7 +105,7 @@ def test_a_place_below_zero_has_the_unknown_users_features(items: Entities) -> N
         {},
         {},
     )
-    assert plain(items.features(places(0, -1, -1))) == [
+    assert plain(items.features(indices(0, -1, -1))) == [
         [[0.5, 10.0], -(2**63), [1, 2], 7],
         [[8, 9], 4, [5, 6], 1],
         [[8, 9], 4, [5, 6], 1],
@@ -124,15 +125,15 @@ def test_put_replaces_known_items_and_appends_new_ones_in_memory_only(items: Ent
     )
     assert items.put(raw, features).tolist() == [2, 3, 2]
     assert len(items) == 4
-    assert items.places(["new", "c", "a"]).tolist() == [3, 2, 0]
-    assert items.ids(places(3, 0, 2)) == ["new", "a", "c"]
-    assert plain(items.features(places(0, 3, -1, 2))) == [
+    assert items.indices(["new", "c", "a"]).tolist() == [3, 2, 0]
+    assert items.ids(indices(3, 0, 2)) == ["new", "a", "c"]
+    assert plain(items.features(indices(0, 3, -1, 2))) == [
         [[0.5, 10.0], -(2**63), [1, 2], 7],
         [[2, 2], 2, [2, 2], 2],
         [[0, 0], 0, [], 0],
         [[3, 3], 3, [3, 3, 3], 3],
     ]
-    assert items.raw(places(3, 0, 2)).rows() == [
+    assert items.raw(indices(3, 0, 2)).rows() == [
         ("new", "y", None, 1),
         ("a", "red hat", ["red"], 5),
         ("c", "z", None, 2),
@@ -140,18 +141,18 @@ def test_put_replaces_known_items_and_appends_new_ones_in_memory_only(items: Ent
     assert items.column("stock").to_list() == [5, None, 2, 1]
     assert items.column("item").to_list() == ["a", "bé", "c", "new"]
     assert items.column("colours").to_list() == [["red"], [], None, None]
-    again = Entities.open(items.path, "item", LAYOUT, "item")
-    assert again.places(["new"]).tolist() == [-1]
-    assert plain(again.features(places(2))) == [[[2.5, 30.0], 3, [3], 9]]
+    again = Entities(items.path, "item", LAYOUT, "item")
+    assert again.indices(["new"]).tolist() == [-1]
+    assert plain(again.features(indices(2))) == [[[2.5, 30.0], 3, [3], 9]]
 
 
 def test_putting_the_same_item_again_and_again_takes_no_more_memory(items: Entities) -> None:
     raw, features = RAW[:1], FEATURES[:1]
     items.put(raw, features)
-    once = items.num_bytes_in_memory
+    once = len(items), len(items._changed)
     for _ in range(50):
         items.put(raw, features)
-    assert items.num_bytes_in_memory == once
+    assert (len(items), len(items._changed)) == once
 
 
 def test_an_id_out_of_range_or_missing_changes_nothing(items: Entities) -> None:
@@ -160,7 +161,7 @@ def test_an_id_out_of_range_or_missing_changes_nothing(items: Entities) -> None:
     with pytest.raises(ValueError, match="need an id each"):
         items.put(RAW[:1].with_columns(item=pl.lit(None, pl.String)), FEATURES[:1])
     assert len(items) == 3
-    assert items.places(["x"]).tolist() == [-1]
+    assert items.indices(["x"]).tolist() == [-1]
 
 
 @pytest.mark.parametrize("ids", [["a", "a"], ["a", None]])
@@ -173,26 +174,26 @@ def numbered(folder: Path, ids: list[Id]) -> Entities:
     layout = Layout((), (), (), (), {})
     raw = pl.DataFrame({"user": ids}, schema={"user": pl.Int64 if isinstance(ids[0], int) else pl.String})
     write_entities(folder, "user", raw, pl.DataFrame({"x": range(len(ids))}), layout, "user")
-    return Entities.open(folder, "user", layout, "user")
+    return Entities(folder, "user", layout, "user")
 
 
 def test_a_number_and_its_text_are_the_same_id(tmp_path: Path) -> None:
     ints = numbered(tmp_path / "ints", [7, -3, 0])
     wanted: list[Id] = ["7", "-3", "0", "07", "+7", " 7", "-0", "٧", "7.0", "x", "9" * 30, 2**70, -3]
-    assert ints.places(wanted).tolist() == [0, 1, 2, -1, -1, -1, -1, -1, -1, -1, -1, -1, 1]
+    assert ints.indices(wanted).tolist() == [0, 1, 2, -1, -1, -1, -1, -1, -1, -1, -1, -1, 1]
     texts = numbered(tmp_path / "texts", ["7", "007", "x"])
-    assert texts.places([7, "007", "x", 70]).tolist() == [0, 1, 2, -1]
-    assert texts.places(["\ud800", "x"]).tolist() == [-1, 2]
+    assert texts.indices([7, "007", "x", 70]).tolist() == [0, 1, 2, -1]
+    assert texts.indices(["\ud800", "x"]).tolist() == [-1, 2]
 
 
 def test_ids_with_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def poor_hash(series: pl.Series, seed: int) -> Any:
         return kernels.hash64(series.str.slice(0, 1), seed)
 
-    monkeypatch.setattr(entities_module, "hash64", poor_hash)
+    monkeypatch.setattr(entity_ids, "hash64", poor_hash)
     ids: list[Id] = ["a1", "b1", "a2", "a3", "b2"]
     users = numbered(tmp_path, ids)
-    assert users.places([*ids, "a4", "c", "b"]).tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
+    assert users.indices([*ids, "a4", "c", "b"]).tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
 
 
 def test_ids_are_found_by_how_they_begin(tmp_path: Path) -> None:
@@ -206,30 +207,30 @@ def test_ids_are_found_by_how_they_begin(tmp_path: Path) -> None:
 
 def test_no_items_at_all_are_fine(tmp_path: Path) -> None:
     write_entities(tmp_path, "item", RAW[:0], FEATURES[:0], LAYOUT, "item")
-    items = Entities.open(tmp_path, "item", LAYOUT, "item")
-    assert items.places(["a"]).tolist() == [-1]
-    assert plain(items.features(places(-1, -1))) == [[[0, 0], 0, [], 0]] * 2
-    assert items.raw(places(-1)).rows() == [(None, None, None, None)]
+    items = Entities(tmp_path, "item", LAYOUT, "item")
+    assert items.indices(["a"]).tolist() == [-1]
+    assert plain(items.features(indices(-1, -1))) == [[[0, 0], 0, [], 0]] * 2
+    assert items.raw(indices(-1)).rows() == [(None, None, None, None)]
     assert items.put(RAW, FEATURES).tolist() == [0, 1, 2]
-    assert plain(items.features(places(2, -1))) == [[[2.5, 30.0], 3, [3], 9], [[0, 0], 0, [], 0]]
+    assert plain(items.features(indices(2, -1))) == [[[2.5, 30.0], 3, [3], 9], [[0, 0], 0, [], 0]]
 
 
 def test_a_place_that_is_not_there_is_an_error_and_never_another_row(items: Entities) -> None:
     for wrong in (3, -(2**40)):
         with pytest.raises(IndexError, match=r"is outside 0\.\.2"):
-            items._numbers.take(places(0, wrong))
+            items._numbers.take(indices(0, wrong))
     items.put(RAW[:1].with_columns(item=pl.lit("d")), FEATURES[:1])
-    assert plain(items.features(places(3))) == [[[0.5, 10.0], -(2**63), [1, 2], 7]]
+    assert plain(items.features(indices(3))) == [[[0.5, 10.0], -(2**63), [1, 2], 7]]
     with pytest.raises(IndexError, match="below 0 has no id"):
-        items.ids(places(0, -1))
+        items.ids(indices(0, -1))
     with pytest.raises(IndexError, match=r"4 is outside 0\.\.3"):
-        items.features(places(0, 4))
+        items.features(indices(0, 4))
 
 
 def test_files_of_another_layout_are_refused(items: Entities) -> None:
     other = Layout(("price",), LAYOUT.keys, (), (), {})
     with pytest.raises(ArtifactError, match="do not fit each other and the recipe"):
-        Entities.open(items.path, "item", other, "item")
+        Entities(items.path, "item", other, "item")
 
 
 @settings(deadline=None, max_examples=50)
@@ -250,15 +251,15 @@ def test_any_sequence_of_puts_reads_like_a_dictionary(data: st.DataObject) -> No
     with TemporaryDirectory() as folder:
         first = data.draw(st.lists(rows, max_size=5, unique_by=lambda row: row[0]))
         write_entities(Path(folder), "user", *frames(first), layout, "u")
-        users = Entities.open(Path(folder), "user", layout, "u")
+        users = Entities(Path(folder), "user", layout, "u")
         known.update({row[0]: row for row in first})
         for _ in range(data.draw(st.integers(0, 3))):
             some = data.draw(st.lists(rows, max_size=4))
             users.put(*frames(some))
             known.update({row[0]: row for row in some})
         wanted = data.draw(st.lists(st.text("abcé", max_size=2), max_size=6))
-        found = users.places(wanted)
-        assert [place >= 0 for place in found.tolist()] == [one in known for one in wanted]
+        found = users.indices(wanted)
+        assert [index >= 0 for index in found.tolist()] == [one in known for one in wanted]
         expected = [known.get(one, (None, 0, [])) for one in wanted]
         assert plain(users.features(found)) == [[[float(n)], n, keys] for _, n, keys in expected]
         assert users.raw(found)["u"].to_list() == [row[0] for row in expected]

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill.artifacts.bundle.rows import RowCollection, RowTable, encode, table_folder, write_rows
+from recmill.artifacts.bundle.arrays import file_name
+from recmill.artifacts.bundle.row_files import encode, write_rows
+from recmill.artifacts.bundle.rows import RowCollection, RowTable
 from recmill.dataset.batch import Keys
 from recmill.embeddings.collection import EmbeddingCollection, EmbeddingFeature
 from recmill.embeddings.table import EmbeddingTable, TableSpec
@@ -36,8 +38,8 @@ def trained(spec: TableSpec, keys: Any, times: int = 1) -> EmbeddingTable:
 
 
 def written(folder: Path, table: EmbeddingTable, dtype: str = "float32") -> RowTable:
-    write_rows(folder / table_folder(table.spec.name), table, dtype)
-    return RowTable.open(folder / table_folder(table.spec.name))
+    write_rows(folder / file_name(table.spec.name), table, dtype)
+    return RowTable.open(folder / file_name(table.spec.name))
 
 
 def test_known_and_absent_keys_read_what_the_trainer_reads(tmp_path: Path) -> None:

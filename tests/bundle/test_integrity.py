@@ -34,14 +34,14 @@ def test_a_file_has_the_xxh64_of_each_chunk(artifact: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("place", [0, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 4])
+@pytest.mark.parametrize("index", [0, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 4])
 def test_one_bit_in_any_chunk_is_noticed_though_the_time_of_the_file_is_old(
-    artifact: Path, place: int
+    artifact: Path, index: int
 ) -> None:
     open_verified(artifact, "delta", ())
     file = artifact / "tables" / "large"
     with open(file, "r+b") as opened:
-        opened.seek(place)
+        opened.seek(index)
         opened.write(b"\x01")
     os.utime(file, (1, 1))
     with pytest.raises(ArtifactError, match="tables/large does not have the checksums of its record"):

@@ -52,11 +52,10 @@ def expected(user: np.ndarray, item: np.ndarray) -> np.ndarray:
     return np.maximum(item @ WEIGHTS + user, 0).sum(axis=1)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_graph_is_run_by_the_names_of_its_inputs(num_threads: int, tmp_path: Path) -> None:
+def test_a_graph_is_run_by_the_names_of_its_inputs(tmp_path: Path) -> None:
     path = tmp_path / "sums.onnx"
     path.write_bytes(graph_bytes())
-    for graph in (Graph(path, num_threads), Graph(graph_bytes(), num_threads)):
+    for graph in (Graph(path), Graph(graph_bytes())):
         assert (graph.inputs, graph.output) == (("user", "item"), "logits")
         for num_rows in (1, 7, 500):
             given = inputs(num_rows)

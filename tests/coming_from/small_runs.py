@@ -27,6 +27,7 @@ from recmill.recipe.recipe import Recipe
 from recmill.stages.bench.serve.server import start_server
 from recmill.stages.prepare.prepare import prepare
 from recmill.stages.serve.calls import CallDispatcher
+from recmill.stages.serve.config import ServeConfig
 from recmill.stages.serve.http_routes import HttpApp
 from recmill.stages.serve.inference import Scoring
 from recmill.stages.serve.service import Service
@@ -181,14 +182,14 @@ class SmallRuns:
 
     def has_path(self, method: str, path: str) -> bool:
         """Does a server answer this?"""
-        service = Service(self.bundle("criteo-widedeep"))
-        status_actor = CallDispatcher(service, Telemetry(), threads=1)
+        service = Service(ServeConfig(bundle=self.bundle("criteo-widedeep"), watch=False))
+        dispatcher = CallDispatcher(service, Telemetry(), threads=1)
         try:
-            routes = HttpApp(status_actor, Scoring(status_actor), []).app.routes
+            routes = HttpApp(dispatcher, Scoring(dispatcher), []).app.routes
             scope = {"type": "http", "method": method, "path": path}
             return any(route.matches(scope)[0] == Match.FULL for route in routes)
         finally:
-            status_actor.close()
+            dispatcher.close()
             service.close()
 
     def arguments(self, base: str, command: Sequence[str], into: Path) -> list[str]:

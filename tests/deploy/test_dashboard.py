@@ -48,7 +48,7 @@ def queries() -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(shop: Shop) -> Iterator[Running]:
-    from recmill.stages.serve.server import ServeConfig as ServerSettings
+    from recmill.stages.serve.config import ServeConfig as ServerSettings
 
     running = in_thread(ServerSettings(bundle=shop.bundles, http_port=0, grpc_port=0, threads=1))
     yield running

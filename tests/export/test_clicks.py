@@ -17,9 +17,9 @@ def clicks_of(folder: Path, pairs: list[tuple[str, int]], pieces: int = 1) -> Cl
     """Clicks in this order; users u0 to u9 and items 0 to 99 are known."""
     writer = ClickWriter(folder, "user", "item", [LogFile("log", "log", module._PART_BYTES * 3)])
     rows = pl.DataFrame(pairs, schema={"user": pl.String, "item": pl.Int64}, orient="row")
-    rows = rows.with_row_index("place")
+    rows = rows.with_row_index("index")
     for number in range(pieces):
-        writer.add(rows.filter(pl.col("place") % pieces == number), ["place"])
+        writer.add(rows.filter(pl.col("index") % pieces == number), ["index"])
     return writer.finish(pl.Series([f"u{n}" for n in range(10)]), pl.Series(range(100)))
 
 
@@ -69,7 +69,7 @@ def test_similar_items_are_the_same_in_one_go_and_in_many(
 
 
 def test_many_items_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_ITEMS", 99)
+    monkeypatch.setattr(module, "MAX_ITEMS", 99)
     assert clicks_of(tmp_path, [("u1", 1)]).similar() is None
 
 

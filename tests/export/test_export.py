@@ -66,13 +66,13 @@ def test_users_have_the_clicks_of_the_whole_log(shop, bundle: Bundle) -> None:
     expected = clicked.group_by("user_id", maintain_order=True).agg(pl.col("item_id").tail(20))
     assert bundle.users is not None
     assert bundle.items is not None
-    users = bundle.users.raw(bundle.users.places(expected["user_id"].to_list()))
+    users = bundle.users.raw(bundle.users.indices(expected["user_id"].to_list()))
     assert users["item_id_history"].to_list() == expected["item_id"].to_list()
     seen, offsets = bundle.array("users/seen.npy"), bundle.array("users/seen.offsets.npy")
     assert seen is not None
     assert offsets is not None
     for user, items in clicked.group_by("user_id").agg(pl.col("item_id").unique()).iter_rows():
-        place = int(bundle.users.places([user])[0])
+        place = int(bundle.users.indices([user])[0])
         assert set(bundle.items.ids(seen[offsets[place] : offsets[place + 1]].astype(np.int64))) == set(items)
 
 
@@ -187,8 +187,8 @@ def _sample(shop, bundle: Bundle) -> pl.DataFrame:
     assert bundle.users is not None
     assert bundle.items is not None
     events = raw_events(shop).drop("place").head(50)
-    users = bundle.users.raw(bundle.users.places(events["user_id"].to_list())).drop("user_id")
-    items = bundle.items.raw(bundle.items.places(events["item_id"].to_list())).drop("item_id")
+    users = bundle.users.raw(bundle.users.indices(events["user_id"].to_list())).drop("user_id")
+    items = bundle.items.raw(bundle.items.indices(events["item_id"].to_list())).drop("item_id")
     return pl.concat([events, users, items], how="horizontal")
 
 
@@ -200,7 +200,7 @@ def test_a_failed_check_publishes_nothing(clicks, tmp_path: Path, monkeypatch: p
 
 
 def test_rows_of_too_few_bits_are_refused(clicks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_module, "_MOST_MEAN", 0.0)
+    monkeypatch.setattr(check_module, "_MAX_MEAN", 0.0)
     with pytest.raises(ArtifactError, match="Rows with fewer bits change rank by"):
         export(clicks, find_log(clicks), tmp_path, ExportConfig(rows="int8"))
     assert versions_of(tmp_path) == []

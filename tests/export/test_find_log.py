@@ -37,7 +37,7 @@ def test_what_is_asked_for_comes_first(shop) -> None:
 def test_a_table_tells_what_an_older_checkpoint_does_not(shop, tmp_path: Path) -> None:
     digest = json.loads((shop.table / "manifest.json").read_text())["digest"]
     folder = checkpoint(tmp_path / "c", f"table {digest}")
-    with pytest.raises(LogError, match=r"does not say where its log is.*Add --data DIR"):
+    with pytest.raises(LogError, match=r"does not record where its log is.*Add --data DIR"):
         find_log(folder)
     assert find_log(folder, table=shop.table) == str(shop.log)
 
@@ -52,7 +52,7 @@ def test_a_log_that_moved_is_asked_for(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "c", "table 0123abcd", str(tmp_path / "log"))
     assert find_log(folder) == str(tmp_path / "log")
     shutil.rmtree(tmp_path / "log")
-    with pytest.raises(LogError, match=r"is not there any more. Say where it is with --data DIR"):
+    with pytest.raises(LogError, match=r"does not exist any more. Give its location with --data DIR"):
         find_log(folder)
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill.artifacts.feature_store import checksums
-from recmill.artifacts.feature_store.codec import RawCodec, RowCodec
+from recmill.artifacts.feature_store.codec import RawCodec, RowCodec, add_checksums
 from recmill.dataset.batch import Batch, Keys, Layout
 
 KEYS = st.integers(-(2**63), 2**63 - 1)
@@ -77,11 +76,11 @@ def test_the_bytes_are_those_of_the_page(codec: RowCodec) -> None:
     digest = codec.digest
     assert first[:-8] == digest + struct.pack("<ffiqIIiii", 1.5, 30, 99, -(2**63), 3, 0, 1, 2, 3)
     assert second[:-8] == digest + struct.pack("<ffiqIIf", 2.5, 40, 0, 7, 0, 1, 0.25)
-    assert checksums.sealed([first[:-8], second[:-8]]) == [first, second]
+    assert add_checksums([first[:-8], second[:-8]]) == [first, second]
 
 
 def test_the_checksum_is_xxh64() -> None:
-    assert checksums.sealed([b"", b"abc"]) == [
+    assert add_checksums([b"", b"abc"]) == [
         (0xEF46DB3751D8E999).to_bytes(8, "little"),
         b"abc" + (0x44BC2CF5AD770999).to_bytes(8, "little"),
     ]
@@ -151,7 +150,7 @@ def test_ids_beyond_their_table_are_not_found_though_the_checksum_is_right(
 ) -> None:
     first, second = codec.encode(shop_rows())
     forged = codec.digest + struct.pack("<ffiqIIii", 1.5, 30, city, 0, 2, 0, 1, cart)
-    batch, found, unreadable = codec.decode([first, *checksums.sealed([forged]), second])
+    batch, found, unreadable = codec.decode([first, *add_checksums([forged]), second])
     assert found.tolist() == [True, False, True]
     assert unreadable.tolist() == [False, True, False]
     assert batch.keys["cart"].values.tolist() == [1, 2, 3, 6]
@@ -160,7 +159,7 @@ def test_ids_beyond_their_table_are_not_found_though_the_checksum_is_right(
 def test_lengths_beyond_the_row_are_not_found_though_the_checksum_is_right(codec: RowCodec) -> None:
     for lengths in ((2**32 - 1, 0), (0, 2**32 - 1), (3, 0)):
         forged = codec.digest + struct.pack("<ffiqIIii", 1.5, 30, 0, 0, *lengths, 1, 1)
-        assert not codec.decode(checksums.sealed([forged])).found.any()
+        assert not codec.decode(add_checksums([forged])).found.any()
 
 
 def test_damaged_raw_columns_and_those_of_other_columns_are_none() -> None:

@@ -19,8 +19,8 @@ from redis_servers import PASSWORD, Server, running, running_cluster, running_wi
 from small_bundle import write_bundle
 
 from recmill.artifacts.bundle.bundle import Bundle
-from recmill.artifacts.feature_store import MappedStore, RedisStore
 from recmill.artifacts.feature_store.load import Pace, load
+from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.cli import load as load_command
 from recmill.errors import ArtifactError, RecmillError, StoreError
 
@@ -68,15 +68,15 @@ def test_a_loaded_store_answers_as_the_bundle_does(bundle: Bundle, store: RedisS
     done = load(store, bundle, ("user", "item"))
     assert [(one.side, one.num_rows) for one in done] == [("user", 2), ("item", NUM_ITEMS)]
     assert store.loaded() == bundle.version
-    mapped = MappedStore(bundle)
     for side, ids in (("item", [*range(1, NUM_ITEMS + 1, 7), 99_999]), ("user", ["ann", "eve"])):
-        expected, expected_found, _ = mapped.get(side, ids, 1.0)
+        entities = bundle.entities(side)
+        expected = entities.features(entities.indices(ids))
         batch, found, _ = store.get(side, ids, 1.0)
-        np.testing.assert_array_equal(found, expected_found)
+        np.testing.assert_array_equal(found, entities.indices(ids) >= 0)
         np.testing.assert_array_equal(batch.numbers, expected.numbers)
         for name, keys in expected.keys.items():
             np.testing.assert_array_equal(batch.keys[name].values, keys.values)
-        assert store.raw(side, ids[0], 1.0) == mapped.raw(side, ids[0], 1.0)
+        assert store.raw(side, ids[0], 1.0) == entities.raw_row(ids[0])
 
 
 @pytest.mark.services

@@ -25,8 +25,8 @@ from redis_servers import (
 from small_bundle import write_bundle
 
 from recmill.artifacts.bundle.bundle import Bundle
-from recmill.artifacts.feature_store import MappedStore, RedisStore, Store
 from recmill.artifacts.feature_store.address import Address
+from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.errors import RecmillError, StoreError
 
 KINDS = ("single", "password", "tls", "sentinel", "cluster")
@@ -55,7 +55,7 @@ def open_store(stores: ExitStack, url: str, bundle: Bundle, prefix: str = "recmi
     return store
 
 
-def fill(store: Store, bundle: Bundle) -> None:
+def fill(store: RedisStore, bundle: Bundle) -> None:
     raw = pl.DataFrame({"item": [1, 2], "words": ["red hat", None], "price": [10.0, None]})
     assert bundle.items is not None
     store.put("item", raw, bundle.plan.apply(raw, labels=False, only=bundle.items.layout.features))
@@ -73,15 +73,13 @@ def url_of(kind: str, folder: Path, stack: ExitStack) -> str:
     return stack.enter_context(running_cluster(folder))[0]
 
 
-@pytest.fixture(params=["mapped", *(pytest.param(kind, marks=pytest.mark.services) for kind in KINDS)])
-def store(request: pytest.FixtureRequest, tmp_path: Path, bundle: Bundle, stores: ExitStack) -> Store:
-    """Every store there is: one suite for all."""
-    if request.param == "mapped":
-        return MappedStore(bundle)
+@pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.services) for kind in KINDS])
+def store(request: pytest.FixtureRequest, tmp_path: Path, bundle: Bundle, stores: ExitStack) -> RedisStore:
+    """Every kind of Redis: one suite for all."""
     return open_store(stores, url_of(request.param, tmp_path / "redis", stores), bundle)
 
 
-def test_a_store_gives_back_what_was_put(store: Store, bundle: Bundle) -> None:
+def test_a_store_gives_back_what_was_put(store: RedisStore, bundle: Bundle) -> None:
     fill(store, bundle)
     batch, found, _ = store.get("item", [2, "1", 77], 2.0)
     assert found.tolist() == [True, True, False]
@@ -94,7 +92,7 @@ def test_a_store_gives_back_what_was_put(store: Store, bundle: Bundle) -> None:
     assert store.raw("item", 77, 2.0) is None
 
 
-def test_many_are_fetched_in_their_order(store: Store, bundle: Bundle) -> None:
+def test_many_are_fetched_in_their_order(store: RedisStore, bundle: Bundle) -> None:
     ids = list(range(100, 2_600))
     raw = pl.DataFrame({"item": ids, "words": ["hat"] * len(ids), "price": [float(id) for id in ids]})
     assert bundle.items is not None
@@ -105,7 +103,7 @@ def test_many_are_fetched_in_their_order(store: Store, bundle: Bundle) -> None:
     assert batch.numbers[:-1, 0].tolist() == asked[:-1]
 
 
-def test_nobody_asked_for_is_no_error(store: Store) -> None:
+def test_nobody_asked_for_is_no_error(store: RedisStore) -> None:
     batch, found, _ = store.get("user", [], 1.0)
     assert batch.size == len(found) == 0
 
@@ -151,7 +149,7 @@ def test_a_killed_redis_is_an_error_at_once_and_comes_back_by_itself(
     wait_until(lambda: answers(store), "the store to answer again", 2)
 
 
-def answers(store: Store) -> bool:
+def answers(store: RedisStore) -> bool:
     try:
         return bool(store.get("item", [1], 0.5)[1].all())
     except StoreError:

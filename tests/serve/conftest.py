@@ -20,7 +20,7 @@ def bundles(shop: Shop) -> Path:
 @pytest.fixture(scope="module")
 def start(bundles: Path) -> Iterator[Start]:
     """Start servers with some settings; all are stopped at the end."""
-    from recmill.stages.serve.server import ServeConfig
+    from recmill.stages.serve.config import ServeConfig
 
     running: list[Running] = []
 

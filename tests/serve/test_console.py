@@ -263,7 +263,7 @@ def test_the_bundle_card_says_what_serves(open_page: Open, two_versions: tuple[P
 @pytest.mark.services
 def test_without_a_token_the_page_says_so_and_takes_one(open_page: Open) -> None:
     page = open_page(token="")
-    expect(page.locator("#down")).to_contain_text("This server wants a token")
+    expect(page.locator("#down")).to_contain_text("This server requires a token")
     page.locator("#token").fill(READER)
     page.locator("#token").press("Tab")
     expect(page.locator("#serving")).to_contain_text("quickstart")

@@ -80,5 +80,5 @@ def test_recommended_scores_are_those_of_ranking(crossed: Recommender) -> None:
 
 
 def test_their_stages_cannot_run_apart(crossed: Recommender) -> None:
-    with pytest.raises(NotFound, match="looks at users and items together"):
-        crossed.lookup_rows(Rank(user="u1", items=["i1"]))
+    with pytest.raises(NotFound, match="reads users and items together"):
+        crossed.packed_rows(Rank(user="u1", items=["i1"]))

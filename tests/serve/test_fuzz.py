@@ -13,7 +13,7 @@ import httpx
 import pytest
 from servers import Running, Start
 
-from recmill.stages.serve.grpc_server import INFERENCE, METHODS, SERVICE
+from recmill.stages.serve.grpc_server import INFERENCE, METHODS, SERVICE, method_name
 from recmill.stages.serve.proto import predict_v2_pb2, recmill_pb2
 
 OUR_MISTAKES = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DATA_LOSS"}
@@ -74,14 +74,14 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
     """A message with some bytes changed, cut out or put in."""
     found = bytearray(data)
     for _ in range(chance.randint(1, 5)):
-        place = chance.randrange(len(found) + 1)
+        index = chance.randrange(len(found) + 1)
         what = chance.randrange(3)
         if what == 0:
-            found[place:place] = chance.randbytes(chance.randint(1, 8))
+            found[index:index] = chance.randbytes(chance.randint(1, 8))
         elif what == 1:
-            del found[place : place + chance.randint(1, 8)]
-        elif place < len(found):
-            found[place] = chance.randrange(256)
+            del found[index : index + chance.randint(1, 8)]
+        elif index < len(found):
+            found[index] = chance.randrange(256)
     return bytes(found)
 
 
@@ -109,7 +109,7 @@ def some_rows() -> bytes:
 
 def test_damaged_messages_are_refused_or_answered(fuzzed: Running) -> None:
     chance = random.Random(7)
-    methods = [f"/{SERVICE}/{name}" for name in METHODS] + [
+    methods = [f"/{SERVICE}/{name}" for name in map(method_name, METHODS)] + [
         f"/{INFERENCE}/{name}" for name in INFERENCE_METHODS
     ]
     with grpc.insecure_channel(fuzzed.grpc) as channel:

@@ -19,7 +19,8 @@ from servers import Running, Start
 from recmill.errors import BadRequest
 from recmill.stages.serve import messages as m
 from recmill.stages.serve.calls import CallDispatcher
-from recmill.stages.serve.grpc_server import INFERENCE, METHODS, SERVICE, GrpcServer
+from recmill.stages.serve.config import ServeConfig
+from recmill.stages.serve.grpc_server import INFERENCE, METHODS, SERVICE, GrpcServer, method_name
 from recmill.stages.serve.inference import Scoring
 from recmill.stages.serve.proto import convert
 from recmill.stages.serve.proto import recmill_pb2 as pb
@@ -159,7 +160,7 @@ def test_a_large_message_to_any_method_is_read_by_a_thread_and_not_by_the_loop(
         return parse(kind, data)
 
     monkeypatch.setattr(convert, "parse", noted)
-    methods = [f"/{SERVICE}/{name}" for name in METHODS]
+    methods = [f"/{SERVICE}/{name}" for name in map(method_name, METHODS)]
     methods += [f"/{INFERENCE}/{name}" for name in ("ModelReady", "ModelMetadata", "ModelInfer")]
     with grpc.insecure_channel(server.grpc) as channel:
         for method in methods:
@@ -228,7 +229,7 @@ def test_values_are_not_nested_without_end() -> None:
 
 
 def test_changes_from_other_machines_need_a_token_or_a_certificate(bundles: Path) -> None:
-    service = Service(bundles)
+    service = Service(ServeConfig(bundle=bundles, watch=False))
 
     async def main() -> list[str]:
         dispatcher = CallDispatcher(service, Telemetry(), threads=1, admin_is_open=False)

@@ -12,6 +12,7 @@ from asgi import Client
 
 from recmill.stages.serve import console
 from recmill.stages.serve.calls import CallDispatcher
+from recmill.stages.serve.config import ServeConfig
 from recmill.stages.serve.http_routes import HttpApp
 from recmill.stages.serve.inference import Scoring
 from recmill.stages.serve.limits import Limits
@@ -37,7 +38,7 @@ class Failing(Service):
 
 @pytest.fixture(scope="module")
 def service(bundles: Path) -> Iterator[Service]:
-    service = Service(bundles)
+    service = Service(ServeConfig(bundle=bundles, watch=False))
     service.warm_up()
     yield service
     service.close()
@@ -221,7 +222,7 @@ def test_a_role_answers_its_own_calls_alone(service: Service) -> None:
 
 
 def test_our_own_mistakes_are_logged_and_never_shown(bundles: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with client_of(Failing(bundles)) as client:
+    with client_of(Failing(ServeConfig(bundle=bundles, watch=False))) as client:
         answer = client.post("/v1/rank", json=SAMPLES["/v1/rank"])
     assert answer.status_code == 500
     assert "secret" not in answer.text

@@ -23,6 +23,7 @@ from recmill.stages.serve import inference
 from recmill.stages.serve.limits import Limits
 from recmill.stages.serve.proto import predict_v2_pb2 as pb
 from recmill.stages.serve.recommender import open_bundle
+from recmill.stages.serve.tensors import column_from_bytes, frame_of
 
 USERS = ["u1", "u2", "u3", "nobody", ""]
 ITEMS = ["i1", "i2", "i3", "i4", "i5"]
@@ -106,7 +107,7 @@ def test_tritonclient_scores_over_grpc(server: Running, expected: np.ndarray, sh
     answer = client.infer("ranking", tensors(tritonclient.grpc, shape), request_id="seven", client_timeout=10)
     np.testing.assert_allclose(answer.as_numpy("probability"), expected, atol=1e-6)
     assert answer.get_response().id == "seven"
-    with pytest.raises(InferenceServerException, match="does not serve now"):
+    with pytest.raises(InferenceServerException, match="is not served now"):
         client.infer("ranking", tensors(tritonclient.grpc, shape), model_version="1")
     with pytest.raises(InferenceServerException, match="no_such_column"):
         client.infer("ranking", [tensors(tritonclient.grpc, shape)[0], bad_column()])
@@ -124,7 +125,7 @@ def test_requests_at_the_same_time_get_their_own_rows(start: Start, bundles: Any
     server, own = start(max_wait_seconds=10), open_bundle(bundles)
 
     def ask(number: int) -> bool:
-        items = [f"i{number + place}" for place in range(1 + number % 3)]
+        items = [f"i{number + index}" for index in range(1 + number % 3)]
         body = {"inputs": [{"name": "item_id", "shape": [len(items)], "datatype": "BYTES", "data": items}]}
         body["parameters"] = {"timeout": 20_000_000}
         answer = httpx.post(f"{server.http}/v2/models/ranking/infer", json=body, timeout=20)
@@ -153,7 +154,7 @@ def test_json_holds_rows_flat_or_nested_and_null_is_missing() -> None:
 @pytest.mark.parametrize(
     ("tensor", "words"),
     [
-        ({"shape": [3]}, "has 2 values, but its shape says 3"),
+        ({"shape": [3]}, "has 2 values, but its shape has 3"),
         ({"shape": [2, 2]}, r"must have the shape \[n\] or \[n, 1\]"),
         ({"shape": []}, "must have the shape"),
         ({"shape": [-1]}, "must have the shape"),
@@ -162,7 +163,7 @@ def test_json_holds_rows_flat_or_nested_and_null_is_missing() -> None:
         ({"datatype": "INT64", "data": [1, 2.5]}, "must hold values of INT64 alone"),
         ({"datatype": "BOOL", "data": [1, 2]}, "must hold values of BOOL alone"),
         ({"datatype": "FP16"}, "Invalid enum value 'FP16'"),
-        ({"parameters": {"binary_data_size": 16}}, "more than the request brings"),
+        ({"parameters": {"binary_data_size": 16}}, "more than the request has"),
     ],
 )
 def test_wrong_tensors_are_refused_with_their_name(tensor: dict[str, Any], words: str) -> None:
@@ -184,13 +185,13 @@ def test_wrong_tensors_are_refused_with_their_name(tensor: dict[str, Any], words
 )
 def test_wrong_bytes_are_refused(datatype: str, rows: int, data: bytes, words: str) -> None:
     with pytest.raises(BadRequest, match=words):
-        inference.column_from_bytes("price", datatype, rows, data)
+        column_from_bytes("price", datatype, rows, data)
 
 
 def test_bytes_hold_texts_after_their_lengths() -> None:
     texts = ["", "a", "ünder", "日本"]
     data = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
-    assert inference.column_from_bytes("x", "BYTES", 4, data).to_list() == texts
+    assert column_from_bytes("x", "BYTES", 4, data).to_list() == texts
 
 
 def test_grpc_contents_are_read_like_raw_bytes() -> None:
@@ -205,9 +206,9 @@ def test_grpc_contents_are_read_like_raw_bytes() -> None:
 
 
 def test_columns_must_fit_together() -> None:
-    with pytest.raises(BadRequest, match="there twice"):
-        inference.frame_of([pl.Series("a", [1]), pl.Series("a", [1])])
-    with pytest.raises(BadRequest, match="as many rows, got 1, 2"):
-        inference.frame_of([pl.Series("a", [1]), pl.Series("b", [1, 2])])
+    with pytest.raises(BadRequest, match="occurs twice"):
+        frame_of([pl.Series("a", [1]), pl.Series("a", [1])])
+    with pytest.raises(BadRequest, match="same number of rows, got 1, 2"):
+        frame_of([pl.Series("a", [1]), pl.Series("b", [1, 2])])
     with pytest.raises(BadRequest, match="inputs is empty"):
-        inference.frame_of([])
+        frame_of([])

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from recmill.errors import BadRequest, Overloaded, TooLate
+from recmill.stages.serve.admission import Admission, QueueFull
 from recmill.stages.serve.batcher import Batcher
-from recmill.stages.serve.calls import ItemIds, NewItems
-from recmill.stages.serve.limits import Admission, Limits, QueueFull
-from recmill.stages.serve.messages import NewItem, Rank, Recall, Recommend
+from recmill.stages.serve.limits import Limits
+from recmill.stages.serve.messages import ItemIds, NewItem, NewItems, Rank, Recall, Recommend
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
@@ -73,7 +73,7 @@ def test_the_queue_is_bounded() -> None:
         admission, go = Admission(1, max_waiting=2, max_wait_seconds=10), threading.Event()
         waiting = [asyncio.ensure_future(admission.run("call", go.wait)) for _ in range(2)]
         await asyncio.sleep(0.05)
-        with pytest.raises(Overloaded, match="all there is room for"):
+        with pytest.raises(Overloaded, match="which is the limit"):
             await admission.run_all("call", [go.wait, go.wait])
         go.set()
         await asyncio.gather(*waiting)

@@ -16,7 +16,7 @@ from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.errors import BadRequest, TooLate
 from recmill.learner.ranking import Ranker
 from recmill.learner.saved import open_learner
-from recmill.stages.serve.messages import Event, Features, NewItem, Rank, Recall, Recommend
+from recmill.stages.serve.messages import Event, Features, NewItem, Rank, RankRows, Recall, Recommend
 from recmill.stages.serve.recommender import Recommender
 
 
@@ -40,9 +40,9 @@ def somebody(recommender: Recommender) -> str:
     """A user who has clicked something."""
     users = recommender.bundle.users
     assert users is not None
-    for place in range(len(users)):
-        if users.raw(np.array([place]))["item_id_history"][0].len():
-            return str(users.ids(np.array([place]))[0])
+    for index in range(len(users)):
+        if users.raw(np.array([index]))["item_id_history"][0].len():
+            return str(users.ids(np.array([index]))[0])
     raise AssertionError("nobody clicked")
 
 
@@ -128,7 +128,7 @@ def test_excluded_items_are_never_there(shared: Recommender) -> None:
     assert not set(best) & set(ids(shared.recommend(Recommend(user="u1", k=50, exclude=best))))
 
 
-@pytest.mark.parametrize("channel", ["two_tower", "similar", "together", "popular"])
+@pytest.mark.parametrize("channel", ["two_tower", "similar", "co_clicks", "popular"])
 def test_each_channel_can_be_asked_alone(shared: Recommender, channel: str) -> None:
     answer = shared.recall(Recall(user=somebody(shared), k=20, channels=[channel]))
     assert answer.items
@@ -144,8 +144,8 @@ def test_popular_items_come_by_number_of_clicks(shared: Recommender) -> None:
 def test_exact_recall_is_what_the_towers_say(shared: Recommender) -> None:
     assert shared.recaller is not None
     assert shared.recaller.tower is not None
-    person = shared.lookup.person(Recall(user="u1"))
-    scores = shared.recaller.vectors.whole() @ shared.recaller.tower.vectors(person.features)[0]
+    user_row = shared.lookup.user_row(Recall(user="u1"))
+    scores = shared.recaller.vectors.whole() @ shared.recaller.tower.vectors(user_row.features)[0]
     best = shared.recaller.items.ids(np.argsort(-scores)[:10])
     answer = shared.recall(Recall(user="u1", k=10, channels=["two_tower"], show_seen=True))
     assert ids(answer) == best
@@ -160,7 +160,7 @@ def test_a_trace_says_why(shared: Recommender) -> None:
         sum(
             count
             for name, count in trace.counts.items()
-            if name in ("two_tower", "similar", "together", "popular")
+            if name in ("two_tower", "similar", "co_clicks", "popular")
         )
         == trace.counts["candidates"]
     )
@@ -242,14 +242,14 @@ def test_recommended_scores_are_those_of_ranking(shared: Recommender) -> None:
 
 def test_packed_rows_rank_as_ids_do(shared: Recommender) -> None:
     query = Rank(user="u1", items=["i1", "i2", "unknown"], context={"device": "phone"})
-    user, items, degraded = shared.lookup_rows(query)
-    assert degraded == []
-    ranked = shared.rank_rows(user, items, {"device": "phone"})
+    packed = shared.packed_rows(query)
+    assert packed.degraded == []
+    ranked = shared.rank_rows(RankRows(user=packed.user, items=packed.items, context={"device": "phone"}))
     np.testing.assert_allclose(ranked.scores, shared.rank(query).scores, atol=1e-6)
 
 
 def test_rows_of_another_bundle_are_unknown_users_and_the_answer_says_so(shared: Recommender) -> None:
-    ranked = shared.rank_rows(b"12345678 other", [b"12345678 other"], {})
+    ranked = shared.rank_rows(RankRows(user=b"12345678 other", items=[b"12345678 other"]))
     assert len(ranked.scores) == 1
     assert any("another bundle" in reason for reason in ranked.degraded)
 

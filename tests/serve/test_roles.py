@@ -12,15 +12,15 @@ from servers import Running, Start
 from recmill.errors import BadRequest, NotFound, TooLate
 from recmill.stages.serve import messages as m
 from recmill.stages.serve.proto import recmill_pb2 as pb
-from recmill.stages.serve.roles import RemoteStages, StageGone, StageServers
+from recmill.stages.serve.roles import RemoteRecommender, RoleCredentials, StageServers, StageUnavailable
 
 
 def address_of_nobody() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-def stages_at(*addresses: str) -> RemoteStages:
-    return RemoteStages(addresses, addresses, addresses)
+def stages_at(*addresses: str) -> RemoteRecommender:
+    return RemoteRecommender(addresses, addresses, addresses)
 
 
 def soon(seconds: float = 5) -> float:
@@ -36,21 +36,21 @@ def counted(server: Running, method: str) -> float:
 
 def test_the_stages_together_are_what_one_process_answers(server: Running) -> None:
     stages = stages_at(server.grpc)
-    recalled = stages.recall(m.Recall(user="u1", k=30), soon())
+    recalled = stages.recall_by(m.Recall(user="u1", k=30), soon())
     ids = [item.id for item in recalled.items]
-    user, items, degraded = stages.lookup(m.Rank(user="u1", items=ids), soon())
-    ranked = stages.rank_rows(user, items, {}, soon())
+    rows = stages.packed_rows(m.Rank(user="u1", items=ids), soon())
+    ranked = stages.rank_rows(m.RankRows(user=rows.user, items=rows.items), soon())
     stages.close()
     whole = httpx.post(f"{server.http}/v1/rank", json={"user": "u1", "items": ids}).json()
     assert ranked.scores == pytest.approx(whole["scores"], abs=1e-6)
-    assert (len(items), degraded, recalled.version) == (len(ids), [], server.version)
+    assert (len(rows.items), rows.degraded, recalled.version) == (len(ids), [], server.version)
 
 
 def test_calls_go_to_all_addresses_in_turn(start: Start) -> None:
     servers = [start(role="recall"), start(role="recall")]
     stages = stages_at(*(server.grpc for server in servers))
     for _ in range(10):
-        stages.recall(m.Recall(user="u1", k=3), soon())
+        stages.recall_by(m.Recall(user="u1", k=3), soon())
     stages.close()
     assert [counted(server, "recall") for server in servers] == [5, 5]
 
@@ -58,26 +58,26 @@ def test_calls_go_to_all_addresses_in_turn(start: Start) -> None:
 def test_one_that_is_gone_is_made_up_for_by_another(server: Running) -> None:
     stages = stages_at(address_of_nobody(), server.grpc)
     for _ in range(6):
-        assert len(stages.recall(m.Recall(user="u1", k=3), soon()).items) == 3
+        assert len(stages.recall_by(m.Recall(user="u1", k=3), soon()).items) == 3
     stages.close()
 
 
 def test_a_server_that_comes_back_is_asked_again(start: Start) -> None:
     first = start(role="recall")
     port = int(first.grpc.rpartition(":")[2])
-    stage = StageServers([first.grpc])
+    stage = StageServers([first.grpc], RoleCredentials())
     request = pb.RecommendRequest(queries=[pb.Query()], k=2)
-    assert stage.call("Recall", request, soon())
+    assert stage.call("recall", request, soon())
     first.stop()
-    with pytest.raises(StageGone, match="No server at"):
-        stage.call("Recall", request, soon(0.5))
+    with pytest.raises(StageUnavailable, match="No server at"):
+        stage.call("recall", request, soon(0.5))
     start(role="recall", grpc_port=port)
     end = soon(10)
     while time.monotonic() < end:
         try:
-            assert stage.call("Recall", request, soon())
+            assert stage.call("recall", request, soon())
             break
-        except StageGone:
+        except StageUnavailable:
             time.sleep(0.1)
     else:
         pytest.fail("it is never asked again")
@@ -86,8 +86,8 @@ def test_a_server_that_comes_back_is_asked_again(start: Start) -> None:
 
 def test_when_nobody_is_there_it_is_said_in_time() -> None:
     stages, began = stages_at(address_of_nobody(), address_of_nobody()), time.monotonic()
-    with pytest.raises(StageGone, match="answers Recall"):
-        stages.recall(m.Recall(), soon(2))
+    with pytest.raises(StageUnavailable, match="answers Recall"):
+        stages.recall_by(m.Recall(), soon(2))
     assert time.monotonic() - began < 2
     stages.close()
 
@@ -95,18 +95,18 @@ def test_when_nobody_is_there_it_is_said_in_time() -> None:
 def test_a_deadline_that_has_passed_asks_nobody(server: Running) -> None:
     stages = stages_at(server.grpc)
     with pytest.raises(TooLate):
-        stages.recall(m.Recall(), time.monotonic() - 1)
+        stages.recall_by(m.Recall(), time.monotonic() - 1)
     stages.close()
 
 
 def test_refusals_of_a_stage_are_refusals_here(start: Start, server: Running) -> None:
     stages = stages_at(server.grpc)
     with pytest.raises(BadRequest, match="No channel"):
-        stages.recall(m.Recall(channels=["no"]), soon())
+        stages.recall_by(m.Recall(channels=["no"]), soon())
     stages.close()
     other = stages_at(start(role="rank").grpc)
     with pytest.raises(NotFound, match='role "rank"'):
-        other.recall(m.Recall(), soon())
+        other.recall_by(m.Recall(), soon())
     other.close()
 
 

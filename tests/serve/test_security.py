@@ -73,7 +73,7 @@ def test_this_machine_alone_needs_no_protection(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
 def test_other_machines_need_tls_or_tokens_or_a_word(host: str) -> None:
-    with pytest.raises(SecurityError, match="--insecure if anyone may ask"):
+    with pytest.raises(SecurityError, match="--insecure if anyone may use"):
         check_address(host, has_tls=False, has_tokens=False, insecure=False)
     check_address(host, has_tls=True, has_tokens=False, insecure=False)
     check_address(host, has_tls=False, has_tokens=True, insecure=False)
@@ -92,7 +92,7 @@ def test_certificates_are_checked_before_the_server_starts(tmp_path: Path) -> No
     write_certificates(tmp_path)
     server, key, client_key = (tmp_path / name for name in ("server.pem", "server.key", "client.key"))
     Tls(server, key, tmp_path / "ca.pem").check()
-    with pytest.raises(SecurityError, match=r"none\.pem is not there"):
+    with pytest.raises(SecurityError, match=r"none\.pem does not exist"):
         Tls(tmp_path / "none.pem", key).check()
     with pytest.raises(SecurityError, match="KEY_VALUES_MISMATCH"):
         Tls(server, client_key).check()

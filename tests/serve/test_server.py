@@ -21,8 +21,8 @@ import pytest
 from certificates import write_certificates
 from servers import Start
 
+from recmill.stages.serve.config import ServeConfig
 from recmill.stages.serve.proto import recmill_pb2 as pb
-from recmill.stages.serve.server import ServeConfig
 from recmill.stages.serve.supervisor import settings_from_json, settings_to_json
 
 READ, ADMIN = "read-token-0123456789", "admin-token-0123456789"
@@ -121,7 +121,7 @@ def test_a_process_that_stands_still_is_replaced(bundles: Path) -> None:
         assert server.recommend().status_code == 200
         code, errors = server.end()
         assert code == 0
-        assert "gave no sign of life for 5 s and is killed" in errors
+        assert "sent no heartbeat for 5 s and is killed" in errors
 
 
 @pytest.mark.processes
@@ -160,7 +160,7 @@ def test_a_process_that_is_stopped_before_it_is_ready_is_replaced(bundles: Path)
         finally:
             process.kill()
     assert process.returncode == 0
-    assert "gave no sign of life for 10 s and is killed" in errors
+    assert "sent no heartbeat for 10 s and is killed" in errors
 
 
 @pytest.mark.processes
@@ -197,7 +197,7 @@ def wait_until(is_so: Any, seconds: float = 30) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--host", "0.0.0.0"], "--insecure if anyone may ask"),
+        (["--host", "0.0.0.0"], "--insecure if anyone may use"),
         (["--tls-cert", "c.pem"], "--tls-cert and --tls-key go together"),
         (["--role", "recommend"], "add --recall-at, --features-at, --rank-at"),
         (["--recall-at", "a:1"], "go with --role recommend"),

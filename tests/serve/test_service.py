@@ -20,21 +20,22 @@ from shop import Shop
 from recmill.artifacts.bundle.bundle import Bundle, current_of, publish_bundle, set_current, versions_of
 from recmill.artifacts.bundle.delta import Changes, Delta, TableChange, deltas_folder, write_delta
 from recmill.errors import ArtifactError, BadRequest, NotFound
-from recmill.stages.serve.changes import Change, Journal
+from recmill.stages.serve.changes import Change
+from recmill.stages.serve.config import ServeConfig
 from recmill.stages.serve.messages import Event, Features, NewItem, Rank, Recommend
-from recmill.stages.serve.service import Service, ServiceConfig, share_of
+from recmill.stages.serve.service import Service, user_fraction
+from recmill.stages.serve.shared_state import ChangeJournal
 
 
 @pytest.fixture
 def service(own_bundles: Path) -> Service:
-    service = Service(own_bundles, ServiceConfig(watch_seconds=60))
+    service = Service(ServeConfig(bundle=own_bundles), watch_seconds=60)
     service.warm_up()
     return service
 
 
 def look(service: Service) -> None:
-    assert service._watcher is not None
-    service._watcher.look()
+    service.versions.look()
 
 
 def another_version(own_bundles: Path, suffix: str = "aaaaaaaa", **fields: object) -> str:
@@ -50,10 +51,10 @@ def another_version(own_bundles: Path, suffix: str = "aaaaaaaa", **fields: objec
     return version
 
 
-def damage(file: Path, place: int = -1) -> None:
+def damage(file: Path, index: int = -1) -> None:
     """Turn one bit around."""
     content = bytearray(file.read_bytes())
-    content[place] ^= 1
+    content[index] ^= 1
     file.write_bytes(content)
 
 
@@ -109,10 +110,10 @@ def test_a_rollback_that_cannot_be_written_changes_nothing(
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("recmill.stages.serve.service.set_current", refuse)
+    monkeypatch.setattr("recmill.stages.serve.versions.set_current", refuse)
     with pytest.raises(ArtifactError, match="Read-only file system"):
         service.rollback()
-    assert service.current.version == service.agreement.version == new
+    assert service.current.version == service.versions.state.version == new
 
 
 def test_rollback_without_an_earlier_version_says_so(service: Service) -> None:
@@ -145,14 +146,14 @@ def test_a_version_of_another_recipe_is_refused(service: Service, own_bundles: P
 
 def test_a_server_of_one_version_stays_with_it_and_takes_its_deltas(own_bundles: Path) -> None:
     old, new = str(current_of(own_bundles)), another_version(own_bundles)
-    service = Service(own_bundles / old, ServiceConfig(watch_seconds=60))
+    service = Service(ServeConfig(bundle=own_bundles / old), watch_seconds=60)
     service.warm_up()
     set_current(own_bundles, new)
     look(service)
     assert service.current.version == old
     a_delta(own_bundles, 1, version=old)
     look(service)
-    assert (service.current.version, service.num_deltas) == (old, 1)
+    assert (service.current.version, service.current.num_deltas) == (old, 1)
 
 
 def test_processes_of_a_server_of_one_version_stay_with_it(own_bundles: Path, tmp_path: Path) -> None:
@@ -203,8 +204,8 @@ def test_what_was_removed_stays_so_in_the_next_version_and_what_was_added_comes_
     service: Service, own_bundles: Path
 ) -> None:
     best = service.recommend(Recommend(user="u1", k=1)).items[0].id
-    service.remove_items([best])
-    service.add_items([NewItem(id="added", values={"category": "garden"})])
+    service.change(Change(removed=[best]))
+    service.change(Change(items=[NewItem(id="added", values={"category": "garden"})]))
     set_current(own_bundles, another_version(own_bundles))
     look(service)
     everything = Recommend(user="u1", k=1000, candidates=10_000, show_seen=True)
@@ -216,11 +217,11 @@ def test_what_was_removed_stays_so_in_the_next_version_and_what_was_added_comes_
 def test_of_events_that_come_together_all_count_or_none(service: Service) -> None:
     good, bad = Event(user="new", item="i1"), Event(user="new", item="i2", values={"no such column": 1})
     with pytest.raises(BadRequest, match="no such column"):
-        service.add_events([good, bad])
-    user = service.features(Features(user="new")).user
+        service.change(Change(events=[good, bad]))
+    user = service.current.features(Features(user="new")).user
     assert user is not None
     assert not user.found
-    assert service.add_events([good, good]) == 2
+    assert service.change(Change(events=[good, good])).number == 2
 
 
 def test_scores_name_the_version_that_gave_them_though_another_took_over_while_they_waited(
@@ -237,13 +238,13 @@ def test_scores_name_the_version_that_gave_them_though_another_took_over_while_t
         scoring = Scoring(CallDispatcher(service, Telemetry()))
         answer = asyncio.ensure_future(scoring.score("ranking", version, rows))
         await asyncio.sleep(0)  # it waits for others to be scored with
-        service.swap(own_bundles / new)
+        service.versions.swap(own_bundles / new)
         return (await answer)[0]
 
     old = service.current.version
     assert asyncio.run(ask("")) == new
-    service.swap(own_bundles / old)
-    with pytest.raises(NotFound, match=f"{new} does"):
+    service.versions.swap(own_bundles / old)
+    with pytest.raises(NotFound, match=f"{new} is"):
         asyncio.run(ask(old))
 
 
@@ -268,7 +269,7 @@ def test_versions_that_went_leave_no_files_open_though_requests_were_under_way(
     gc.disable()  # what waits for the collector would stay open
     try:
         for number in range(9):
-            service.swap(own_bundles / versions[(number + 1) % 3])
+            service.versions.swap(own_bundles / versions[(number + 1) % 3])
             counts.append(len(os.listdir("/proc/self/fd")))
     finally:
         gc.enable()
@@ -278,30 +279,30 @@ def test_versions_that_went_leave_no_files_open_though_requests_were_under_way(
     assert max(counts[-3:]) <= max(counts[:3]) + 5
 
 
-def test_processes_of_one_server_hear_of_each_others_changes(own_bundles: Path, tmp_path: Path) -> None:
-    service = Service(own_bundles)
-    journal = Journal(tmp_path / "changes.jsonl")
-    service._journal = journal
-    Journal(tmp_path / "changes.jsonl").write(Change(by=0, removed=["i1"], items=[NewItem(id="theirs")]))
-    service.add_items([NewItem(id="mine")])
-    service.take_changes()
-    service.take_changes()
+def test_processes_of_one_server_take_each_others_changes(own_bundles: Path, tmp_path: Path) -> None:
+    service = Service(ServeConfig(bundle=own_bundles, watch=False))
+    journal = ChangeJournal(tmp_path)
+    service.versions.journal = journal
+    ChangeJournal(tmp_path).write(Change(process=0, removed=["i1"], items=[NewItem(id="theirs")]))
+    service.change(Change(items=[NewItem(id="mine")]))
+    service.versions.look()
+    service.versions.look()
     found = {item.id for item in service.recommend(Recommend(k=1000, candidates=10_000)).items}
     assert "i1" not in found
     assert {"theirs", "mine"} <= found
 
 
-def test_of_two_changes_of_an_item_the_later_one_counts_whatever_process_hears_of_it_first(
+def test_of_two_changes_of_an_item_the_later_one_counts_whatever_process_gets_it_first(
     own_bundles: Path, tmp_path: Path
 ) -> None:
-    service = Service(own_bundles)
-    service._journal = Journal(tmp_path / "changes.jsonl")
-    others = Journal(tmp_path / "changes.jsonl")
-    others.write(Change(by=0, removed=["i1"]))
-    others.write(Change(by=0, items=[NewItem(id="i2")]))
-    service.add_items([NewItem(id="i1", values={"price": 3.0})])
-    service.remove_items(["i2"])
-    service.take_changes()
+    service = Service(ServeConfig(bundle=own_bundles, watch=False))
+    service.versions.journal = ChangeJournal(tmp_path)
+    others = ChangeJournal(tmp_path)
+    others.write(Change(process=0, removed=["i1"]))
+    others.write(Change(process=0, items=[NewItem(id="i2")]))
+    service.change(Change(items=[NewItem(id="i1", values={"price": 3.0})]))
+    service.change(Change(removed=["i2"]))
+    service.versions.look()
     assert shown(service, "u1") & {"i1", "i2"} == {"i1"}
 
 
@@ -319,7 +320,7 @@ def test_a_damaged_current_version_is_not_served_at_the_start_but_the_one_before
     set_current(own_bundles, new)
     file = next(path for path in (own_bundles / new).glob(name) if path.is_file())
     damage(file, file.stat().st_size // 2)
-    service = Service(own_bundles, ServiceConfig(watch_seconds=60))
+    service = Service(ServeConfig(bundle=own_bundles), watch_seconds=60)
     service.warm_up()
     assert service.recommend(Recommend(user="u1")).version == old
     assert file.stem in service.status().refused[new]
@@ -332,11 +333,11 @@ def test_a_damaged_version_is_refused_by_name_as_canary_and_in_open_bundle(own_b
 
     new = another_version(own_bundles)
     damage(own_bundles / new / "items" / "popularity.npy")
-    service = Service(own_bundles)
+    service = Service(ServeConfig(bundle=own_bundles, watch=False))
     with pytest.raises(ArtifactError, match="damaged"):
         service.recommend(Recommend(user="u1", version=new))
     with pytest.raises(ArtifactError, match="damaged"):
-        Service(own_bundles, ServiceConfig(canary=(new, 0.5)))
+        Service(ServeConfig(bundle=own_bundles, canary=(new, 0.5), watch=False))
     with pytest.raises(ArtifactError, match="damaged"):
         recmill.open_bundle(own_bundles / new)
 
@@ -348,7 +349,7 @@ def test_nothing_is_served_when_both_versions_are_damaged(own_bundles: Path) -> 
     for version in (old, new):
         damage(own_bundles / str(version) / "items" / "popularity.npy")
     with pytest.raises(ArtifactError, match=f"{new} is damaged.*{old} is damaged"):
-        Service(own_bundles)
+        Service(ServeConfig(bundle=own_bundles, watch=False))
 
 
 def test_a_version_that_is_whole_but_cannot_be_served_is_refused_like_a_damaged_one(
@@ -357,7 +358,7 @@ def test_a_version_that_is_whole_but_cannot_be_served_is_refused_like_a_damaged_
     old = current_of(own_bundles)
     new = another_version(own_bundles, models=3)
     set_current(own_bundles, new)
-    service = Service(own_bundles)
+    service = Service(ServeConfig(bundle=own_bundles, watch=False))
     assert service.current.version == old
     assert "cannot be served" in service.status().refused[new]
     with pytest.raises(ArtifactError, match="cannot be served"):
@@ -395,22 +396,22 @@ def test_without_a_watch_processes_serve_the_same_version_and_follow_each_others
 ) -> None:
     old = str(current_of(own_bundles))
     new = another_version(own_bundles)
-    first = sharing_service(own_bundles, tmp_path, watch_seconds=None)
+    first = sharing_service(own_bundles, tmp_path, watch=False)
     set_current(own_bundles, new)
-    second = sharing_service(own_bundles, tmp_path, watch_seconds=None)
+    second = sharing_service(own_bundles, tmp_path, watch=False)
     assert second.current.version == old
     first.rollback(new)
     look(second)
     assert second.current.version == new
 
 
-def sharing_service(own_bundles: Path, folder: Path, watch_seconds: float | None = 60) -> Service:
+def sharing_service(own_bundles: Path, folder: Path, watch: bool = True) -> Service:
     """One of several processes of a server, which share a folder."""
     from recmill.stages.serve.telemetry import Telemetry
 
     telemetry = Telemetry()
     telemetry.folder = folder
-    return Service(own_bundles, ServiceConfig(watch_seconds=watch_seconds), telemetry)
+    return Service(ServeConfig(bundle=own_bundles, watch=watch), telemetry, watch_seconds=60)
 
 
 def test_a_damaged_current_file_is_told_once_and_what_serves_goes_on(
@@ -433,19 +434,19 @@ def shown(service: Service, user: str, **fields: Any) -> set[Any]:
 
 
 def user_of(canary: bool, share: float = 0.5) -> str:
-    return next(user for user in (f"u{n}" for n in range(1, 99)) if (share_of(user) < share) == canary)
+    return next(user for user in (f"u{n}" for n in range(1, 99)) if (user_fraction(user) < share) == canary)
 
 
 def test_changes_reach_canary_shadow_and_named_versions_and_those_opened_later(own_bundles: Path) -> None:
     old = str(current_of(own_bundles))
     canary, named, late = (another_version(own_bundles, f"{number:08x}") for number in range(3))
-    service = Service(own_bundles, ServiceConfig(canary=(canary, 0.5)))
+    service = Service(ServeConfig(bundle=own_bundles, canary=(canary, 0.5), watch=False))
     ours, theirs = user_of(canary=False), user_of(canary=True)
     shown(service, ours, version=named)
     gone = service.recommend(Recommend(user=theirs, k=1)).items[0].id
-    service.remove_items([gone])
-    service.add_items([NewItem(id="added", values={"category": "garden"})])
-    service.add_events([Event(user=ours, item="added"), Event(user=theirs, item="added")])
+    service.change(Change(removed=[gone]))
+    service.change(Change(items=[NewItem(id="added", values={"category": "garden"})]))
+    service.change(Change(events=[Event(user=ours, item="added"), Event(user=theirs, item="added")]))
     for user, version in ((ours, None), (theirs, None), (ours, named), (ours, late), (ours, old)):
         found = shown(service, user, version=version)
         assert gone not in found
@@ -455,32 +456,34 @@ def test_changes_reach_canary_shadow_and_named_versions_and_those_opened_later(o
 
 
 def test_changes_of_other_processes_reach_the_canary(own_bundles: Path, tmp_path: Path) -> None:
-    service = Service(own_bundles, ServiceConfig(canary=(another_version(own_bundles), 0.5)))
-    service._journal = Journal(tmp_path / "changes.jsonl")
-    Journal(tmp_path / "changes.jsonl").write(Change(by=0, removed=["i1"]))
-    service.take_changes()
+    service = Service(
+        ServeConfig(bundle=own_bundles, canary=(another_version(own_bundles), 0.5), watch=False)
+    )
+    service.versions.journal = ChangeJournal(tmp_path)
+    ChangeJournal(tmp_path).write(Change(process=0, removed=["i1"]))
+    service.versions.look()
     assert "i1" not in shown(service, user_of(canary=True))
 
 
 def test_an_item_that_was_replaced_is_so_in_versions_that_are_opened_later(
     service: Service, own_bundles: Path
 ) -> None:
-    service.add_items([NewItem(id="i1", values={"price": 12_345.0})])
+    service.change(Change(items=[NewItem(id="i1", values={"price": 12_345.0})]))
     assert shown(service, "u1", version=another_version(own_bundles), where="price > 12000") == {"i1"}
 
 
 def test_an_item_that_was_added_again_is_shown_after_a_rollback(service: Service, own_bundles: Path) -> None:
-    service.remove_items(["i1"])
+    service.change(Change(removed=["i1"]))
     set_current(own_bundles, another_version(own_bundles))
     look(service)
-    service.add_items([NewItem(id="i1", values={"category": "garden"})])
+    service.change(Change(items=[NewItem(id="i1", values={"category": "garden"})]))
     service.rollback()
     assert "i1" in shown(service, "u1")
 
 
 def test_a_canary_has_its_own_deltas(own_bundles: Path) -> None:
     canary = another_version(own_bundles)
-    service = Service(own_bundles, ServiceConfig(watch_seconds=60, canary=(canary, 0.5)))
+    service = Service(ServeConfig(bundle=own_bundles, canary=(canary, 0.5)), watch_seconds=60)
     query = [Rank(user=user_of(canary=is_canary), items=["i1", "i2"]) for is_canary in (False, True)]
     before = [service.rank(one).scores for one in query]
     a_delta(own_bundles, 1, version=canary)
@@ -488,30 +491,34 @@ def test_a_canary_has_its_own_deltas(own_bundles: Path) -> None:
     after = [service.rank(one).scores for one in query]
     assert after[0] == before[0]
     assert after[1] != before[1]
-    assert (service.num_deltas, service.versions.named(canary).num_deltas) == (0, 1)
+    assert (service.current.num_deltas, service.versions.named(canary).num_deltas) == (0, 1)
     service.close()
 
 
 def test_a_canary_answers_its_share_of_users_and_always_the_same(own_bundles: Path) -> None:
     new = another_version(own_bundles)
-    service = Service(own_bundles, ServiceConfig(canary=(new, 0.3)))
+    service = Service(ServeConfig(bundle=own_bundles, canary=(new, 0.3), watch=False))
     first = [service.rank(Rank(user=f"x{number}", items=["i1"])).version for number in range(200)]
     again = [service.rank(Rank(user=f"x{number}", items=["i1"])).version for number in range(200)]
     assert first == again
     assert 30 <= first.count(new) <= 90
-    assert [version == new for version in first] == [share_of(f"x{number}") < 0.3 for number in range(200)]
+    assert [version == new for version in first] == [
+        user_fraction(f"x{number}") < 0.3 for number in range(200)
+    ]
 
 
 def test_a_canary_that_is_not_there_is_an_error(own_bundles: Path) -> None:
     with pytest.raises(NotFound, match="there are"):
-        Service(own_bundles, ServiceConfig(canary=("0000000000-00000000", 0.5)))
+        Service(ServeConfig(bundle=own_bundles, canary=("0000000000-00000000", 0.5), watch=False))
 
 
 def test_a_shadow_is_asked_too_and_differences_are_counted(own_bundles: Path) -> None:
     from recmill.stages.serve.telemetry import Telemetry
 
     telemetry = Telemetry()
-    service = Service(own_bundles, ServiceConfig(shadow=another_version(own_bundles)), telemetry)
+    service = Service(
+        ServeConfig(bundle=own_bundles, shadow=another_version(own_bundles), watch=False), telemetry
+    )
     for _ in range(10):
         service.rank(Rank(user="u1", items=["i1", "i2"]))
     service.close()
@@ -529,7 +536,7 @@ def test_a_delta_changes_answers_without_a_restart(service: Service, own_bundles
     a_delta(own_bundles, 1)
     look(service)
     after = scores(service)
-    assert service.num_deltas == service.status().deltas == 1
+    assert service.current.num_deltas == service.status().deltas == 1
     assert after != before
     a_delta(own_bundles, 2, shift=0.0)  # rows as the bundle has them
     look(service)
@@ -543,10 +550,10 @@ def test_a_version_that_is_served_again_has_its_deltas_once(service: Service, ow
     with_delta = scores(service)
     set_current(own_bundles, another_version(own_bundles))
     look(service)
-    assert service.num_deltas == 0
+    assert service.current.num_deltas == 0
     service.rollback(old)
     look(service)
-    assert (service.num_deltas, scores(service)) == (1, with_delta)
+    assert (service.current.num_deltas, scores(service)) == (1, with_delta)
 
 
 def test_many_named_versions_do_not_pile_up(service: Service, own_bundles: Path) -> None:
@@ -562,9 +569,9 @@ def test_deltas_published_before_the_start_are_taken_at_the_start(
     a_delta(own_bundles, 1)
     a_delta(own_bundles, 2, shift=2.0)
     look(service)
-    late = Service(own_bundles, ServiceConfig(watch_seconds=60))
+    late = Service(ServeConfig(bundle=own_bundles), watch_seconds=60)
     late.warm_up()
-    assert late.num_deltas == 2
+    assert late.current.num_deltas == 2
     assert scores(late) == scores(service)
     late.close()
 
@@ -576,12 +583,12 @@ def test_a_damaged_delta_is_refused_until_it_is_healed(service: Service, own_bun
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     look(service)
-    assert (service.num_deltas, scores(service)) == (0, before)
+    assert (service.current.num_deltas, scores(service)) == (0, before)
     file.write_bytes(whole)
     manifest = path / "manifest.json"
     manifest.write_text(manifest.read_text())  # copied again
     look(service)
-    assert service.num_deltas == 1
+    assert service.current.num_deltas == 1
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "rows"])
@@ -590,7 +597,7 @@ def test_a_delta_with_a_part_missing_is_refused(service: Service, own_bundles: P
     part = a_delta(own_bundles, 1) / name
     shutil.rmtree(part) if part.is_dir() else part.unlink()
     look(service)
-    assert (service.num_deltas, scores(service)) == (0, before)
+    assert (service.current.num_deltas, scores(service)) == (0, before)
 
 
 @pytest.mark.parametrize(
@@ -600,10 +607,10 @@ def test_a_delta_with_a_damaged_manifest_is_refused_once_and_the_start_goes_on(
     own_bundles: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (a_delta(own_bundles, 1) / "manifest.json").write_text(text)
-    service = Service(own_bundles, ServiceConfig(watch_seconds=60))
+    service = Service(ServeConfig(bundle=own_bundles), watch_seconds=60)
     service.warm_up()
     look(service)
-    assert (service.ready, service.num_deltas) == (True, 0)
+    assert (service.ready, service.current.num_deltas) == (True, 0)
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
     assert list(service.status().refused) == [f"{service.current.version}.deltas/000001"]
     service.close()
@@ -612,14 +619,10 @@ def test_a_delta_with_a_damaged_manifest_is_refused_once_and_the_start_goes_on(
 def test_every_damaged_byte_of_a_deltas_manifest_is_noticed(service: Service, own_bundles: Path) -> None:
     manifest = a_delta(own_bundles, 1) / "manifest.json"
     whole = manifest.read_bytes()
-    for place in range(0, len(whole), 7):
-        damage(manifest, place)
-        try:
-            same = Delta.open(manifest.parent).manifest
-        except ArtifactError:
-            pass
-        else:
-            assert json.dumps(same) == json.dumps({**json.loads(whole), "digest": None} | same)
+    for index in range(0, len(whole), 7):
+        damage(manifest, index)
+        with pytest.raises(ArtifactError):
+            Delta.open(manifest.parent)
         manifest.write_bytes(whole)
 
 
@@ -642,12 +645,12 @@ def test_a_rollback_while_deltas_are_applied_leaves_each_version_its_own_count(
     assert (service.current.version, counts) == (old, {old: 0, new: 1})
 
 
-def test_a_delta_of_another_recipe_or_out_of_turn_is_refused(service: Service, own_bundles: Path) -> None:
+def test_a_delta_of_another_recipe_or_out_of_order_is_refused(service: Service, own_bundles: Path) -> None:
     before = scores(service)
     with pytest.raises(ArtifactError, match="another recipe"):
-        service.apply(a_delta(own_bundles, 1, digest="other"), service.current)
+        service.versions._apply_delta(a_delta(own_bundles, 1, digest="other"), service.current)
     with pytest.raises(ArtifactError, match="expected 1"):
-        service.apply(a_delta(own_bundles, 3), service.current)
+        service.versions._apply_delta(a_delta(own_bundles, 3), service.current)
     assert scores(service) == before
 
 
@@ -675,20 +678,20 @@ def test_a_delta_is_taken_whole_or_not_at_all(service: Service, own_bundles: Pat
         shutil.rmtree(folder, ignore_errors=True)
         write_delta(own_bundles, bundle.version, 1, bundle.manifest["recipe_digest"], bad, {})
         look(service)
-        assert (number, service.num_deltas, scores(service)) == (number, 0, before)
+        assert (number, service.current.num_deltas, scores(service)) == (number, 0, before)
         assert list(service.status().refused) == [f"{folder.name}/000001"]
 
 
 def test_a_removed_item_stays_so_when_a_delta_changes_it(service: Service, own_bundles: Path) -> None:
-    service.remove_items(["i1"])
+    service.change(Change(removed=["i1"]))
     bundle = Bundle.open(own_bundles)
     assert bundle.items is not None
-    changes = Changes(items=bundle.items.raw(bundle.items.places(["i1", "i2"])))
+    changes = Changes(items=bundle.items.raw(bundle.items.indices(["i1", "i2"])))
     write_delta(own_bundles, bundle.version, 1, bundle.manifest["recipe_digest"], changes, {})
     look(service)
-    assert service.num_deltas == 1
+    assert service.current.num_deltas == 1
     assert shown(service, "u1") & {"i1", "i2"} == {"i2"}
-    service.add_items([NewItem(id="i1")])
+    service.change(Change(items=[NewItem(id="i1")]))
     assert "i1" in shown(service, "u1")
 
 
@@ -697,7 +700,7 @@ def test_a_delta_that_is_being_written_is_not_looked_at(service: Service, own_bu
     aside.mkdir(parents=True)
     (aside / "manifest.json").write_text(json.dumps({"kind": "delta"}))
     look(service)
-    assert service.num_deltas == 0
+    assert service.current.num_deltas == 0
 
 
 def test_evicted_keys_read_as_new_ones(service: Service, own_bundles: Path) -> None:
@@ -722,6 +725,6 @@ def test_the_status_tells_what_serves(service: Service, shop: Shop) -> None:
     assert status.ready
     assert status.recipe == "quickstart"
     assert status.models == ["retrieval", "ranking"]
-    assert set(status.channels) <= {"two_tower", "similar", "together", "popular"}
+    assert set(status.channels) <= {"two_tower", "similar", "co_clicks", "popular"}
     assert status.num_items > 50
     assert "device" in status.manifest["context_columns"]

@@ -18,13 +18,14 @@ from shop import Shop
 
 from recmill.artifacts.bundle.bundle import Bundle, publish_bundle, set_current
 from recmill.artifacts.bundle.delta import Changes, write_delta
-from recmill.artifacts.feature_store import RedisStore
 from recmill.artifacts.feature_store.load import load
+from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.errors import StoreError
 from recmill.stages.serve.changes import Change
-from recmill.stages.serve.messages import Event, NewItem, Rank, Recommend
+from recmill.stages.serve.config import ServeConfig
+from recmill.stages.serve.messages import Event, NewItem, Rank, RankRows, Recommend
 from recmill.stages.serve.recommender import Recommender
-from recmill.stages.serve.service import Service, ServiceConfig
+from recmill.stages.serve.service import Service
 
 pytestmark = pytest.mark.services
 
@@ -80,7 +81,7 @@ def test_flipped_bits_change_no_answer_and_are_said(
     stored: Recommender, mapped: Recommender, server: Server, side: str
 ) -> None:
     lacking: list[tuple[str, str, int]] = []
-    stored.lookup.rows_lacking = lambda *what: lacking.append(what)
+    stored.lookup.missing_rows = lambda *what: lacking.append(what)
     flip_a_bit_of_each_row(server, f"recmill:{side}:*")
     assert_same_answers(stored, mapped)
     degraded = stored.recommend(Recommend(user="u1", k=20)).degraded
@@ -127,12 +128,13 @@ def test_odd_ids_are_unknown_users(stored: Recommender, id: str) -> None:
 
 
 def test_packed_rows_that_are_damaged_on_their_way_are_defaults(mapped: Recommender) -> None:
-    user, items, _ = mapped.lookup_rows(Rank(user="u1", items=["i1", "i2"]))
-    nothing = mapped.rank_rows(b"", [b"", b""], {}).scores
+    packed = mapped.packed_rows(Rank(user="u1", items=["i1", "i2"]))
+    nothing = mapped.rank_rows(RankRows(user=b"", items=[b"", b""])).scores
     damaged = [
-        bytes(byte ^ 1 if at == len(row) - 20 else byte for at, byte in enumerate(row)) for row in items
+        bytes(byte ^ 1 if at == len(row) - 20 else byte for at, byte in enumerate(row))
+        for row in packed.items
     ]
-    ranked = mapped.rank_rows(user[:-1], damaged, {})
+    ranked = mapped.rank_rows(RankRows(user=packed.user[:-1], items=damaged))
     assert ranked.scores == nothing
     assert [reason.partition(":")[0] for reason in ranked.degraded] == [
         "features of the user",
@@ -163,8 +165,8 @@ def write_a_delta(bundles: Path, number: int, price: float) -> None:
     bundle = Bundle.open(bundles)
     assert bundle.items is not None
     assert bundle.users is not None
-    items = bundle.items.raw(bundle.items.places(["i1"])).with_columns(pl.lit(price).alias("price"))
-    users = bundle.users.raw(bundle.users.places(["u1"])).with_columns(
+    items = bundle.items.raw(bundle.items.indices(["i1"])).with_columns(pl.lit(price).alias("price"))
+    users = bundle.users.raw(bundle.users.indices(["u1"])).with_columns(
         pl.lit(f"new{number}").alias("user_id")
     )
     changes = Changes(items=items, users=users, clicks=pl.DataFrame({"user": ["u1"], "item": ["i5"]}))
@@ -172,23 +174,22 @@ def write_a_delta(bundles: Path, number: int, price: float) -> None:
 
 
 def look(service: Service) -> None:
-    assert service._watcher is not None
-    service._watcher.look()
+    service.versions.look()
 
 
 def test_a_delta_is_taken_while_the_store_stands_still_and_reaches_it_afterwards(
     own_bundles: Path, server: Server
 ) -> None:
-    service = Service(own_bundles, ServiceConfig(features=server.url, watch_seconds=60))
+    service = Service(ServeConfig(bundle=own_bundles, features=server.url), watch_seconds=60)
     store = service.current.lookup.store
     load(store, service.bundle, ("user", "item"))  # type: ignore[arg-type]
     write_a_delta(own_bundles, 1, price=77.0)
     with standing_still(server):
         began = time.monotonic()
         look(service)
-        assert service.num_deltas == 1
+        assert service.current.num_deltas == 1
         assert service.recommend(Recommend(user="new1", k=5)).items
-        assert service.remove_items(["i2"]) == 1
+        assert service.change(Change(removed=["i2"])).number == 1
         assert not service.recommend(Recommend(user="u1", only=["i2"])).items
         assert time.monotonic() - began < 3
         wait_until(lambda: store.problem is not None, "the write to fail")
@@ -205,14 +206,14 @@ def test_a_server_that_starts_later_does_not_write_old_deltas_again(
     own_bundles: Path, server: Server
 ) -> None:
     write_a_delta(own_bundles, 1, price=77.0)
-    first = Service(own_bundles, ServiceConfig(features=server.url, watch_seconds=60))
+    first = Service(ServeConfig(bundle=own_bundles, features=server.url), watch_seconds=60)
     look(first)
     store = first.current.lookup.store
     wait_until(lambda: store.num_deltas(first.current.version) == 1, "the rows to be written")
-    first.add_items([NewItem(id="i1", values={"price": 5.0})])
-    second = Service(own_bundles, ServiceConfig(features=server.url, watch_seconds=60))
+    first.change(Change(items=[NewItem(id="i1", values={"price": 5.0})]))
+    second = Service(ServeConfig(bundle=own_bundles, features=server.url), watch_seconds=60)
     look(second)
-    assert second.num_deltas == 1
+    assert second.current.num_deltas == 1
     second.close()
     assert (store.raw("item", "i1", 5.0) or {})["price"] == 5.0
     first.close()
@@ -221,7 +222,7 @@ def test_a_server_that_starts_later_does_not_write_old_deltas_again(
 def test_deltas_that_a_version_took_before_it_was_current_reach_the_store(
     own_bundles: Path, server: Server
 ) -> None:
-    service = Service(own_bundles, ServiceConfig(features=server.url, watch_seconds=60))
+    service = Service(ServeConfig(bundle=own_bundles, features=server.url), watch_seconds=60)
     load(service.current.lookup.store, service.bundle, ("user", "item"))  # type: ignore[arg-type]
     old = service.bundle
     new = own_bundles / f"{int(old.version[:10]) + 1:010d}-aaaaaaaa"
@@ -234,7 +235,7 @@ def test_deltas_that_a_version_took_before_it_was_current_reach_the_store(
     write_a_delta(own_bundles, 1, price=77.0)
     look(service)
     store = service.current.lookup.store
-    assert (service.current.version, service.num_deltas) == (new.name, 1)
+    assert (service.current.version, service.current.num_deltas) == (new.name, 1)
     wait_until(lambda: store.num_deltas(new.name) == 1, "the rows to be written")
     assert (store.raw("item", "i1", 5.0) or {})["price"] == 77.0
     service.close()
@@ -282,7 +283,7 @@ def test_what_one_process_wrote_the_others_do_not_write_again(
     bundle = Bundle.open(shop.bundles)
     other = Recommender(bundle, RedisStore(server.url, bundle))
     before = history(stored, "u1")
-    change = Change(by=1, events=[Event(user="u1", item="i1", values={"clicked": 1})], removed=["i2"])
+    change = Change(process=1, events=[Event(user="u1", item="i1", values={"clicked": 1})], removed=["i2"])
     change.apply(stored)
     with standing_still(server):
         began = time.monotonic()

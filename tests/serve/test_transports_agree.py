@@ -56,8 +56,8 @@ class Rows:
         users, items = self.recommender.bundle.users, self.recommender.bundle.items
         assert users is not None
         assert items is not None
-        of_users = users.raw(users.places([row["user_id"] for row in self.drawn])).to_dicts()
-        of_items = items.raw(items.places([row["item_id"] for row in self.drawn])).to_dicts()
+        of_users = users.raw(users.indices([row["user_id"] for row in self.drawn])).to_dicts()
+        of_items = items.raw(items.indices([row["item_id"] for row in self.drawn])).to_dicts()
         rows = [{**u, **i, **row} for u, i, row in zip(of_users, of_items, self.drawn, strict=True)]
         raw_columns = self.recommender.lookup.raw_columns
         return raw_columns.frame(rows, list(raw_columns.kinds))

@@ -15,8 +15,9 @@ from recmill.artifacts.bundle.bundle import Bundle, publish_bundle
 from recmill.artifacts.manifest import with_checksum, without_checksum
 from recmill.cli import main
 from recmill.errors import ArtifactError
+from recmill.stages.serve.config import ServeConfig
 from recmill.stages.serve.messages import Recommend
-from recmill.stages.serve.service import Service, ServiceConfig
+from recmill.stages.serve.service import Service
 
 MODULE = "named_by_a_bundle"
 
@@ -51,7 +52,7 @@ def test_a_bundle_whose_code_is_not_trusted_is_refused_and_imports_nothing(bundl
     with pytest.raises(ArtifactError, match=expected):
         recmill.open_bundle(bundle)
     with pytest.raises(ArtifactError, match=expected):
-        Service(bundle)
+        Service(ServeConfig(bundle=bundle, watch=False))
     assert MODULE not in sys.modules
 
 
@@ -78,7 +79,7 @@ def test_trusted_code_of_a_bundle_is_called(bundle: Path) -> None:
     answer = recmill.open_bundle(bundle, trust_code=[MODULE]).recommend(Recommend(context={"position": 3}))
     assert answer.items
     assert MODULE in sys.modules
-    Service(bundle, ServiceConfig(trust_code=(MODULE,))).close()
+    Service(ServeConfig(bundle=bundle, trust_code=(MODULE,), watch=False)).close()
 
 
 def test_a_package_stands_for_its_modules(bundle: Path) -> None:

@@ -25,13 +25,13 @@ def items(tmp_path_factory: pytest.TempPathFactory) -> Entities:
         {"item": range(NUM_ITEMS), "price": [number % 100 / 4 for number in range(NUM_ITEMS)]}
     ).with_columns(word=pl.lit("a1 " * 20) + pl.col("item").cast(pl.String))
     write_entities(folder, "item", raw, pl.DataFrame({"x": range(NUM_ITEMS)}), layout, "item")
-    return Entities.open(folder, "item", layout, "item")
+    return Entities(folder, "item", layout, "item")
 
 
 def test_pieces_of_items_make_one_mask(items: Entities) -> None:
     mask = Masks(items).of("price < 1 and item <> 3", None)
-    places = np.arange(NUM_ITEMS)
-    np.testing.assert_array_equal(mask, (places % 100 < 4) & (places != 3))
+    indices = np.arange(NUM_ITEMS)
+    np.testing.assert_array_equal(mask, (indices % 100 < 4) & (indices != 3))
     assert Masks(items).of("true", None).all()
 
 

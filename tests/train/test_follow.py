@@ -16,9 +16,9 @@ from recmill.dataset.batch import collate
 from recmill.errors import ArtifactError, FeatureError, LogError
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import History
+from recmill.stages.serve.config import ServeConfig
 from recmill.stages.serve.messages import Features, Recommend
 from recmill.stages.serve.service import Service
-from recmill.stages.serve.service import ServiceConfig as ServiceOptions
 from recmill.stages.train.follow import FollowConfig, Follower, check_rows, follow
 
 pytestmark = pytest.mark.stages
@@ -47,7 +47,7 @@ def click(user: str, item: str, at: int = 0) -> str:
 
 
 def served(own_bundles: Path) -> Service:
-    service = Service(own_bundles, ServiceOptions(watch_seconds=60))
+    service = Service(ServeConfig(bundle=own_bundles), watch_seconds=60)
     service.warm_up()
     return service
 
@@ -66,10 +66,9 @@ def test_a_new_user_and_a_new_item_are_served_after_one_delta(
     published = follower.publish_once()
     assert published is not None
     assert (published.num_rows, published.num_items, published.num_users) == (3, 2, 2)
-    assert service._watcher is not None
-    service._watcher.look()
-    assert service.num_deltas == 1
-    known = service.features(Features(user="fresh user", items=["fresh item"]))
+    service.versions.look()
+    assert service.current.num_deltas == 1
+    known = service.current.features(Features(user="fresh user", items=["fresh item"]))
     assert known.user is not None
     assert known.user.values["item_id_history"] == ["i1", "fresh item"]
     assert known.items[0].values["category"] == "garden"
@@ -84,7 +83,7 @@ def test_histories_go_on_from_the_bundle_and_keep_out_rows_of_the_same_second(
 ) -> None:
     users = follower.bundle.users
     assert users is not None
-    before = users.raw(users.places(["u1"]))["item_id_history"][0].to_list()
+    before = users.raw(users.indices(["u1"]))["item_id_history"][0].to_list()
     write(log, click("u1", "i3", 0), click("u1", "i4", 0), click("u1", "i5", 1))
     rows, bad = follower._new_rows()
     assert bad == 0
@@ -176,7 +175,7 @@ def test_a_killed_follower_goes_on_with_the_next_delta_and_loses_nothing(
     assert (published.number, published.num_rows) == (2, 1)
     service = served(own_bundles)
     for user, item in (("first", "i3"), ("second", "i4")):
-        known = service.features(Features(user=user)).user
+        known = service.current.features(Features(user=user)).user
         assert known is not None
         assert known.values["item_id_history"] == [item]
 
@@ -198,7 +197,7 @@ def test_a_follower_that_is_started_again_publishes_no_click_twice(
 def popularity(service: Service, item: str) -> float:
     recaller = service.current.recaller
     assert recaller is not None
-    return float(recaller.popularity.take(recaller.items.places([item]))[0])
+    return float(recaller.popularity.take(recaller.items.indices([item]))[0])
 
 
 def test_served_scores_after_deltas_are_those_of_the_learner(
@@ -219,7 +218,7 @@ def test_served_scores_after_deltas_are_those_of_the_learner(
     full = service.current.lookup.raw_columns.cast(frame, list(service.current.lookup.raw_columns.kinds))
     applied = follower.bundle.plan.apply(full, labels=False, only=ranker.layout.features)
     expected = ranker.predict(collate(applied, ranker.layout, with_labels=False))  # type: ignore[union-attr]
-    assert service.score(frame)[1] == pytest.approx(expected, abs=1e-5)
+    assert service.current.score(frame) == pytest.approx(expected, abs=1e-5)
 
 
 def test_follow_runs_until_it_is_told_to_stop(shop: Shop, log: Path, own_bundles: Path) -> None:

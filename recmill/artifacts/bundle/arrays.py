@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 
@@ -20,6 +21,11 @@ def map_array(path: Path) -> Array:
     return mapped
 
 
+def file_name(name: str) -> str:
+    """A file or folder for a feature or table, whatever characters its name has."""
+    return quote(name, safe="").replace(".", "%2E")
+
+
 class GrowingArray:
     """Rows of a mapped array with rows appended in memory behind them. The mapped part is never copied as a whole."""
 
@@ -32,38 +38,33 @@ class GrowingArray:
     def __len__(self) -> int:
         return self._size
 
-    @property
-    def num_bytes_in_memory(self) -> int:
-        """Without the mapped part."""
-        return int(self._added.nbytes)
-
-    def take(self, places: Array) -> Array:
-        """Copies of rows, in the order of the places. A place that is not there is an IndexError."""
-        places = np.asarray(places, np.int64)
-        # As unsigned numbers, places below 0 are beyond the end too. Once checked, clipping is the fastest way to take.
-        most = int(places.view(np.uint64).max(initial=0))
+    def take(self, indices: Array) -> Array:
+        """Copies of rows, in the order of the indices. An index that is not there is an IndexError."""
+        indices = np.asarray(indices, np.int64)
+        # As unsigned numbers, indices below 0 are beyond the end too. Once checked, clipping is the fastest take.
+        most = int(indices.view(np.uint64).max(initial=0))
         if most < self._num_mapped:
-            return self.mapped.take(places, axis=0, mode="clip")
-        if most >= self._size and len(places):
+            return self.mapped.take(indices, axis=0, mode="clip")
+        if most >= self._size and len(indices):
             raise IndexError(f"{np.int64(np.uint64(most))} is outside 0..{self._size - 1}")
-        return self._take_both(places)
+        return self._take_both(indices)
 
-    def _take_both(self, places: Array) -> Array:
+    def _take_both(self, indices: Array) -> Array:
         if not self._num_mapped:
-            return self._added[: self._size].take(places, axis=0)
-        found = self.mapped.take(places, axis=0, mode="clip")
-        late = np.flatnonzero(places >= self._num_mapped)
-        found[late] = self._added.take(places[late] - self._num_mapped, axis=0)
+            return self._added[: self._size].take(indices, axis=0)
+        found = self.mapped.take(indices, axis=0, mode="clip")
+        late = np.flatnonzero(indices >= self._num_mapped)
+        found[late] = self._added.take(indices[late] - self._num_mapped, axis=0)
         return found
 
-    def put(self, places: Array, values: Array) -> None:
+    def put(self, indices: Array, values: Array) -> None:
         """Change rows, in memory only."""
-        is_mapped = places < self._num_mapped
-        self.mapped[places[is_mapped]] = values[is_mapped]
-        self._added[places[~is_mapped] - self._num_mapped] = values[~is_mapped]
+        is_mapped = indices < self._num_mapped
+        self.mapped[indices[is_mapped]] = values[is_mapped]
+        self._added[indices[~is_mapped] - self._num_mapped] = values[~is_mapped]
 
     def append(self, values: Array) -> Array:
-        """Rows behind the last one; their places."""
+        """Rows behind the last one; their indices."""
         start, stop = self._size - self._num_mapped, self._size - self._num_mapped + len(values)
         if stop > len(self._added):
             grown = np.empty((max(stop, 2 * len(self._added), 16), *self._added.shape[1:]), self._added.dtype)

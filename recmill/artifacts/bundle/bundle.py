@@ -1,13 +1,13 @@
 """Bundles: what `recmill export` makes of a checkpoint and `recmill serve` answers from. Mapped, never loaded whole.
 
-DIR/current             which version is served, and which one was before
-DIR/checkpoints/        <version>/: the checkpoint that a version is of, if it was kept
-DIR/<version>/          a bundle, whole once its manifest is there
+DIR/current             the current version and the previous one
+DIR/checkpoints/        <version>/: the checkpoint that a version was exported from, if kept
+DIR/<version>/          a bundle, complete once it has a manifest
   manifest.json         recipe, columns, evaluation numbers, models, and size and checksums of every file (integrity.py)
   plan/                 the fitted features
   graphs/               dense models as ONNX
   tables/               embedding rows: <collection>/<table>/ (rows.py)
-  report.html           what `recmill evaluate` said of it, if it did
+  report.html           the report of `recmill evaluate`, if there is one
   items/  users/        raw columns and finished features by id (entities.py), item vectors, popularity, index
 """
 
@@ -23,10 +23,10 @@ from typing import Any
 import polars as pl
 
 from recmill.artifacts.bundle.arrays import map_array
-from recmill.artifacts.bundle.entities import Entities, Side, write_entities
-from recmill.artifacts.bundle.integrity import digest_of, open_verified, publish_with_checksums, verify_files
-from recmill.artifacts.bundle.rows import RowCollection, RowTable, table_folder, write_rows
-from recmill.artifacts.manifest import MANIFEST, write_whole
+from recmill.artifacts.bundle.entities import Entities, Side
+from recmill.artifacts.bundle.integrity import open_verified, publish_with_checksums, verify_files
+from recmill.artifacts.bundle.rows import RowCollection
+from recmill.artifacts.manifest import MANIFEST, with_checksum, without_checksum, write_whole
 from recmill.dataset.batch import Array, Batch, Layout, collate
 from recmill.embeddings.collection import EmbeddingFeature
 from recmill.errors import ArtifactError
@@ -34,25 +34,6 @@ from recmill.features.chain import ColumnInfo
 from recmill.features.plan import Plan
 from recmill.features.plan_artifact import PlanArtifact
 from recmill.recipe.trust import check_trusted
-
-__all__ = [
-    "CURRENT",
-    "Bundle",
-    "Entities",
-    "RowCollection",
-    "RowTable",
-    "current_of",
-    "kept_checkpoint",
-    "named_by",
-    "previous_of",
-    "publish_bundle",
-    "set_current",
-    "side_layout",
-    "table_folder",
-    "versions_of",
-    "write_entities",
-    "write_rows",
-]
 
 CURRENT = "current"
 # Collection -> its model in the manifest, and the entry there that names its features.
@@ -68,7 +49,7 @@ _FOLDER_OF: Mapping[Side, str] = {"user": "users", "item": "items"}
 
 @dataclass(frozen=True, repr=False)
 class Bundle(PlanArtifact):
-    """One version of a recommender on disk. Opening verifies every file; parts are mapped when first asked for."""
+    """One version of a recommender on disk. Opening verifies every file; parts are mapped on first use."""
 
     path: Path
     manifest: Mapping[str, Any]
@@ -118,19 +99,28 @@ class Bundle(PlanArtifact):
     @cached_property
     def items(self) -> Entities | None:
         """The items, if the recipe has any."""
-        return self._entities("item", self.recipe.log.item)
+        return self._open_entities("item", self.recipe.log.item)
 
     @cached_property
     def users(self) -> Entities | None:
         """The users, if the recipe has any."""
-        return self._entities("user", self.recipe.log.user)
+        return self._open_entities("user", self.recipe.log.user)
 
-    def _entities(self, side: Side, id_column: str | None) -> Entities | None:
+    def entities(self, side: Side) -> Entities:
+        """The users or the items; an error if the recipe has none."""
+        entities = self.users if side == "user" else self.items
+        if entities is None:
+            raise ArtifactError(
+                f"Bundle {self.path} has no {side}s: its recipe's log names no {side} column."
+            )
+        return entities
+
+    def _open_entities(self, side: Side, id_column: str | None) -> Entities | None:
         folder = self.path / _FOLDER_OF[side]
         if id_column is None or not (folder / "raw.arrow").is_file():
             return None
         layout = side_layout(self.columns, self.models, side)
-        entities = Entities.open(folder, side, layout, id_column)
+        entities = Entities(folder, side, layout, id_column)
         entities.make_unknown_row = partial(self._unknown_row, layout, entities.raw_schema)
         return entities
 
@@ -168,19 +158,20 @@ class Bundle(PlanArtifact):
         return map_array(path) if path.is_file() else None
 
     def verify(self) -> None:
-        """Compare every file with its checksums once more; what has not changed since it was read is not read again."""
+        """Compare every file with its checksums again; files that have not changed are not read again."""
         verify_files(self.path, "bundle", self.manifest["files"])
+
+
+def used_features(columns: Sequence[ColumnInfo], models: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Features that any model reads, in the recipe's order."""
+    parts = {"retrieval": ("user", "item"), "ranking": ("numbers", "keys", "wide")}
+    used = {name for model, facts in models.items() for part in parts[model] for name in facts.get(part, ())}
+    return [column.name for column in columns if column.name in used]
 
 
 def side_layout(columns: Sequence[ColumnInfo], models: Mapping[str, Mapping[str, Any]], side: Side) -> Layout:
     """Every feature of users or of items that any model reads, in the recipe's order."""
-    entries = {"retrieval": ("user", "item"), "ranking": ("numbers", "keys", "wide")}
-    used = {
-        name
-        for model, parts in entries.items()
-        for part in parts
-        for name in models.get(model, {}).get(part, ())
-    }
+    used = set(used_features(columns, models))
     return Layout.of(
         columns, [column.name for column in columns if column.of == side and column.name in used]
     )
@@ -231,12 +222,12 @@ def named_by(folder: Path) -> list[str]:
 
 
 def kept_checkpoint(folder: str | Path, version: str) -> Path:
-    """Where the checkpoint that a version is of is kept beside it; it need not be there."""
+    """The folder of the checkpoint that a version was exported from; it may not exist."""
     return Path(folder) / "checkpoints" / version
 
 
 def set_current(folder: str | Path, version: str) -> None:
-    """Serve another version, which must be whole; the one before it is kept in mind for a rollback."""
+    """Make another version current. It must be valid; the one before is remembered for a rollback."""
     folder = Path(folder)
     if version not in versions_of(folder):
         known = ", ".join(versions_of(folder)) or "none"
@@ -244,15 +235,15 @@ def set_current(folder: str | Path, version: str) -> None:
     Bundle.open(folder / version)
     try:
         current, previous = current_of(folder), previous_of(folder)
-    except ArtifactError:  # it is damaged; writing it anew mends that
+    except ArtifactError:  # it is damaged, and is written anew
         current = previous = None
     content = {"version": version, "previous": current if current != version else previous}
-    text = json.dumps({**content, "digest": digest_of(content)}, indent=1) + "\n"
+    text = json.dumps(with_checksum(content), indent=1) + "\n"
     write_whole(folder / CURRENT, text, durable=True)
 
 
 def versions_of(folder: str | Path) -> list[str]:
-    """Every whole version in a folder, oldest first; what another program is still writing is not among them."""
+    """Every published version in a folder, oldest first."""
     manifests = Path(folder).glob(f"*/{MANIFEST}")
     return sorted(path.parent.name for path in manifests if not path.parent.name.endswith(".partial"))
 
@@ -260,13 +251,10 @@ def versions_of(folder: str | Path) -> list[str]:
 def _read_current(folder: Path) -> dict[str, Any]:
     path = folder / CURRENT
     try:
-        current = json.loads(path.read_text(encoding="utf-8"))
+        current = without_checksum(json.loads(path.read_text(encoding="utf-8")), required=True)
         content = {"version": current["version"], "previous": current["previous"]}
-        digest = current["digest"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _damaged_current(path, repr(error)) from None
-    if digest != digest_of(content):
-        raise _damaged_current(path, "it does not have its own digest")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _damaged_current(path, str(error) if isinstance(error, ValueError) else repr(error)) from None
     if not _is_name(content["version"]) or not (content["previous"] is None or _is_name(content["previous"])):
         raise _damaged_current(path, "it names no version of this folder")
     return content

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from recmill.artifacts.bundle.bundle import Bundle, Entities
+from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.bundle.entities import Entities
 from recmill.artifacts.bundle.rows import RowTable
 from recmill.embeddings.table import Array
 
@@ -91,7 +92,7 @@ def diff(left: Bundle, right: Bundle) -> Diff:
 
 
 def _changed_values(left: Any, right: Any) -> dict[str, tuple[Any, Any]]:
-    """Key path -> both values, where they differ; None stands for a key that is not there."""
+    """Key path -> both values, where they differ; None stands for an absent key."""
     before, after = dict(_leaves(left)), dict(_leaves(right))
     paths = dict.fromkeys([*before, *after])
     return {
@@ -111,7 +112,7 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _plan_digest(path: Path) -> str:
-    """As the plan was saved with; the vocabularies need not be read for it."""
+    """The digest that the plan was saved with, without reading its vocabularies."""
     return str(json.loads((path / "plan" / "plan.json").read_text(encoding="utf-8"))["digest"])
 
 

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.artifacts.bundle.arrays import map_array
+from recmill.artifacts.bundle.arrays import file_name, map_array
 from recmill.artifacts.bundle.integrity import open_verified, publish_with_checksums
-from recmill.artifacts.bundle.rows import table_folder
 from recmill.artifacts.manifest import is_published
 from recmill.embeddings.table import Array
 from recmill.errors import ArtifactError
@@ -41,7 +40,7 @@ class TableChange:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a delta says. Tables by `collection/table`, graphs by name."""
+    """The content of a delta. Tables by `collection/table`, graphs by name."""
 
     tables: Mapping[str, TableChange] = field(default_factory=dict)
     graphs: Mapping[str, bytes] = field(default_factory=dict)
@@ -69,7 +68,7 @@ class Delta:
 
     @classmethod
     def open(cls, path: Path) -> Delta:
-        """A whole delta: everything is as it was written, or it is refused."""
+        """Open a delta and verify every file of it."""
         return cls(path, open_verified(path, "delta", _NEEDED))
 
     def changes(self) -> Changes:
@@ -105,7 +104,7 @@ def write_delta(
     """Publish a delta: written aside, renamed when all of it is on the disk."""
     into = deltas_folder(bundles, version) / f"{number:06d}"
     if into.exists():
-        raise ArtifactError(f"Delta {into} is there already; another trainer publishes into {bundles}.")
+        raise ArtifactError(f"Delta {into} exists already; another trainer publishes into {bundles}.")
     aside = into.with_suffix(".partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -137,4 +136,4 @@ def write_delta(
 
 def _folder(path: Path, table: str) -> Path:
     collection, _, name = table.partition("/")
-    return path / "rows" / collection / table_folder(name)
+    return path / "rows" / collection / file_name(name)

@@ -1,13 +1,11 @@
 """Integrity of bundles and deltas: checksums of every file in the manifest, compared whenever one is opened.
 
 A file has one XXH64 for each chunk of 4 MiB. It runs at the speed of memory, so that opening can afford to read
-everything, and chunks are read side by side. What was read is remembered until the file changes.
+everything; chunks are read in parallel. Checksums are cached until the file changes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +25,9 @@ from recmill.errors import ArtifactError
 CHUNK_BYTES = 4 << 20
 FORMAT = 1
 _SPAN_BYTES = 16 * CHUNK_BYTES  # of a file, that one thread reads at a time
-_MOST_THREADS = 8
-_MOST_REMEMBERED = 20_000
-_SETTLED_NS = 2_000_000_000  # coarser than the clock of any file system
+_MAX_THREADS = 8
+_MAX_CACHED = 20_000
+_SETTLED_NS = 2_000_000_000  # longer than the timestamp resolution of any file system
 _REMEDIES = {
     "bundle": "Copy it again, or run `recmill export` again.",
     "delta": "Copy it again; the trainer's next full version makes up for it.",
@@ -38,22 +36,18 @@ Checksums = tuple[str, ...]
 
 
 def publish_with_checksums(path: Path, kind: str, fields: Mapping[str, Any]) -> None:
-    """Make a finished folder an artifact: checksums of all files, then the manifest with its own digest."""
+    """Make a finished folder an artifact: the manifest has checksums of all files, and one of its own."""
     found = _read_all(sorted(file for file in path.rglob("*") if file.is_file() and file.name != MANIFEST))
     files = {
         file.relative_to(path).as_posix(): {"num_bytes": file.stat().st_size, "checksums": list(checksums)}
         for file, checksums in found.items()
     }
-    # As it will be read: JSON makes lists of tuples and text of numeric keys.
-    content = json.loads(json.dumps({"kind": kind, "format": FORMAT, **fields, "files": files}))
-    publish(path, kind, {**fields, "files": files, "digest": digest_of(content)})
+    publish(path, kind, {**fields, "files": files})
 
 
 def open_verified(path: Path, kind: str, needed: tuple[str, ...]) -> dict[str, Any]:
     """The manifest of an artifact whose every file is as it was written; anything else is an ArtifactError."""
-    manifest = read_manifest(path, kind)
-    if manifest.pop("digest", None) != digest_of(manifest):
-        raise damaged(path, kind, f"{MANIFEST} does not have its own digest")
+    manifest = read_manifest(path, kind, needs_checksum=True)
     if manifest["format"] != FORMAT:
         raise ArtifactError(
             f"{kind.capitalize()} {path} has format {manifest['format']}; this recmill reads format {FORMAT}. "
@@ -64,11 +58,6 @@ def open_verified(path: Path, kind: str, needed: tuple[str, ...]) -> dict[str, A
             raise damaged(path, kind, f'{MANIFEST} has no "{name}"')
     verify_files(path, kind, manifest["files"])
     return manifest
-
-
-def digest_of(content: Mapping[str, Any]) -> str:
-    """SHA-256 of what JSON makes of it."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def damaged(path: Path, kind: str, what: str) -> ArtifactError:
@@ -88,7 +77,7 @@ def verify_files(path: Path, kind: str, files: Mapping[str, Mapping[str, Any]]) 
 
 
 def _check_sizes(path: Path, kind: str, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """First, because they cost next to nothing. A file without a record was never verified, so it must not be there."""
+    """Cheap, so it is first. A file without a record is an error: nothing would verify it."""
     if unknown := sorted(_names(path) - files.keys()):
         raise damaged(path, kind, f"{MANIFEST} has no record of {unknown[0]}")
     for name, file in files.items():
@@ -100,7 +89,7 @@ def _check_sizes(path: Path, kind: str, files: Mapping[str, Mapping[str, Any]]) 
 
 
 def _names(path: Path) -> set[str]:
-    """What is in an artifact, apart from folders, its manifest, and hidden files, which nothing opens."""
+    """The files of an artifact, without its manifest and hidden files, which nothing opens."""
     files = (file.relative_to(path) for file in path.rglob("*") if not file.is_dir())
     return {file.as_posix() for file in files if not file.name.startswith(".")} - {MANIFEST}
 
@@ -108,34 +97,34 @@ def _names(path: Path) -> set[str]:
 # checksums
 
 _Identity = tuple[int, ...]
-_remembered: dict[_Identity, Checksums] = {}
+_cached: dict[_Identity, Checksums] = {}
 
 
 def _read_all(files: Sequence[Path]) -> dict[Path, Checksums]:
     """Checksums of files, by several threads: neither reading nor hashing holds the interpreter's lock."""
     identities = {file: _identity(file) for file in files}
-    new = [file for file in files if identities[file] not in _remembered]
+    new = [file for file in files if identities[file] not in _cached]
     spans = [span for file in new for span in _spans(file, identities[file])]
-    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
         parts = list(threads.map(_read_span, spans))
     found: dict[Path, list[str]] = {file: [] for file in new}
     for span, part in zip(spans, parts, strict=True):
         found[span.file] += part
-    known = {file: _remembered[identities[file]] for file in files if file not in found}
-    _remember({identities[file]: tuple(checksums) for file, checksums in found.items()})
+    known = {file: _cached[identities[file]] for file in files if file not in found}
+    _cache({identities[file]: tuple(checksums) for file, checksums in found.items()})
     return known | {file: tuple(checksums) for file, checksums in found.items()}
 
 
-def _remember(found: Mapping[_Identity, Checksums]) -> None:
-    """But not of files that were written a moment ago: one more change might not move their times."""
-    if len(_remembered) > _MOST_REMEMBERED:
-        _remembered.clear()
+def _cache(found: Mapping[_Identity, Checksums]) -> None:
+    """Cache checksums, except of files written a moment ago: another change might leave their times the same."""
+    if len(_cached) > _MAX_CACHED:
+        _cached.clear()
     latest = time.time_ns() - _SETTLED_NS
-    _remembered.update((identity, sums) for identity, sums in found.items() if max(identity[3:]) < latest)
+    _cached.update((identity, sums) for identity, sums in found.items() if max(identity[3:]) < latest)
 
 
 def _identity(file: Path) -> _Identity:
-    """Equal as long as nobody writes to the file: the time of a change cannot be set back as the other one can."""
+    """Equal as long as the file is not written: ctime cannot be set back, mtime can."""
     found = os.stat(file)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -156,7 +145,7 @@ def _spans(file: Path, identity: _Identity) -> Iterator[_Span]:
 
 
 def _read_span(span: _Span) -> list[str]:
-    """Read, not mapped: a sector that cannot be read, or a file that shrinks, is an OSError and no signal."""
+    """Read, not mapped: an unreadable sector or a file that shrinks is an OSError instead of SIGBUS."""
     buffer = np.empty(min(CHUNK_BYTES, span.end - span.start), np.uint8)
     found: list[str] = []
     with open(span.file, "rb", buffering=0) as file:

@@ -16,7 +16,7 @@ from recmill.recipe.kinds import parts_of_features
 
 
 class RankModel:
-    """The ranking model of a bundle. What depends on the user and the context alone is computed once a request."""
+    """The ranking model of a bundle. The part of the user and the context is computed once per request."""
 
     def __init__(self, bundle: Bundle) -> None:
         parts = parts_of_features(bundle.recipe)
@@ -40,11 +40,11 @@ class RankModel:
         self.swap({name: Graph(path) for name, path in graphs.items() if path is not None})
 
     def swap(self, graphs: Mapping[str, Graph]) -> None:
-        """Take other dense weights."""
+        """Replace dense weights."""
         self._graphs |= graphs
 
     def score(self, batch: Batch) -> Array:
-        """Probabilities for rows that have all features of the layout each."""
+        """Probabilities for rows that have all features of the layout."""
         if not batch.size:
             return np.empty(0, np.float32)
         inputs = {"numbers": batch.numbers, "pooled": self._pooled("deep", batch, self.keys)}
@@ -66,10 +66,10 @@ class RankModel:
         return sigmoid(self._graphs["rank_split"].run(**inputs))
 
     def _pooled(self, collection: str, rows: Batch | FeatureRows, names: Sequence[str]) -> Array:
-        found: RowCollection = self.collections[collection]
+        tables: RowCollection = self.collections[collection]
         if not names:
-            return np.empty((rows.size, 0, found.dim), np.float32)
-        return found.pooled(rows.keys, names)
+            return np.empty((rows.size, 0, tables.dim), np.float32)
+        return tables.pooled(rows.keys, names)
 
 
 class TowerModel:

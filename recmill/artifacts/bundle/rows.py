@@ -1,7 +1,7 @@
 """Embedding rows of a bundle: mapped from disk, read by key or by slot, changed in memory.
 
     spec.json    what the table is
-    keys.npy     int64, sorted; the slot of a key is its place here (not there for bounded tables: slot = key)
+    keys.npy     int64, sorted; the slot of a key is its index here (bounded tables have no keys.npy: slot = key)
     rows.npy     [n, dim] float32, float16 or int8
     scales.npy   float32 [n], int8 only: a row is its int8 values times its scale
     shared.npy   float32 [shared_rows, dim]: what keys read that have no row of their own yet
@@ -12,148 +12,28 @@ Shapes: B rows of a request, T features, D embedding dim.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
-from numpy.lib.format import open_memmap
 
 from recmill import _native
-from recmill.artifacts.bundle.arrays import GrowingArray, map_array, search
-from recmill.artifacts.manifest import write_whole
+from recmill.artifacts.bundle.arrays import GrowingArray, file_name, map_array, search
+from recmill.artifacts.bundle.row_files import DTYPES, absent_table, encode
 from recmill.dataset.batch import Keys
 from recmill.embeddings.collection import EmbeddingFeature
-from recmill.embeddings.table import AdmissionState, Array, EmbeddingTable, KeyRecords, TableSpec, as_keys
+from recmill.embeddings.table import Array, EmbeddingTable, TableSpec, as_keys
 from recmill.errors import ArtifactError
 
-DTYPES = ("float32", "float16", "int8")
-_ROWS_AT_ONCE = 1 << 16
-_MANY_KEYS = 64  # at once: from here on, a hash table that is built once pays
-_MOST_INT8 = 127
-_MOST_FLOAT16 = float(np.finfo(np.float16).max)
+_MANY_KEYS = 64  # in one lookup: from here on a hash table is faster than a binary search
 
-
-# writing
-
-
-def write_rows(into: Path, table: EmbeddingTable, dtype: str = "float32") -> None:
-    """All rows of a table as files in the folder `into`. Counts as a snapshot: the table's next delta builds on it."""
-    with table.begin_snapshot() as snapshot:
-        write_records(into, table.spec, snapshot, snapshot.waiting.shared_rows, dtype)
-
-
-def write_records(
-    into: Path, spec: TableSpec, pieces: Iterable[KeyRecords], shared_rows: Array, dtype: str = "float32"
-) -> None:
-    """The same for records that come from elsewhere, each key once. Holds no more than one table's rows in memory."""
-    if dtype not in DTYPES:
-        raise ValueError(f'rows are {", ".join(DTYPES)}, got "{dtype}"')
-    into.mkdir(parents=True, exist_ok=True)
-    shared_rows = np.asarray(shared_rows, np.float32).reshape(spec.shared_rows, spec.dim)
-    if spec.shared_rows:
-        np.save(into / "shared.npy", shared_rows)
-    if spec.num_rows is None:
-        _write_keyed(into, spec, pieces, dtype)
-    else:
-        _write_bounded(into, spec, pieces, absent_table(spec, shared_rows), dtype)
-    write_whole(into / "spec.json", json.dumps(_spec_to_dict(spec), indent=1) + "\n")
-
-
-def _write_keyed(into: Path, spec: TableSpec, pieces: Iterable[KeyRecords], dtype: str) -> None:
-    keys = [np.empty(0, np.int64)]
-    rows = [np.empty((0, spec.dim), dtype)]
-    scales = [np.empty(0, np.float32)]
-    for piece in pieces:
-        coded, coded_scales = encode(piece.rows, dtype)
-        keys.append(as_keys(piece.keys))
-        rows.append(coded)
-        if coded_scales is not None:
-            scales.append(coded_scales)
-    all_keys, order = np.unique(np.concatenate(keys), return_index=True)
-    np.save(into / "keys.npy", all_keys)
-    _save_in_order(into / "rows.npy", rows, order)
-    if dtype == "int8":
-        _save_in_order(into / "scales.npy", scales, order)
-
-
-def _save_in_order(path: Path, pieces: list[Array], order: Array) -> None:
-    """Rows of the pieces together, in another order, written part by part."""
-    values = np.concatenate(pieces)
-    pieces.clear()
-    file = open_memmap(path, mode="w+", dtype=values.dtype, shape=(len(order), *values.shape[1:]))
-    for start in range(0, len(order), _ROWS_AT_ONCE):
-        part = slice(start, start + _ROWS_AT_ONCE)
-        file[part] = values[order[part]]
-    file.flush()
-
-
-def _write_bounded(
-    into: Path, spec: TableSpec, pieces: Iterable[KeyRecords], absent: EmbeddingTable, dtype: str
-) -> None:
-    assert spec.num_rows is not None
-    rows = open_memmap(into / "rows.npy", mode="w+", dtype=dtype, shape=(spec.num_rows, spec.dim))
-    scales = None
-    if dtype == "int8":
-        scales = open_memmap(into / "scales.npy", mode="w+", dtype=np.float32, shape=(spec.num_rows,))
-
-    def put(keys: Array, values: Array) -> None:
-        coded, coded_scales = encode(values, dtype)
-        rows[keys] = coded
-        if scales is not None:
-            scales[keys] = coded_scales
-
-    for start in range(0, spec.num_rows, _ROWS_AT_ONCE):
-        keys = np.arange(start, min(start + _ROWS_AT_ONCE, spec.num_rows))
-        put(keys, absent.pool(absent.lookup(keys, train=False)))
-    for piece in pieces:
-        put(piece.keys, piece.rows)
-    for file in (rows, scales):
-        if file is not None:
-            file.flush()
-
-
-def _spec_to_dict(spec: TableSpec) -> dict[str, object]:
-    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    return {**values, "parameters": dict(spec.parameters)}
-
-
-def encode(rows: Array, dtype: str) -> tuple[Array, Array | None]:
-    """Rows as they are stored; for int8 also the scale of each row, its largest value / 127."""
-    if dtype == "float32":
-        return np.asarray(rows, np.float32), None
-    if dtype == "float16":
-        return np.clip(rows, -_MOST_FLOAT16, _MOST_FLOAT16).astype(np.float16), None
-    scales = (np.abs(rows).max(axis=1, initial=0) / np.float32(_MOST_INT8)).astype(np.float32)
-    steps = np.rint(rows / np.where(scales > 0, scales, np.float32(1))[:, None])
-    return np.clip(steps, -_MOST_INT8, _MOST_INT8).astype(np.int8), scales
-
-
-def absent_table(spec: TableSpec, shared_rows: Array | None) -> EmbeddingTable:
-    """An empty table of this spec, where every key reads as absent. Only training counts sightings, so it does not."""
-    table = EmbeddingTable(replace(spec, bloom_counters=None))
-    if spec.shared_rows:
-        assert shared_rows is not None
-        none = np.empty(0, np.int64)
-        states = np.zeros((spec.shared_rows, table.num_states), np.float32)
-        table.load_waiting(AdmissionState(none, none, none, none, shared_rows, states))
-    return table
-
-
-def table_folder(name: str) -> str:
-    """Folder of a table, whatever characters its name has."""
-    return quote(name, safe="").replace(".", "%2E")
-
-
-# reading
 
 Segment = tuple[_native.IntLookup | None, Array, Array | None, Array, Array]
 
 
 class RowTable:
-    """One table. Reading is safe from many threads; a change must be alone, which is the caller's part."""
+    """One table. Readers may be many threads; the caller excludes them during a change."""
 
     def __init__(self, path: Path, spec: TableSpec) -> None:
         self.path = path
@@ -195,13 +75,6 @@ class RowTable:
         return len(self._rows)
 
     @property
-    def num_bytes_in_memory(self) -> int:
-        """New keys and what finds keys. Mapped files are not counted, nor pages of them that changes made our own."""
-        scales = self._scales.num_bytes_in_memory if self._scales is not None else 0
-        index = self._index.num_bytes if "_index" in self.__dict__ else 0
-        return self._rows.num_bytes_in_memory + scales + 2 * self._added_keys.nbytes + index
-
-    @property
     def keys(self) -> Array:
         """The key of each slot."""
         if self.spec.num_rows is not None:
@@ -219,8 +92,8 @@ class RowTable:
         found = self._find(keys)
         if len(self._added_keys) and found.min(initial=0) < 0:
             missing = found < 0
-            places = search(self._added_keys, keys[missing])
-            found[missing] = np.where(places < 0, -1, self._added_slots[places])
+            indices = search(self._added_keys, keys[missing])
+            found[missing] = np.where(indices < 0, -1, self._added_slots[indices])
         return found
 
     def _find(self, keys: Array) -> Array:
@@ -309,7 +182,7 @@ class RowTable:
                 )
 
     def remove(self, keys: Array) -> None:
-        """Keys read as absent from now on. They keep their slots, for those who know them by slot."""
+        """Keys read as absent from now on. They keep their slots."""
         keys = np.unique(as_keys(keys))
         slots = self.slots(keys)
         keys = keys[slots >= 0]
@@ -365,11 +238,7 @@ class RowCollection:
     def open(cls, path: Path, features: Sequence[EmbeddingFeature]) -> RowCollection:
         """The tables that the features read; their folders are in `path`."""
         names = dict.fromkeys(feature.table for feature in features)
-        return cls({name: RowTable.open(path / table_folder(name)) for name in names}, features)
-
-    @property
-    def num_bytes_in_memory(self) -> int:
-        return sum(rows.num_bytes_in_memory for rows in self.rows.values())
+        return cls({name: RowTable.open(path / file_name(name)) for name in names}, features)
 
     def pooled(self, keys: Mapping[str, Keys], names: Sequence[str]) -> Array:
         """Vectors of keys, float32 [B, T, D]: of a list, the mean, and zeros when it is empty."""
@@ -377,16 +246,16 @@ class RowCollection:
         if not pooled_BTD.size:
             return pooled_BTD
         at_once = [
-            (place, segment)
-            for place, name in enumerate(names)
+            (index, segment)
+            for index, name in enumerate(names)
             if keys[name].offsets is None
-            and (segment := self._rows_of[name].segment(keys[name].values, pooled_BTD[:, place])) is not None
+            and (segment := self._rows_of[name].segment(keys[name].values, pooled_BTD[:, index])) is not None
         ]
         missing = _native.gather_rows([segment for _, segment in at_once])
-        done = {place for (place, _), number in zip(at_once, missing, strict=True) if not number}
-        for place, name in enumerate(names):
-            if place not in done:
-                self._fill(name, keys[name], pooled_BTD[:, place])
+        done = {index for (index, _), number in zip(at_once, missing, strict=True) if not number}
+        for index, name in enumerate(names):
+            if index not in done:
+                self._fill(name, keys[name], pooled_BTD[:, index])
         return pooled_BTD
 
     def _fill(self, name: str, column: Keys, pooled_BD: Array) -> None:
@@ -399,7 +268,7 @@ class RowCollection:
 
 
 def _size_of(columns: Mapping[str, Keys], names: Sequence[str]) -> int:
-    """How many rows the columns have, which must be as many in each: one row would be taken for all of them."""
+    """The number of rows, which must be the same in all columns: a single row would be broadcast."""
     sizes = {
         len(column.values) if column.offsets is None else len(column.offsets) - 1
         for column in (columns[name] for name in names)

@@ -1,4 +1,4 @@
-"""ONNX graphs as functions of arrays. A run stays on the caller's thread, so requests side by side share no pool."""
+"""ONNX graphs as functions of arrays."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from recmill.errors import ArtifactError, MissingPackage
 
 
 class Graph:
-    """A graph of a bundle, ready to run from any thread at any time.
+    """A graph of a bundle. Thread-safe: a run uses the thread that calls it and no other.
 
-    With one thread (the default) a run uses the thread that calls it and no other. Memory does not grow with the
-    number of runs or of different sizes.
+    Memory does not grow with the number of runs or of different input sizes.
     """
 
-    def __init__(self, source: Path | bytes, num_threads: int = 1) -> None:
-        self._session = _open(source, num_threads)
+    def __init__(self, source: Path | bytes) -> None:
+        self._session = _open(source)
         self.inputs = tuple(node.name for node in self._session.get_inputs())
         (self.output,) = (node.name for node in self._session.get_outputs())
 
     def run(self, **inputs: Array) -> Array:
-        """The output for these inputs: float32 arrays; those that the graph does not have are not looked at."""
-        found: Array = self._session.run([self.output], {name: inputs[name] for name in self.inputs})[0]
-        return found
+        """The output for these inputs: float32 arrays; inputs that the graph does not have are ignored."""
+        output: Array = self._session.run([self.output], {name: inputs[name] for name in self.inputs})[0]
+        return output
 
 
-def _open(source: Path | bytes, num_threads: int) -> Any:
+def _open(source: Path | bytes) -> Any:
     try:
         import onnxruntime
     except ImportError:
@@ -35,7 +34,7 @@ def _open(source: Path | bytes, num_threads: int) -> Any:
     where = "Graph" if isinstance(source, bytes) else f"Graph {source}"
     try:
         content = source if isinstance(source, bytes) else source.read_bytes()
-        options = _options(onnxruntime, num_threads)
+        options = _options(onnxruntime)
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except FileNotFoundError:
         raise ArtifactError(f"{where} does not exist. Run `recmill export` again.") from None
@@ -44,13 +43,13 @@ def _open(source: Path | bytes, num_threads: int) -> Any:
         raise ArtifactError(f"{where} cannot be loaded: {reason}. Run `recmill export` again.") from error
 
 
-def _options(onnxruntime: Any, num_threads: int) -> Any:
+def _options(onnxruntime: Any) -> Any:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
+    options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # A pattern would be kept for each size of input that ever came. The arena stays: all threads share it, while
+    # A memory pattern would be kept for each input size. The arena stays: all threads share it, while
     # malloc holds memory for each of them (16 threads at once: 245 MB with it, 1 GB without).
     options.enable_mem_pattern = False
     options.enable_cpu_mem_arena = True

@@ -1,4 +1,4 @@
-"""Where a Redis is: URLs of single servers, sentinels and clusters, and the clients they stand for.
+"""Addresses of Redis: URLs of single servers, sentinels and clusters, and their clients.
 
 redis://[user:password@]host[:port][/db]                             one server; rediss:// with TLS
 redis+sentinel://[user:password@]host:port,host:port/service[/db]    the master that sentinels name
@@ -47,12 +47,12 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """A URL that cannot be understood is an error that repeats nothing of it: it may hold a password."""
+        """An invalid URL is an error that quotes nothing of it: it may hold a password."""
         try:
             parts = urlsplit(url)
             return _address_of(parts)
         except (ValueError, TypeError):
-            raise StoreError(f"The Redis URL cannot be understood; {_EXPECTED}.") from None
+            raise StoreError(f"The Redis URL is invalid; {_EXPECTED}.") from None
 
     def __str__(self) -> str:
         scheme = ("rediss" if self.tls else "redis") + ("" if self.kind == "single" else f"+{self.kind}")
@@ -66,13 +66,13 @@ def _address_of(parts: SplitResult) -> Address:
     if scheme is None:
         raise ValueError
     kind = scheme["kind"] or "single"
-    login, _, places = parts.netloc.rpartition("@")
+    login, _, addresses = parts.netloc.rpartition("@")
     username, _, password = login.partition(":")
     path = [unquote(part) for part in parts.path.split("/") if part]
     service = path.pop(0) if kind == "sentinel" and path else ""
     settings = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
     sentinel_password = settings.pop("sentinel_password", None)
-    hosts = tuple(_host(place, _PORTS[kind]) for place in places.split(","))
+    hosts = tuple(_host(address, _PORTS[kind]) for address in addresses.split(","))
     is_wrong = (
         (kind == "sentinel") != bool(service)
         or (kind == "single" and len(hosts) != 1)
@@ -95,15 +95,15 @@ def _address_of(parts: SplitResult) -> Address:
     )
 
 
-def _host(place: str, port: int) -> tuple[str, int]:
-    parts = urlsplit(f"//{place}")
+def _host(address: str, port: int) -> tuple[str, int]:
+    parts = urlsplit(f"//{address}")
     if not parts.hostname or parts.username is not None:
         raise ValueError
     return parts.hostname, parts.port or port
 
 
 class Servers:
-    """The Redis servers behind an address: one, or those of a cluster. Thread-safe, and connects when asked."""
+    """The Redis servers behind an address: one, or those of a cluster. Thread-safe; connects on first use."""
 
     def __init__(self, address: Address, timeout_seconds: float) -> None:
         self.address = address
@@ -122,7 +122,7 @@ class Servers:
 
     @property
     def is_found(self) -> bool:
-        """Whether the client is there already."""
+        """Whether the client exists already."""
         return self._client is not None
 
     def _options(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Servers:
             from redis.retry import Retry
         except ImportError:
             raise MissingPackage("A feature store in Redis", "redis", "redis") from None
-        # Whether to try again is for the caller, who knows its deadline.
+        # The caller retries, within its deadline.
         options: dict[str, Any] = {
             "username": self.address.username,
             "password": self.address.password,
@@ -155,7 +155,7 @@ class Servers:
         return client.get_redis_connection(node).connection_pool  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Let go of the client; the next one that is asked for is new."""
+        """Close the client; the next use opens a new one."""
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
@@ -172,7 +172,7 @@ def _single(address: Address, options: dict[str, Any]) -> Any:
 def _sentinel(address: Address, options: dict[str, Any]) -> Any:
     from redis import sentinel
 
-    # Logins of the data servers are not those of the sentinels.
+    # Sentinels have logins of their own.
     own = {name: value for name, value in options.items() if name not in ("username", "password")}
     own["password"] = address.sentinel_password
     sentinels: Any = sentinel

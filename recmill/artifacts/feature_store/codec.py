@@ -1,6 +1,6 @@
 """Rows as bytes, for stores that keep one value for each key. See docs/stores.md for the bytes.
 
-Rows are coded and decoded all at once by NumPy: what is of one size for all rows first, then the elements of lists.
+NumPy codes and decodes all rows at once: the part of fixed size first, then the elements of lists.
 Every row ends in a checksum.
 """
 
@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from recmill.artifacts.feature_store import checksums
 from recmill.dataset.batch import Batch, Keys, Layout
+from recmill.features.kernels import hash_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DIGEST_BYTES = 8
+CHECKSUM_BYTES = 8
 _FORMAT = 2
 _WORD = 4  # every part is made of whole words
 _NARROW = 1 << 31  # ids below it take one word, other keys two
@@ -38,7 +39,7 @@ class RowCodec:
     """Codes rows of one layout. Rows of any other layout, or of other features under the same names, are not found."""
 
     def __init__(self, layout: Layout, unknown_row: Batch, plan_digest: str) -> None:
-        """`unknown_row` is one row: what is decoded where there is no row. It also tells which features are lists."""
+        """`unknown_row` is one row, decoded where there is none. Its offsets show which features are lists."""
         self.layout = layout
         self.number_lists = layout.lists
         self.key_lists = tuple(name for name in layout.keys if unknown_row.keys[name].offsets is not None)
@@ -75,19 +76,19 @@ class RowCodec:
 
     def encode(self, batch: Batch) -> list[bytes]:
         """One value for each row."""
-        return checksums.sealed(self._encode(batch))
+        return add_checksums(self._encode(batch))
 
     def _encode(self, batch: Batch) -> list[bytes]:
         fixed = np.zeros(batch.size, self.fixed)
         fixed["digest"] = np.frombuffer(self.digest, "<u4")
         fixed["numbers"] = batch.numbers
-        for place, name in enumerate(self.narrow):
-            fixed["narrow"][:, place] = batch.keys[name].values
-        for place, name in enumerate(self.wide):
-            fixed["wide"][:, place] = batch.keys[name].values
+        for column, name in enumerate(self.narrow):
+            fixed["narrow"][:, column] = batch.keys[name].values
+        for column, name in enumerate(self.wide):
+            fixed["wide"][:, column] = batch.keys[name].values
         lists = [(*_list_of(batch, name), dtype) for name, dtype in self._lists]
-        for place, (_, offsets, _) in enumerate(lists):
-            fixed["lengths"][:, place] = np.diff(offsets)
+        for column, (_, offsets, _) in enumerate(lists):
+            fixed["lengths"][:, column] = np.diff(offsets)
         sizes = self._sizes(fixed["lengths"])
         starts = _starts(sizes)
         words = np.empty(starts[-1], "<u4")
@@ -96,14 +97,14 @@ class RowCodec:
         for values, offsets, dtype in lists:
             width = dtype.itemsize // _WORD
             elements = values.astype(dtype).view("<u4").reshape(-1, width)
-            _put(words, _places_of_elements(tails, offsets, width), elements)
+            _put(words, _element_offsets(tails, offsets, width), elements)
             tails = tails + np.diff(offsets) * width
         coded, ends = words.tobytes(), (starts * _WORD).tolist()
         return [coded[start:end] for start, end in pairwise(ends)]
 
     def decode(self, rows: Sequence[bytes | None]) -> CodedRows:
-        """Rows as a batch, and which of them there were. A row that is not whole or has ids out of range is not one."""
-        least, unknown_row = self.fixed.itemsize + checksums.NUM_BYTES, self.unknown_row
+        """Rows as a batch. A row that is damaged or has ids out of range counts as not found."""
+        least, unknown_row = self.fixed.itemsize + CHECKSUM_BYTES, self.unknown_row
         kept = [row if row is not None and len(row) >= least else unknown_row for row in rows]
         found = np.fromiter((row is not unknown_row for row in kept), bool, len(kept))
         batch, found = self._decode(kept, found)
@@ -119,22 +120,22 @@ class RowCodec:
         joined, ends = b"".join(rows), np.cumsum(num_bytes)
         words, starts = np.frombuffer(joined, "<u4"), _starts(num_bytes // _WORD)
         fixed = self._fixed_parts(words, starts)
-        whole = checksums.are_whole(joined, ends)
+        whole = has_checksum(joined, ends)
         whole &= (fixed["digest"] == np.frombuffer(self.digest, "<u4")).all(axis=1)
-        whole &= self._sizes(fixed["lengths"]) * _WORD + checksums.NUM_BYTES == num_bytes
+        whole &= self._sizes(fixed["lengths"]) * _WORD + CHECKSUM_BYTES == num_bytes
         whole &= self._has_ids_in_range(fixed)
         if not whole.all():
             return self._decode_others(rows, found, whole)
         keys = {
-            name: Keys(fixed["narrow"][:, place].astype(np.int64)) for place, name in enumerate(self.narrow)
+            name: Keys(fixed["narrow"][:, column].astype(np.int64)) for column, name in enumerate(self.narrow)
         }
-        keys |= {name: Keys(fixed["wide"][:, place].copy()) for place, name in enumerate(self.wide)}
+        keys |= {name: Keys(fixed["wide"][:, column].copy()) for column, name in enumerate(self.wide)}
         tails = starts[:-1] + self._num_fixed_words
         lists: dict[str, Keys] = {}
-        for place, (name, dtype) in enumerate(self._lists):
-            offsets = _starts(fixed["lengths"][:, place])
+        for column, (name, dtype) in enumerate(self._lists):
+            offsets = _starts(fixed["lengths"][:, column])
             width = dtype.itemsize // _WORD
-            elements = _take(words, _places_of_elements(tails, offsets, width), width).view(dtype).reshape(-1)
+            elements = _take(words, _element_offsets(tails, offsets, width), width).view(dtype).reshape(-1)
             if (outside := self._rows_outside(name, elements, offsets)) is not None:
                 return self._decode_others(rows, found, ~outside)
             to = lists if name in self.number_lists else keys
@@ -152,9 +153,9 @@ class RowCodec:
     def _has_ids_in_range(self, fixed: Array) -> Array:
         """Which rows have all their single ids within the tables."""
         inside = np.asarray((fixed["narrow"].view("<u4") < self._narrow_bounds).all(axis=1))
-        for place, name in enumerate(self.wide):
+        for column, name in enumerate(self.wide):
             if name in self.layout.bounds:
-                inside &= _is_below(fixed["wide"][:, place], self.layout.bounds[name])
+                inside &= _is_below(fixed["wide"][:, column], self.layout.bounds[name])
         return inside
 
     def _rows_outside(self, name: str, elements: Array, offsets: Array) -> Array | None:
@@ -181,7 +182,7 @@ class RowCodec:
 
 
 class RawCodec:
-    """Codes raw columns of one side. What is damaged, or of a bundle with other columns, is None."""
+    """Codes raw columns of one side. A value that is damaged, or of a bundle with other columns, decodes to None."""
 
     def __init__(self, side: str, columns: Sequence[tuple[str, str]]) -> None:
         """`columns` are names and types."""
@@ -191,10 +192,10 @@ class RawCodec:
 
     def encode(self, rows: Iterable[dict[str, Any]]) -> list[bytes]:
         """One value for each row."""
-        return checksums.sealed([self.digest + self._encoder.encode(row) for row in rows])
+        return add_checksums([self.digest + self._encoder.encode(row) for row in rows])
 
     def decode(self, value: bytes | None) -> dict[str, Any] | None:
-        row = checksums.opened(value) if value is not None and value.startswith(self.digest) else None
+        row = _without_checksum(value) if value is not None and value.startswith(self.digest) else None
         try:
             return self._decoder.decode(row[DIGEST_BYTES:]) if row is not None else None
         except msgspec.MsgspecError:
@@ -218,21 +219,50 @@ def _list_of(batch: Batch, name: str) -> tuple[Array, Array]:
 
 
 def _starts(sizes: Array) -> Array:
-    """Where each part begins, and at last where all end."""
+    """Where each part begins, and where the last one ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
-def _places_of_elements(tails: Array, offsets: Array, width: int) -> Array:
+def _element_offsets(tails: Array, offsets: Array, width: int) -> Array:
     """First word of each element of a list feature, whose elements begin at a row's tail."""
     lengths = np.diff(offsets)
-    places: Array = np.repeat(tails - offsets[:-1] * width, lengths) + np.arange(offsets[-1]) * width
-    return places
+    starts: Array = np.repeat(tails - offsets[:-1] * width, lengths) + np.arange(offsets[-1]) * width
+    return starts
 
 
-def _put(words: Array, places: Array, parts: Array) -> None:
-    words[places[:, None] + np.arange(parts.shape[1])] = parts
+def _put(words: Array, starts: Array, parts: Array) -> None:
+    words[starts[:, None] + np.arange(parts.shape[1])] = parts
 
 
-def _take(words: Array, places: Array, size: int) -> Array:
-    taken: Array = words[places[:, None] + np.arange(size)]
+def _take(words: Array, starts: Array, size: int) -> Array:
+    taken: Array = words[starts[:, None] + np.arange(size)]
     return taken
+
+
+# checksums
+
+
+def add_checksums(values: Sequence[bytes]) -> list[bytes]:
+    """Each value, followed by its checksum: XXH64 of its bytes, little-endian."""
+    offsets = np.concatenate([[0], np.cumsum([len(value) for value in values], dtype=np.int64)])
+    sums = hash_bytes(b"".join(values), offsets.astype(np.int64)).astype("<u8").tobytes()
+    starts = range(0, len(sums), CHECKSUM_BYTES)
+    return [value + sums[start : start + CHECKSUM_BYTES] for value, start in zip(values, starts, strict=True)]
+
+
+def has_checksum(joined: bytes, ends: Array) -> Array:
+    """Which of some values, one behind the other, have their checksum. Each has at least that many bytes."""
+    offsets = np.zeros(2 * len(ends) + 1, np.int64)
+    offsets[1::2], offsets[2::2] = ends - CHECKSUM_BYTES, ends
+    expected = hash_bytes(joined, offsets)[::2]
+    positions = offsets[1::2, None] + np.arange(CHECKSUM_BYTES)
+    stored = np.frombuffer(joined, np.uint8)[positions].view("<u8").reshape(-1)
+    valid: Array = stored == expected
+    return valid
+
+
+def _without_checksum(value: bytes) -> bytes | None:
+    """A value without its checksum; None when it is damaged."""
+    if len(value) < CHECKSUM_BYTES or not has_checksum(value, np.array([len(value)])).all():
+        return None
+    return value[:-CHECKSUM_BYTES]

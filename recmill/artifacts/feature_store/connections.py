@@ -1,4 +1,4 @@
-"""Open connections to Redis. New ones are made aside, so that a caller waits for them no longer than it can."""
+"""Connections to Redis. A thread opens new ones, so that callers can stop waiting at their deadline."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
     from redis import ConnectionPool
 
-_MOST_MADE_AT_ONCE = 4
+_MAX_CONNECTING = 4
 T = TypeVar("T")
 
 
 class Connections:
-    """Idle connections of each server. What takes time, as finding a cluster's nodes does, has a deadline too."""
+    """Idle connections of each server. Discovering a cluster's nodes has a deadline too."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self._idle: dict[ConnectionPool, list[Any]] = {}
         self._lock = threading.Lock()
-        self._makers = ThreadPoolExecutor(_MOST_MADE_AT_ONCE, thread_name_prefix="redis-connect")
+        self._makers = ThreadPoolExecutor(_MAX_CONNECTING, thread_name_prefix="redis-connect")
 
     def find_servers(self, ends_at: float) -> None:
-        """So that `pool_of` answers at once."""
+        """Connect, so that `pool_of` does not block."""
         if not self._servers.is_found:
             self._makers.submit(lambda: self._servers.client).result(seconds_left(ends_at))
 
@@ -50,7 +50,7 @@ class Connections:
             return idle.pop() if idle else None
 
     def _keep(self, pool: ConnectionPool, made: Future[Any]) -> None:
-        """What came too late for one caller serves the next."""
+        """Keep a connection that was too late for its caller."""
         if not made.cancelled() and made.exception() is None:
             self.give(pool, made.result())
 
@@ -59,7 +59,7 @@ class Connections:
             self._idle.setdefault(pool, []).append(connection)
 
     def drop(self, pool: ConnectionPool, connection: Any) -> None:
-        """Close a connection: it is dead, or an answer that nobody waits for may be on its way."""
+        """Close a connection: it is dead, or a late answer may still arrive on it."""
         connection.disconnect()
         pool.release(connection)
 
@@ -75,15 +75,15 @@ class Connections:
         self.close_idle()
 
 
-class Talk:
-    """One exchange with some servers, until a point in time. Its connections are used again if all went well."""
+class Exchange:
+    """Commands to some servers and their answers, until a deadline. Connections are reused if nothing failed."""
 
     def __init__(self, connections: Connections, ends_at: float) -> None:
         self._from = connections
         self._ends_at = ends_at
         self._connections: dict[ConnectionPool, Any] = {}
 
-    def __enter__(self) -> Talk:
+    def __enter__(self) -> Exchange:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -92,13 +92,13 @@ class Talk:
             leave(pool, connection)
 
     def send(self, pool: ConnectionPool, command: bytes) -> None:
-        """Send a command in Redis's own writing."""
+        """Send an encoded command."""
         if pool not in self._connections:
             self._connections[pool] = self._from.take(pool, self._ends_at)
         self._connections[pool].send_packed_command([command], check_health=False)
 
     def read(self, pool: ConnectionPool) -> list[bytes | None]:
-        """The next answer to what was sent there."""
+        """The next answer from a server."""
         left = seconds_left(self._ends_at)
         answer: list[bytes | None] = self._connections[pool].read_response(timeout=left)
         return answer
@@ -112,7 +112,7 @@ def seconds_left(ends_at: float) -> float:
 
 
 def _is_open(connection: Any) -> bool:
-    """Whether the server still holds its end, and has said nothing unasked."""
+    """Whether the connection is open and has no unexpected data."""
     from redis.exceptions import RedisError
 
     try:

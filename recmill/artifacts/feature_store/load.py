@@ -1,4 +1,4 @@
-"""Fill a store: rows of a bundle, or raw rows of a Parquet file, chunk by chunk. What was interrupted can go on."""
+"""Fill a store: rows of a bundle, or raw rows of a Parquet file, chunk by chunk. An interrupted load can resume."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recmill.artifacts.feature_store.base import Side
-from recmill.artifacts.feature_store.mapped import entities_of
+from recmill.artifacts.bundle.entities import Side
 from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.dataset.batch import Batch, collate
 from recmill.errors import ArtifactError
 from recmill.reporting.progress import Progress
 
 if TYPE_CHECKING:
-    from recmill.artifacts.bundle.bundle import Bundle, Entities
+    from recmill.artifacts.bundle.bundle import Bundle
+    from recmill.artifacts.bundle.entities import Entities
 
 ROWS_PER_CHUNK = 1_000
 Chunk = tuple[pl.DataFrame, Batch]
@@ -31,7 +31,7 @@ Chunk = tuple[pl.DataFrame, Batch]
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What one side's load did."""
+    """The result of loading one side."""
 
     side: Side
     num_rows: int  # written now
@@ -39,8 +39,8 @@ class LoadResult:
     seconds: float
 
 
-class _Done(msgspec.Struct):
-    """Kept in the store: how far the load of one side is, and of what."""
+class _Progress(msgspec.Struct):
+    """Progress of loading one side, kept in the store."""
 
     source: str
     rows: int
@@ -57,7 +57,7 @@ def load(
 ) -> list[LoadResult]:
     """Write every user or item, what deltas changed of them, then the bundle's version under `<prefix>:loaded`.
 
-    With `resume`, what an earlier load of the same bundle and file has written is left out.
+    With `resume`, rows that an earlier load of the same bundle and file has written are skipped.
     """
     loaded = [
         _load_side(store, bundle, side, parquet, rows_per_second, resume, progress or Progress(quiet=True))
@@ -92,7 +92,7 @@ def _load_side(
         for raw, batch in rows.chunks(done, size):
             pace.wait(batch.size)
             done += batch.size
-            store.put_rows(side, raw, batch, [(key, msgspec.msgpack.encode(_Done(source, done)))])
+            store.put_rows(side, raw, batch, [(key, msgspec.msgpack.encode(_Progress(source, done)))])
             stage.advance(batch.size, batch.size)
     return LoadResult(side, done - skipped, skipped, time.monotonic() - began)
 
@@ -106,7 +106,7 @@ def _load_deltas(store: RedisStore, bundle: Bundle, sides: tuple[Side, ...]) -> 
         try:
             changes = Delta.open(path).changes()
         except ArtifactError:
-            break  # servers refuse it, too
+            break  # servers refuse it too
         for side, raw in (("user", changes.users), ("item", changes.items)):
             if side in sides and raw is not None:
                 _put_raw(store, bundle, "user" if side == "user" else "item", raw)
@@ -115,7 +115,7 @@ def _load_deltas(store: RedisStore, bundle: Bundle, sides: tuple[Side, ...]) -> 
 
 
 def _put_raw(store: RedisStore, bundle: Bundle, side: Side, raw: pl.DataFrame) -> None:
-    features = entities_of(bundle, side).layout.features
+    features = bundle.entities(side).layout.features
     for rows in raw.iter_slices(ROWS_PER_CHUNK):
         store.put(side, rows, bundle.plan.apply(rows, labels=False, only=features))
 
@@ -123,19 +123,19 @@ def _put_raw(store: RedisStore, bundle: Bundle, side: Side, raw: pl.DataFrame) -
 def _rows_done(store: RedisStore, key: bytes, source: str) -> int:
     value = store.value(key)
     try:
-        done = msgspec.msgpack.decode(value, type=_Done) if value is not None else None
+        done = msgspec.msgpack.decode(value, type=_Progress) if value is not None else None
     except msgspec.MsgspecError:
         done = None
     return done.rows if done is not None and done.source == source else 0
 
 
 class BundleEntities:
-    """A side's own rows of a bundle, in the order of their places."""
+    """A side's own rows of a bundle, in the order of their indices."""
 
     name = "bundle"
 
     def __init__(self, bundle: Bundle, side: Side) -> None:
-        self._entities = entities_of(bundle, side)
+        self._entities = bundle.entities(side)
 
     def __len__(self) -> int:
         return len(self._entities)
@@ -150,7 +150,7 @@ class ParquetEntities:
     """Raw rows of a Parquet file, taken through the bundle's Plan. A column that it lacks is missing in every row."""
 
     def __init__(self, bundle: Bundle, side: Side, path: Path) -> None:
-        self._entities = entities_of(bundle, side)
+        self._entities = bundle.entities(side)
         self._plan = bundle.plan
         try:
             self._file = pq.ParquetFile(path)
@@ -207,7 +207,7 @@ def _column(rows: pl.DataFrame, name: str, dtype: pl.DataType, path: Path) -> pl
 
 
 def _digest_of(path: Path) -> str:
-    """Enough to tell one file from another: its size and its last bytes, where Parquet keeps what is in it."""
+    """Enough to tell one file from another: its size and its last bytes, where Parquet has its footer."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         file.seek(max(0, size - (1 << 20)))
@@ -215,7 +215,7 @@ def _digest_of(path: Path) -> str:
 
 
 class Pace:
-    """Keeps a rate over the whole run, never in bursts to make up for a pause."""
+    """Keeps a rate over the whole run, without bursts after a pause."""
 
     def __init__(self, rows_per_second: float | None, sleep: Callable[[float], None] = time.sleep) -> None:
         self._seconds_per_row = 1 / rows_per_second if rows_per_second else 0.0

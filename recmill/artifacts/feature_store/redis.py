@@ -1,4 +1,4 @@
-"""Features in Redis: one compact row for each user and item, many fetched at once, never waited for too long."""
+"""Features in Redis: one compact row for each user and item, many fetched at once, within a deadline."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from recmill.artifacts.bundle.entities import Side
+from recmill.artifacts.bundle.entity_ids import Id
 from recmill.artifacts.feature_store.address import Address, Servers
-from recmill.artifacts.feature_store.base import Id, Side
 from recmill.artifacts.feature_store.codec import CodedRows, RawCodec, RowCodec
-from recmill.artifacts.feature_store.connections import Connections, Talk
-from recmill.artifacts.feature_store.mapped import entities_of
-from recmill.artifacts.feature_store.refusals import refusal_of
+from recmill.artifacts.feature_store.connections import Connections, Exchange
 from recmill.artifacts.feature_store.writes import WriteQueue
 from recmill.dataset.batch import Batch, collate
 from recmill.errors import StoreError
@@ -30,15 +29,25 @@ if TYPE_CHECKING:
 
 DEFAULT_PREFIX = "recmill"
 _NUM_BUCKETS = 64  # of a cluster: keys of one bucket lie together, so that one command fetches many
-_KEYS_PER_COMMAND = 1_000  # Redis serves nobody else while it works at one command
-_REST_SECONDS = 0.25  # how long a Redis that failed is left alone
+_KEYS_PER_COMMAND = 1_000  # Redis executes one command at a time, so long ones delay all clients
+_REST_SECONDS = 0.25  # how long the circuit breaker stays open
 _TIMEOUTS_IN_A_ROW = 3
-_LOADED_SECONDS = 1.0  # how long it is remembered whether rows were loaded
+_LOADED_SECONDS = 1.0  # how long `is_loaded` is cached
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]+")
+# What Redis refuses, without a word of the command: it may hold columns of users.
+_OUT_OF_MEMORY = (
+    "its memory is full. Raise maxmemory or load one side only (--side), then load again with --resume. "
+    "Keep maxmemory-policy noeviction: others evict rows."
+)
+_BY_CODE = {
+    "MISCONF": "it cannot save to its disk. Free the disk, or turn its snapshots off.",
+    "NOREPLICAS": "too few of its replicas are there.",
+    "WRONGTYPE": "other values are under its keys. Use a prefix of their own (--prefix).",
+}
 
 
 class RedisStore:
-    """Rows that `recmill load` wrote, by id. StoreError when Redis does not answer in time; it comes back by itself."""
+    """Rows that `recmill load` wrote, by id. StoreError when Redis does not answer in time; it reconnects by itself."""
 
     def __init__(
         self,
@@ -63,15 +72,17 @@ class RedisStore:
         self._writes = WriteQueue()
 
     def get(self, side: Side, ids: Sequence[Id], deadline_seconds: float) -> CodedRows:
+        """Features in the order of the ids; defaults for those that are not found."""
         codec = self.codec(side)
         return codec.decode(self._fetch(self.keys(side, "f", ids), deadline_seconds))
 
     def raw(self, side: Side, id: Id, deadline_seconds: float) -> dict[str, Any] | None:
+        """Raw columns by name; None for an unknown id."""
         (row,) = self._fetch(self.keys(side, "r", [id]), deadline_seconds)
         return self._raw_codec(side).decode(row)
 
     def is_loaded(self, deadline_seconds: float) -> bool:
-        """Whether `recmill load` came to its end and what it wrote last is still there; asked once a second at most."""
+        """Whether `recmill load` has finished and its last key still exists; checked once a second at most."""
         now = time.monotonic()
         if now >= self._ask_loaded_at:
             (version,) = self._fetch([self.loaded_key], deadline_seconds)
@@ -79,6 +90,7 @@ class RedisStore:
         return self._is_loaded
 
     def put(self, side: Side, raw: pl.DataFrame, features: pl.DataFrame) -> None:
+        """Write rows: raw columns with the id, and what the Plan makes of them. Known ones are replaced."""
         layout = self.codec(side).layout
         self.put_rows(side, raw, collate(features, layout, with_labels=False))
 
@@ -86,10 +98,10 @@ class RedisStore:
         self, side: Side, raw: pl.DataFrame, batch: Batch, also: Sequence[tuple[bytes, bytes]] = ()
     ) -> None:
         """Write rows, and then the values `also` without a time to live, in one pipeline."""
-        ids = raw[entities_of(self._bundle, side).id_column].to_list()
+        ids = raw[self._bundle.entities(side).id_column].to_list()
         features = self.codec(side).encode(batch)
         columns = self._raw_codec(side).encode(raw.iter_rows(named=True))
-        with self._answering(f"write {side}s, keys {self.prefix}:{side}:*"):
+        with self._calling(f"write {side}s, keys {self.prefix}:{side}:*"):
             pipeline = self.servers.client.pipeline(transaction=False)
             for kind, values in (("f", features), ("r", columns)):
                 for key, value in zip(self.keys(side, kind, ids), values, strict=True):
@@ -103,12 +115,12 @@ class RedisStore:
 
     def value(self, key: bytes) -> bytes | None:
         """A value of the store's own, such as which version was loaded."""
-        with self._answering():
+        with self._calling():
             value: bytes | None = self.servers.client.get(key)
             return value
 
     def set_value(self, key: bytes, value: bytes) -> None:
-        with self._answering(f"write {key.decode()}"):
+        with self._calling(f"write {key.decode()}"):
             self.servers.client.set(key, value)
 
     def loaded(self) -> str | None:
@@ -121,10 +133,12 @@ class RedisStore:
         return f"{self.prefix}:loaded".encode()
 
     def later(self, write: Callable[[], None], num_rows: int, wait_seconds: float) -> bool:
+        """Queue a write, which is retried until it succeeds; whether it did within this time."""
         return self._writes.add(write, num_rows, wait_seconds)
 
     @property
     def problem(self) -> str | None:
+        """Why queued rows have not been written; None when all have."""
         return self._writes.problem
 
     def num_deltas(self, version: str) -> int:
@@ -153,13 +167,13 @@ class RedisStore:
 
     def codec(self, side: Side) -> RowCodec:
         if side not in self._codecs:
-            entities = entities_of(self._bundle, side)
+            entities = self._bundle.entities(side)
             self._codecs[side] = RowCodec(entities.layout, entities.unknown_row, self._bundle.plan.digest())
         return self._codecs[side]
 
     def _raw_codec(self, side: Side) -> RawCodec:
         if side not in self._raw_codecs:
-            schema = entities_of(self._bundle, side).raw_schema
+            schema = self._bundle.entities(side).raw_schema
             self._raw_codecs[side] = RawCodec(side, [(name, str(dtype)) for name, dtype in schema.items()])
         return self._raw_codecs[side]
 
@@ -167,18 +181,18 @@ class RedisStore:
         """Values in the order of the keys: all commands are sent before the first answer is awaited."""
         ends_at = time.monotonic() + seconds
         values: list[bytes | None] = [None] * len(keys)
-        with self._answering(), Talk(self._connections, ends_at) as talk:
+        with self._calling(), Exchange(self._connections, ends_at) as exchange:
             self._connections.find_servers(ends_at)
             commands = list(self._commands(keys))
-            for pool, places in commands:
-                talk.send(pool, _get_many([keys[place] for place in places]))
-            for pool, places in commands:
-                for place, value in zip(places, talk.read(pool), strict=True):
-                    values[place] = value
+            for pool, positions in commands:
+                exchange.send(pool, _get_many([keys[position] for position in positions]))
+            for pool, positions in commands:
+                for position, value in zip(positions, exchange.read(pool), strict=True):
+                    values[position] = value
         return values
 
     def _commands(self, keys: Sequence[bytes]) -> Iterator[tuple[ConnectionPool, Sequence[int]]]:
-        """Which keys to ask for together, and whom."""
+        """Keys by command and server."""
         if not self.servers.is_cluster:
             for start in range(0, len(keys), _KEYS_PER_COMMAND):
                 yield (
@@ -187,14 +201,14 @@ class RedisStore:
                 )
             return
         buckets: dict[bytes, list[int]] = {}
-        for place, key in enumerate(keys):
-            buckets.setdefault(key[key.find(b"{") : key.find(b"}")], []).append(place)
-        for places in buckets.values():
-            yield self.servers.pool_of(keys[places[0]]), places
+        for position, key in enumerate(keys):
+            buckets.setdefault(key[key.find(b"{") : key.find(b"}")], []).append(position)
+        for positions in buckets.values():
+            yield self.servers.pool_of(keys[positions[0]]), positions
 
     @contextmanager
-    def _answering(self, doing: str = "read") -> Iterator[None]:
-        """Failures of Redis as StoreError; while it rests after one, at once."""
+    def _calling(self, doing: str = "read") -> Iterator[None]:
+        """Turns failures of Redis into StoreError; while the circuit breaker is open, at once."""
         from redis.exceptions import RedisClusterException, RedisError
         from redis.exceptions import TimeoutError as RedisTimeout
 
@@ -206,61 +220,79 @@ class RedisStore:
             self._breaker.timed_out()
             raise StoreError(f"{address} did not answer in time.") from error
         except (RedisError, RedisClusterException, OSError) as error:
-            refusal = refusal_of(error)
+            refusal = _refusal_of(error)
             if refusal is not None:
                 self._breaker.worked()
             else:
                 self._breaker.failed()
             if self.servers.is_cluster:
-                self._look_again()
+                self._rediscover()
             if refusal is not None:
                 raise StoreError(f"{address} refuses to {doing}: {refusal}") from None
             raise StoreError(f"{address} does not answer: {error}") from error
         else:
             self._breaker.worked()
 
-    def _look_again(self) -> None:
-        """The nodes of a cluster may have changed their parts: find them anew when they are needed next."""
+    def _rediscover(self) -> None:
+        """The slots of a cluster may have moved: discover its nodes again before the next command."""
         self._connections.close_idle()
         self.servers.close()
 
 
 def _get_many(keys: Sequence[bytes]) -> bytes:
-    """The command as Redis reads it: the client's own way to write it takes longer than Redis to answer."""
+    """An encoded MGET: the client's own encoding takes longer than Redis takes to answer."""
     written = b"".join([b"$%d\r\n%b\r\n" % (len(key), key) for key in keys])
     return b"*%d\r\n$4\r\nMGET\r\n%b" % (len(keys) + 1, written)
 
 
+def _refusal_of(error: Exception) -> str | None:
+    """Why Redis refused a command and what to do about it; None when it gave no answer."""
+    from redis import exceptions as kinds
+
+    if not isinstance(error, kinds.ResponseError) or isinstance(error, kinds.ClusterDownError):
+        return None
+    if isinstance(error, kinds.OutOfMemoryError):
+        return _OUT_OF_MEMORY
+    if isinstance(error, kinds.NoPermissionError):
+        return "its user may not. Give it read and write permission for these keys."
+    if isinstance(error, kinds.ReadOnlyError):
+        return "it is a replica. Name its master or its sentinels."
+    if isinstance(error, kinds.AskError):
+        return "this part of the cluster is moving."
+    code = str(error).partition(" ")[0]
+    return _BY_CODE.get(code, f"it answers {code if code.isupper() else type(error).__name__}.")
+
+
 @dataclass
 class _Breaker:
-    """Keeps requests from a Redis that has just failed; after a rest, one of them tries it again."""
+    """A circuit breaker: after a failure, requests fail at once for a while; then one of them tries Redis again."""
 
-    rests_until: float = 0.0
+    open_until: float = 0.0
     timeouts: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self, address: Address) -> None:
-        if not self.rests_until:
+        if not self.open_until:
             return
         with self.lock:
             now = time.monotonic()
-            if now < self.rests_until:
-                raise StoreError(f"{address} does not answer; it is asked again in a moment.")
-            if self.rests_until:
-                self.rests_until = now + _REST_SECONDS  # for all others, while this one tries
+            if now < self.open_until:
+                raise StoreError(f"{address} does not answer; it is tried again in a moment.")
+            if self.open_until:
+                self.open_until = now + _REST_SECONDS  # for all others, while this one tries
 
     def worked(self) -> None:
-        if self.rests_until or self.timeouts:
+        if self.open_until or self.timeouts:
             with self.lock:
-                self.rests_until, self.timeouts = 0.0, 0
+                self.open_until, self.timeouts = 0.0, 0
 
     def failed(self) -> None:
         with self.lock:
-            self.rests_until = time.monotonic() + _REST_SECONDS
+            self.open_until = time.monotonic() + _REST_SECONDS
 
     def timed_out(self) -> None:
-        """Once may be the deadline's fault; again and again is Redis's."""
+        """One timeout may be due to a short deadline; several in a row are a failure of Redis."""
         with self.lock:
             self.timeouts += 1
             if self.timeouts >= _TIMEOUTS_IN_A_ROW:
-                self.rests_until = time.monotonic() + _REST_SECONDS
+                self.open_until = time.monotonic() + _REST_SECONDS

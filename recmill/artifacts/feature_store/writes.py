@@ -1,4 +1,4 @@
-"""Writes to a store that may stand still: kept in their order, and tried again until they succeed."""
+"""A queue of writes to a store that may be down: in order, retried until they succeed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from recmill.errors import StoreError
 
-MAX_ROWS = 100_000  # that wait at most
+MAX_ROWS = 100_000  # that may wait
 _RETRY_SECONDS = 0.25
 _logger = logging.getLogger("recmill.artifacts.feature_store")
 
@@ -24,7 +24,7 @@ class _Write:
 
 
 class WriteQueue:
-    """Does writes one after the other in a thread of its own. They must bear being done twice.
+    """Does writes one after the other in a thread of its own. They must be idempotent.
 
     One that fails with StoreError is tried again, and all others wait behind it; when there are too many rows, the
     oldest are dropped.
@@ -41,20 +41,20 @@ class WriteQueue:
 
     @property
     def num_rows(self) -> int:
-        """That wait."""
+        """Rows that wait."""
         with self._changed:
             return sum(one.num_rows for one in self._waiting)
 
     @property
     def problem(self) -> str | None:
-        """Which rows wait or were dropped, and why; None when all is well."""
+        """Which rows wait or were dropped, and why; None when nothing is wrong."""
         waiting, failure, dropped = self.num_rows, self._failure, self.num_dropped
         problems = [f"{waiting:,} rows wait to be written: {failure}"] if failure else []
         problems += [f"{dropped:,} rows were not written; run `recmill load`"] if dropped else []
         return "; ".join(problems) or None
 
     def add(self, write: Callable[[], None], num_rows: int, wait_seconds: float = 0.0) -> bool:
-        """Whether a write was done within this time. While the store fails nobody waits: it is done later."""
+        """Queue a write; whether it was done within this time. While the store fails, the call does not wait."""
         one = _Write(write, num_rows)
         with self._changed:
             self._make_room(num_rows)
@@ -67,7 +67,7 @@ class WriteQueue:
         return waits and one.is_done.wait(wait_seconds)
 
     def close(self, seconds: float = 1.0) -> None:
-        """Write what waits, if the store takes it within this time."""
+        """Write what waits, if the store is up, within this time."""
         ends_at = time.monotonic() + seconds
         with self._changed:
             while self._waiting and not self._failure and time.monotonic() < ends_at:
@@ -91,7 +91,7 @@ class WriteQueue:
             except StoreError as error:
                 self._failed(str(error))
             except Exception as error:
-                # Its text may hold what users did.
+                # Its text may hold data of users.
                 _logger.error("rows cannot be written to the store: %s", type(error).__name__)
                 self._finish(one)
                 self.num_dropped += one.num_rows

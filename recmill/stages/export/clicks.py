@@ -1,6 +1,6 @@
 """Who clicked what: which items each user has seen, and which items are clicked by the same users.
 
-Clicks are put aside on disk, those of a user together, so that they can be looked at some users at a time.
+Clicks are spilled to disk partitioned by user, so that they can be processed some users at a time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from recmill.logs.base import LogFile
 
 NUM_SIMILAR = 20
 RECENT_CLICKS = 50
-MOST_ITEMS = 2_000_000  # with more of them, items are not compared with each other
+MAX_ITEMS = 2_000_000  # with more, there are no similar items
 _PART_BYTES = 512 << 20  # of the log, for each part of the users
 _HELD_BYTES = 64 << 20
 _PAIRS_AT_ONCE = 8_000_000
-_MOST_PAIRS = 400_000_000  # with more, some of the users are asked, spread evenly
+_MAX_PAIRS = 400_000_000  # with more, users are sampled evenly
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class ClickWriter:
-    """Takes clicks in log order and puts them aside by user."""
+    """Takes clicks in log order and spills them, partitioned by user."""
 
     def __init__(self, work: Path, user: str, item: str, files: Sequence[LogFile]) -> None:
         self.work, self.user, self.item = work / "clicks", user, item
@@ -42,7 +42,7 @@ class ClickWriter:
 
     def add(self, clicks: pl.DataFrame, order: Sequence[str]) -> None:
         """Clicks of known users and items, with the columns that order them."""
-        ordering = [pl.col(name).alias(f"order{place}") for place, name in enumerate(order)]
+        ordering = [pl.col(name).alias(f"order{index}") for index, name in enumerate(order)]
         self._held.append(
             clicks.select(pl.col(self.user).alias("user"), pl.col(self.item).alias("item"), *ordering)
         )
@@ -53,7 +53,7 @@ class ClickWriter:
     def finish(self, users: pl.Series, items: pl.Series) -> Clicks:
         """All clicks, of users and items in the order of these ids."""
         self._write()
-        return Clicks(self.work, self.num_parts, _places(users, "user"), _places(items, "item"))
+        return Clicks(self.work, self.num_parts, _indices(users, "user"), _indices(items, "item"))
 
     def _write(self) -> None:
         if not self._held:
@@ -67,13 +67,13 @@ class ClickWriter:
         self._held, self._num_bytes, self._num_written = [], 0.0, self._num_written + 1
 
 
-def _places(ids: pl.Series, name: str) -> pl.DataFrame:
-    return pl.DataFrame({name: ids, f"{name}_place": pl.Series(np.arange(len(ids), dtype=np.int32))})
+def _indices(ids: pl.Series, name: str) -> pl.DataFrame:
+    return pl.DataFrame({name: ids, f"{name}_index": pl.Series(np.arange(len(ids), dtype=np.int32))})
 
 
 @dataclass(frozen=True)
 class Clicks:
-    """Clicks that were put aside; users and items are places from here on."""
+    """Spilled clicks; users and items are indices from here on."""
 
     work: Path
     num_parts: int
@@ -88,10 +88,10 @@ class Clicks:
                 continue
             clicks = pl.read_parquet(files).join(self.users, on="user").join(self.items, on="item")
             ordered = clicks.sort(pl.selectors.starts_with("order"), nulls_last=False)
-            yield ordered.select(pl.col("user_place").alias("user"), pl.col("item_place").alias("item"))
+            yield ordered.select(pl.col("user_index").alias("user"), pl.col("item_index").alias("item"))
 
     def write_seen(self, into: Path) -> int:
-        """seen.npy: places of the items that each user clicked, each once; seen.offsets.npy says whose they are."""
+        """seen.npy: indices of the items that each user clicked, each once, from where seen.offsets.npy has it."""
         num_users = self.users.height
         lengths = np.zeros(num_users, np.int64)
         for pairs in self._seen():
@@ -115,7 +115,7 @@ class Clicks:
         By the cosine of who clicked them, of each user's last 50 clicks. None when there are too many items.
         """
         num_items = self.items.height
-        if num_items > MOST_ITEMS:
+        if num_items > MAX_ITEMS:
             return None
         similar = np.full((num_items, NUM_SIMILAR), -1, np.int32)
         recent = _fewer(self._recent())
@@ -138,7 +138,7 @@ def _fewer(recent: pl.DataFrame) -> pl.DataFrame:
     num_pairs = int(
         recent.group_by("user").len().select((pl.col("len").cast(pl.Int64) ** 2).sum()).item() or 0
     )
-    every = -(-num_pairs // _MOST_PAIRS)
+    every = -(-num_pairs // _MAX_PAIRS)
     return recent.filter(pl.col("user") % every == 0) if every > 1 else recent
 
 

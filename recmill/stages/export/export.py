@@ -1,4 +1,4 @@
-"""export: checkpoint + log -> Bundle. Everything that a server needs, in one folder that is whole or not there."""
+"""export: checkpoint + log -> Bundle. Everything that a server needs, in one folder that is published atomically."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from recmill.artifacts.bundle.arrays import file_name
 from recmill.artifacts.bundle.bundle import (
     Bundle,
     publish_bundle,
     set_current,
     side_layout,
-    table_folder,
-    write_rows,
 )
+from recmill.artifacts.bundle.row_files import write_rows
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.errors import ArtifactError
@@ -39,13 +39,13 @@ from recmill.stages.export.sides import write_items, write_users, write_vectors
 from recmill.stages.export.snapshot import AsOfEnd, read_as_of_end
 from recmill.stages.export.versions import exporting, is_whole, keep_newest, written_aside
 
-EVALUATION = "evaluation.json"  # what `recmill evaluate` leaves beside checkpoints
-REPORT = "report.html"  # and where its page is in a bundle
+EVALUATION = "evaluation.json"  # `recmill evaluate` writes it beside the checkpoints
+REPORT = "report.html"  # its report, in a bundle
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A whole bundle, and what it took."""
+    """A published bundle, and what was read for it."""
 
     bundle: Bundle
     num_rows: int  # read from the log
@@ -62,7 +62,7 @@ def export(
     options: ExportConfig = ExportConfig(),  # noqa: B008, frozen
     progress: Progress | None = None,
 ) -> ExportResult:
-    """Publish a checkpoint's models with users and items as of the log's end. Killed and run again, it starts over."""
+    """Publish a checkpoint's models with users and items as of the log's end. Killed, it starts over when run again."""
     started = time.monotonic()
     if not folder.models:
         raise ArtifactError(f"{folder.path} has no checkpoint yet. Run `recmill train` first.")
@@ -118,7 +118,7 @@ def _write(
         write_graphs(learner, aside / "graphs", owners)
         for name, collection in learner.collections.items():
             for table in collection.tables.values():
-                write_rows(aside / "tables" / name / table_folder(table.spec.name), table, options.rows)
+                write_rows(aside / "tables" / name / file_name(table.spec.name), table, options.rows)
     models = {model: _describe(learner, aside) for model, learner in learners.items()}
     _write_sides(aside, folder, models, learners.get("retrieval"), found, options)
     _copy_report(folder, chosen, aside)

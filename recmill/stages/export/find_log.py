@@ -1,4 +1,4 @@
-"""Where the log of a checkpoint is: as asked, as its Table says, or as training wrote down."""
+"""Where the log of a checkpoint is: --data, or the path recorded by its Table or by training."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from recmill.errors import ArtifactError, LogError
 
 
 def find_log(folder: Checkpoint, data: str | None = None, table: Path | None = None) -> str:
-    """The log's directory or URL; an error that names the flags when it is not to be found."""
+    """The log's directory or URL; an error that names the flags if it cannot be found."""
     if data is not None:
         return data
     found = _of_table(folder, table) if table is not None else folder.manifest.get("data")
     if found is None:
         raise LogError(
-            f"Checkpoint {folder.path} does not say where its log is; users and items are read from it as of its "
+            f"Checkpoint {folder.path} does not record where its log is; users and items are read from it as of its "
             "end. Add --data DIR."
         )
     if "://" not in found and not os.path.isdir(found):
         raise LogError(
-            f"Checkpoint {folder.path} was trained from the log in {found}, which is not there any more. "
-            "Say where it is with --data DIR."
+            f"Checkpoint {folder.path} was trained from the log in {found}, which does not exist any more. "
+            "Give its location with --data DIR."
         )
     return found
 

@@ -1,4 +1,4 @@
-"""publish: a bundle that waited elsewhere becomes what is served, together with the checkpoint that it is of."""
+"""publish: copy a bundle into a folder of versions and make it current, together with its checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recmill.stages.export.versions import exporting, is_whole, keep_newest, wri
 
 @dataclass(frozen=True)
 class PublishResult:
-    """What is current now, what was before, and which older versions went."""
+    """The current version, the one before, and the removed older ones."""
 
     bundle: Bundle
     previous: str | None
@@ -30,7 +30,7 @@ def publish(
     keep: int | None = None,
     despite_gate: bool = False,
 ) -> PublishResult:
-    """Copy a verified bundle into `into`, and only then let it be current. Killed and run again, it goes on.
+    """Copy a verified bundle into `into`, then make it current. If it is killed, run it again: it resumes.
 
     The checkpoint is kept beside it, for the gate of its successor. A bundle that no gate passed is refused.
     """
@@ -77,7 +77,7 @@ def _keep_checkpoint(checkpoint: Path, kept: Path) -> None:
 
 
 def _copy(path: Path, into: Path, name: str) -> None:
-    """Links where the disk can: what is published is never changed."""
+    """Hard links where possible: published files never change."""
     with written_aside(into, name) as aside:
         shutil.copytree(
             path,

@@ -19,17 +19,17 @@ _SECONDS_FOR_ANSWER = 5.0
 
 
 class RolloutError(RecmillError):
-    """Servers did not take the new version."""
+    """The servers did not switch to the new version."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where servers answer: one name, any number of addresses behind it."""
+    """Servers behind one name, with any number of addresses."""
 
     url: str
     token: str | None = None
     ca: Path | None = None
-    tls_name: str | None = None  # that the certificate is for; that of the URL
+    tls_name: str | None = None  # of the certificate; None: the host of the URL
 
     def versions(self) -> dict[str, str]:
         """Address -> the version that is served there, or what is wrong with it. OSError when the name has none."""
@@ -90,31 +90,31 @@ def roll_out(
     ends_at = time.monotonic() + timeout_seconds
     seen: dict[str, str] | str = {}
     while True:
-        found = _look(server)
+        found = _versions_at(server)
         if found != seen:
-            report(_words(found))
+            report(_summary(found))
             seen = found
         if isinstance(found, dict) and found and set(found.values()) == {version}:
             return version
         if time.monotonic() >= ends_at:
-            raise _gone_back(folder, version, server, timeout_seconds, found)
+            raise _rolled_back(folder, version, server, timeout_seconds, found)
         time.sleep(every_seconds)
 
 
-def _look(server: Server) -> dict[str, str] | str:
+def _versions_at(server: Server) -> dict[str, str] | str:
     try:
         return server.versions()
     except OSError as error:
         return f"{urlsplit(server.url).hostname} has no address: {error}"
 
 
-def _words(found: dict[str, str] | str) -> str:
+def _summary(found: dict[str, str] | str) -> str:
     if isinstance(found, str):
         return found
     return "   ".join(f"{address} {what}" for address, what in found.items())
 
 
-def _gone_back(
+def _rolled_back(
     folder: Path, version: str, server: Server, timeout_seconds: float, found: dict[str, str] | str
 ) -> RolloutError:
     previous = previous_of(folder)
@@ -127,6 +127,6 @@ def _gone_back(
         except ArtifactError as error:
             then = f"It stays current, because the one before it cannot be: {error}"
     return RolloutError(
-        f"{server.url} did not serve {version} within {timeout_seconds:g} s ({_words(found)}). {then} "
-        "The server's log says why it did not take it."
+        f"{server.url} did not serve {version} within {timeout_seconds:g} s ({_summary(found)}). {then} "
+        "The server's log has the reason."
     )

@@ -1,4 +1,4 @@
-"""Users and items of a bundle: their raw columns, their features, and what is known of items beside them."""
+"""Users and items of a bundle: their raw columns, their features, and popularity, neighbours and vectors of items."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.lib.format import open_memmap
 
-from recmill.artifacts.bundle.bundle import write_entities
+from recmill.artifacts.bundle.entities import write_entities
 from recmill.artifacts.vector_index import build_index
 from recmill.dataset.batch import Layout, collate
 from recmill.features.plan import Plan
@@ -17,7 +17,7 @@ from recmill.learner.retrieval import Retriever
 from recmill.stages.export.snapshot import AsOfEnd
 
 _ROWS_AT_ONCE = 1 << 16
-_ASKING = 200  # users whose questions the index is fitted to
+_NUM_QUERIES = 200  # users whose vectors the index is tuned on
 
 
 def write_users(into: Path, found: AsOfEnd, plan: Plan, layout: Layout) -> None:
@@ -57,7 +57,7 @@ def write_vectors(into: Path, found: AsOfEnd, plan: Plan, retriever: Retriever, 
     assert vectors is not None, "a log that is not empty has items"
     vectors.flush()
     layout = retriever.layouts["user"]
-    asking = plan.apply(found.sample[:_ASKING], labels=False, only=layout.features)
+    asking = plan.apply(found.sample[:_NUM_QUERIES], labels=False, only=layout.features)
     queries = retriever.user_vectors(collate(asking, layout, with_labels=False))
     build_index(vectors, kind, queries if len(queries) else None).save(into / "index")
 

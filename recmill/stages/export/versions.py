@@ -1,4 +1,4 @@
-"""The folder that bundles are published in: one of them is written at a time, whole ones have their name."""
+"""The folder of versions: one export writes at a time, and a version gets its name when it is complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARTIAL = ".partial"
 
 @contextmanager
 def exporting(into: Path) -> Iterator[None]:
-    """Keep other exports out, and clear what dead ones left."""
+    """Lock out other exports, and remove leftovers of killed ones."""
     if is_published(into):
         raise ArtifactError(
             f"{into} is an artifact itself. Bundles go into a folder of their own: choose another --into."
@@ -31,7 +31,7 @@ def exporting(into: Path) -> Iterator[None]:
 
 @contextmanager
 def written_aside(into: Path, version: str) -> Iterator[Path]:
-    """A new folder that gets the version's name when all went well, and is gone when not."""
+    """A new folder that is renamed to the version on success, and removed on failure."""
     aside = into / f"{version}{_PARTIAL}"
     aside.mkdir()
     try:
@@ -53,7 +53,7 @@ def is_whole(path: Path) -> bool:
 
 
 def keep_newest(into: Path, number: int) -> list[str]:
-    """Remove all but the newest versions; the current and the previous one stay in any case. Returns what went."""
+    """Remove all but the newest versions; the current and the previous one always stay. Returns the removed ones."""
     known = sorted(versions_of(into), key=lambda version: _created_at(into / version))
     stay = {current_of(into), previous_of(into), *known[-number:]}
     gone = [version for version in known if version not in stay]
@@ -65,7 +65,7 @@ def keep_newest(into: Path, number: int) -> list[str]:
 
 
 def remove(path: Path) -> None:
-    """Gone as a whole: it loses its name first."""
+    """Remove atomically: renamed first."""
     if path.exists():
         aside = path.with_name(f"{path.name}.gone{_PARTIAL}")
         os.rename(path, aside)
@@ -75,5 +75,5 @@ def remove(path: Path) -> None:
 def _created_at(path: Path) -> float:
     try:
         return float(read_manifest(path, "bundle")["created_at"])
-    except (ArtifactError, KeyError, TypeError, ValueError):  # damaged: nobody can serve it, so it goes first
+    except (ArtifactError, KeyError, TypeError, ValueError):  # damaged, so it is removed first
         return 0.0

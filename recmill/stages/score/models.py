@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 import numpy as np
 import polars as pl
 
-from recmill.artifacts.bundle.bundle import Bundle, Entities
+from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.bundle.entities import Entities
 from recmill.artifacts.bundle.features import FeatureRows
 from recmill.artifacts.bundle.models import RankModel, TowerModel
 from recmill.artifacts.vector_index import Index, open_index

@@ -1,1 +1,1 @@
-"""serve: Bundle -> answers, in process and over gRPC and HTTP. Nothing here knows how models are trained."""
+"""serve: Bundle -> answers, in process and over gRPC and HTTP. Imports nothing that trains models."""

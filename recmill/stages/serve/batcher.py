@@ -1,4 +1,4 @@
-"""Small requests that come at about the same time, answered in one batch."""
+"""Dynamic batching: small requests that arrive at about the same time are scored in one batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from recmill.errors import Overloaded, TooLate
-from recmill.stages.serve.limits import Admission
+from recmill.stages.serve.admission import Admission
 
 Result = TypeVar("Result")
 Request = TypeVar("Request")
@@ -16,10 +16,10 @@ Work = Callable[[Sequence[Request]], Sequence[Result]]
 
 
 class Batcher(Generic[Request, Result]):
-    """Small requests that come at about the same time are answered together.
+    """Scores requests together that arrive at about the same time.
 
-    `compute` takes requests of one `group` (any hashable that says what fits together) and gives as many results.
-    Nobody waits when nothing is under way; else at most `wait_seconds`, or until there are `max_rows`.
+    `compute` takes requests of one `group` (any hashable; requests of equal groups can share a batch) and returns as
+    many results. A request waits only while another batch is running: at most `wait_seconds`, or until `max_rows`.
     """
 
     def __init__(
@@ -33,33 +33,33 @@ class Batcher(Generic[Request, Result]):
         self.wait_seconds = wait_seconds
         self._admission = admission
         self._compute = compute
-        self._gathering: dict[Any, _Gathering[Request, Result]] = {}
+        self._open: dict[Any, _OpenBatch[Request, Result]] = {}
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def answer(self, request: Request, group: Any, num_rows: int, deadline: float | None) -> Result:
-        """The result for one request. A request that fails does not take others with it."""
-        place: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        gathering = self._gathering.setdefault(group, _Gathering())
-        gathering.waiting.append((request, place, deadline))
-        gathering.num_rows += num_rows
-        if not self._under_way or gathering.num_rows >= self.max_rows:
+        """The result for one request. A request that fails does not fail others of its batch."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        batch = self._open.setdefault(group, _OpenBatch())
+        batch.waiting.append((request, future, deadline))
+        batch.num_rows += num_rows
+        if not self._under_way or batch.num_rows >= self.max_rows:
             self._start(group)
-        elif gathering.timer is None:
-            gathering.timer = asyncio.get_running_loop().call_later(self.wait_seconds, self._start, group)
-        return await place
+        elif batch.timer is None:
+            batch.timer = asyncio.get_running_loop().call_later(self.wait_seconds, self._start, group)
+        return await future
 
     def _start(self, group: Any) -> None:
-        gathering = self._gathering.pop(group, None)
-        if gathering is None:
+        batch = self._open.pop(group, None)
+        if batch is None:
             return
-        if gathering.timer is not None:
-            gathering.timer.cancel()
-        task = asyncio.ensure_future(self._run(gathering.waiting))
+        if batch.timer is not None:
+            batch.timer.cancel()
+        task = asyncio.ensure_future(self._run(batch.waiting))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
-    async def _run(self, waiting: Sequence[_Place[Request, Result]]) -> None:
-        waiting = [place for place in waiting if not place[1].done()]
+    async def _run(self, waiting: Sequence[_WaitingRequest[Request, Result]]) -> None:
+        waiting = [one for one in waiting if not one[1].done()]
         if not waiting:
             return
         deadlines = [deadline for _, _, deadline in waiting if deadline is not None]
@@ -70,26 +70,26 @@ class Batcher(Generic[Request, Result]):
         except Exception as error:
             await self._fail(waiting, error)
             return
-        for (_, place, _), result in zip(waiting, results, strict=True):
-            if not place.done():
-                place.set_result(result)
+        for (_, future, _), result in zip(waiting, results, strict=True):
+            if not future.done():
+                future.set_result(result)
 
-    async def _fail(self, waiting: Sequence[_Place[Request, Result]], error: Exception) -> None:
-        """Whoever is refused is refused with the rest; whatever else went wrong is the fault of one of them."""
+    async def _fail(self, waiting: Sequence[_WaitingRequest[Request, Result]], error: Exception) -> None:
+        """A refusal holds for the whole batch; any other error is of one request, so each is tried alone."""
         if len(waiting) > 1 and not isinstance(error, Overloaded | TooLate):
             for one in waiting:
                 await self._run([one])
         else:
-            for _, place, _ in waiting:
-                if not place.done():
-                    place.set_exception(error)
+            for _, future, _ in waiting:
+                if not future.done():
+                    future.set_exception(error)
 
 
-_Place = tuple[Request, "asyncio.Future[Result]", float | None]
+_WaitingRequest = tuple[Request, "asyncio.Future[Result]", float | None]
 
 
 @dataclass
-class _Gathering(Generic[Request, Result]):
+class _OpenBatch(Generic[Request, Result]):
     waiting: list[tuple[Request, asyncio.Future[Result], float | None]] = field(default_factory=list)
     num_rows: int = 0
     timer: asyncio.TimerHandle | None = None

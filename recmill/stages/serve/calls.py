@@ -1,4 +1,4 @@
-"""What can be asked of a server, whatever the transport: one table of calls, and the dispatcher that answers them."""
+"""What can be asked of a server: one table of calls that HTTP, gRPC and the split roles use, and their dispatcher."""
 
 from __future__ import annotations
 
@@ -22,171 +22,182 @@ from recmill.errors import (
 )
 from recmill.reporting.machine import available_cores
 from recmill.stages.serve import messages as m
-from recmill.stages.serve.limits import Admission, Limits
+from recmill.stages.serve.admission import Admission
+from recmill.stages.serve.changes import Change
+from recmill.stages.serve.limits import Limits
 from recmill.stages.serve.security import Scope, Tokens
 
 if TYPE_CHECKING:
     from recmill.stages.serve.service import Service
     from recmill.stages.serve.telemetry import Telemetry
 
-_LARGE_BYTES = 64 << 10  # of a request that a thread reads
+_LARGE_BYTES = 64 << 10  # a request from here on is parsed on a thread
 _LARGE_WAITING = 16  # such requests, each held in memory
 Parsed = TypeVar("Parsed")
 _logger = logging.getLogger("recmill.serve")
 
-
-class Recommends(m.Message, frozen=True, kw_only=True):
-    """Several users in one call."""
-
-    queries: list[m.Recommend]
-
-
-class Recalls(m.Message, frozen=True, kw_only=True):
-    """Candidates for several users in one call."""
-
-    queries: list[m.Recall]
-
-
-class Answers(m.Message, frozen=True, kw_only=True):
-    """One answer for each query, in their order."""
-
-    answers: list[m.Answer]
-
-
-class Events(m.Message, frozen=True, kw_only=True):
-    """What users just did, oldest first."""
-
-    events: list[m.Event]
-
-
-class NewItems(m.Message, frozen=True, kw_only=True):
-    """Items to add or replace."""
-
-    items: list[m.NewItem]
-
-
-class ItemIds(m.Message, frozen=True, kw_only=True):
-    """Items to remove."""
-
-    items: list[m.Id]
-
-
-class RollBack(m.Message, frozen=True, kw_only=True):
-    """The version to go back to; none: the one before."""
-
-    version: str | None = None
-
-
-class Nothing(m.Message, frozen=True, kw_only=True):
-    """A call that needs nothing to be said."""
-
-
-class UserPrefix(m.Message, frozen=True, kw_only=True):
-    """Ask for ids of users that begin like this."""
-
-    prefix: str = ""
-    limit: int = 20
-
-
-class FeatureRowsRequest(m.Message, frozen=True, kw_only=True):
-    """Ask for packed feature rows of a user and items: between roles."""
-
-    query: m.Rank
-
-
-class RankRows(m.Message, frozen=True, kw_only=True):
-    """Packed feature rows to rank: between roles."""
-
-    user: bytes
-    items: list[bytes]
-    context: m.Values
-
-
-class ChangeResult(m.Message, frozen=True, kw_only=True, omit_defaults=False):
-    """How many were taken, and the version that has them now."""
-
-    number: int
-    version: str
-
-
-class UserIds(m.Message, frozen=True, kw_only=True):
-    """Ids of users, as the log writes them."""
-
-    users: list[m.Id]
-
-
-class PackedRows(m.Message, frozen=True, kw_only=True):
-    """Feature rows as stores keep them; empty: not known."""
-
-    user: bytes
-    items: list[bytes]
-    degraded: list[str]
-    version: str
-
-
-class Refusal(m.Message, frozen=True, kw_only=True):
-    """Why there is no answer, in one sentence."""
-
-    error: str
+ROLES = ("all", "recommend", "recall", "features", "rank")
+_EVERY = frozenset(ROLES)
 
 
 @dataclass(frozen=True)
 class ServerCall:
-    """One thing to ask for: who may, which roles answer it, and how. `is_change`: it waits beside the queue."""
+    """One thing to ask for: what it takes and answers, which roles answer it, who may ask, and its HTTP endpoint.
+
+    `is_change`: it has a queue of its own, beside that of the answers. `takes_many` and `answers_many` are the forms
+    for several requests at once; `batch` is the list whose length is limited.
+    """
 
     name: str
     run: Callable[[Service, Any], Any]
+    takes: type[m.Message]
+    answers: type[m.Message]
     roles: frozenset[str]
+    endpoint: tuple[str, str] | None = None  # HTTP method and path; None: gRPC alone, between roles
+    summary: str = ""
     scope: Scope = "read"
     is_change: bool = False
-
-
-ROLES = ("all", "recommend", "recall", "features", "rank")
-_EVERY = frozenset(ROLES)
+    batch: str | None = None
+    takes_many: type[m.Message] | None = None
+    answers_many: type[m.Message] | None = None
 
 
 def _roles(*names: str) -> frozenset[str]:
     return frozenset({"all", *names})
 
 
-def _changed(service: Service, number: int) -> ChangeResult:
-    return ChangeResult(number=number, version=service.status().version)
-
-
-def _lookup(service: Service, request: FeatureRowsRequest) -> PackedRows:
-    user, items, degraded, version = service.lookup_rows(request.query)
-    return PackedRows(user=user, items=items, degraded=degraded, version=version)
-
-
 CALLS = {
     call.name: call
     for call in (
-        ServerCall("recommend", lambda s, r: s.recommend(r), _roles("recommend")),
-        ServerCall("rank", lambda s, r: s.rank(r), _roles("recommend", "rank")),
-        ServerCall("recall", lambda s, r: s.recall(r), _roles("recommend", "recall")),
-        ServerCall("features", lambda s, r: s.features(r), _roles("recommend", "features")),
-        ServerCall("lookup", _lookup, _roles("features")),
-        ServerCall("rank_rows", lambda s, r: s.rank_rows(r.user, r.items, r.context), _roles("rank")),
-        ServerCall("infer", lambda s, r: s.score(r), _roles("rank")),
         ServerCall(
-            "users", lambda s, r: UserIds(users=s.user_ids(r.prefix, r.limit)), _EVERY, is_change=True
-        ),
-        ServerCall("status", lambda s, r: s.status(), _EVERY, is_change=True),
-        ServerCall("add_events", lambda s, r: _changed(s, s.add_events(r.events)), _EVERY, is_change=True),
-        ServerCall(
-            "add_items", lambda s, r: _changed(s, s.add_items(r.items)), _EVERY, "admin", is_change=True
+            "recommend",
+            lambda service, query: service.recommend(query),
+            m.Recommend,
+            m.Answer,
+            _roles("recommend"),
+            ("POST", "/v1/recommend"),
+            "The k best items of a user, or of several users at once.",
+            batch="queries",
+            takes_many=m.Recommends,
+            answers_many=m.Answers,
         ),
         ServerCall(
-            "remove_items", lambda s, r: _changed(s, s.remove_items(r.items)), _EVERY, "admin", is_change=True
+            "rank",
+            lambda service, query: service.rank(query),
+            m.Rank,
+            m.RankAnswer,
+            _roles("recommend", "rank"),
+            ("POST", "/v1/rank"),
+            "The probability of a click on each of these items.",
         ),
-        ServerCall("rollback", lambda s, r: s.rollback(r.version), _EVERY, "admin", is_change=True),
+        ServerCall(
+            "recall",
+            lambda service, query: service.recommender_for(query).recall(query),
+            m.Recall,
+            m.Answer,
+            _roles("recommend", "recall"),
+            ("POST", "/v1/recall"),
+            "Candidates alone, before ranking.",
+            batch="queries",
+            takes_many=m.Recalls,
+            answers_many=m.Answers,
+        ),
+        ServerCall(
+            "features",
+            lambda service, query: service.current.features(query),
+            m.Features,
+            m.FeaturesAnswer,
+            _roles("recommend", "features"),
+            ("POST", "/v1/features"),
+            "The stored columns and features of a user and of items.",
+        ),
+        ServerCall(
+            "lookup",
+            lambda service, query: service.current.packed_rows(query),
+            m.Rank,
+            m.PackedRows,
+            _roles("features"),
+        ),
+        ServerCall(
+            "rank_rows",
+            lambda service, rows: service.current.rank_rows(rows),
+            m.RankRows,
+            m.RankAnswer,
+            _roles("rank"),
+        ),
+        ServerCall(
+            "users",
+            lambda service, request: service.user_ids(request),
+            m.UserPrefix,
+            m.UserIds,
+            _EVERY,
+            ("GET", "/v1/users"),
+            "Ids of users that begin with a text.",
+            is_change=True,
+        ),
+        ServerCall(
+            "status",
+            lambda service, request: service.status(),
+            m.Empty,
+            m.Status,
+            _EVERY,
+            ("GET", "/v1/status"),
+            "The version that serves, its bundle, and how fresh it is.",
+            is_change=True,
+        ),
+        ServerCall(
+            "add_events",
+            lambda service, request: service.change(Change(events=request.events)),
+            m.Events,
+            m.ChangeResult,
+            _EVERY,
+            ("POST", "/v1/events"),
+            "Add events of users: the next answer takes them into account.",
+            is_change=True,
+            batch="events",
+        ),
+        ServerCall(
+            "add_items",
+            lambda service, request: service.change(Change(items=request.items)),
+            m.NewItems,
+            m.ChangeResult,
+            _EVERY,
+            ("POST", "/v1/items"),
+            "Add or replace items (admin).",
+            scope="admin",
+            is_change=True,
+            batch="items",
+        ),
+        ServerCall(
+            "remove_items",
+            lambda service, request: service.change(Change(removed=request.items)),
+            m.ItemIds,
+            m.ChangeResult,
+            _EVERY,
+            ("POST", "/v1/items/remove"),
+            "Remove items (admin).",
+            scope="admin",
+            is_change=True,
+        ),
+        ServerCall(
+            "rollback",
+            lambda service, request: service.rollback(request.version),
+            m.RollBack,
+            m.Status,
+            _EVERY,
+            ("POST", "/v1/rollback"),
+            "Serve an earlier version again (admin).",
+            scope="admin",
+            is_change=True,
+        ),
     )
 }
+INFER_ROLES = _roles("rank")  # that answer the Open Inference Protocol
 
 
 @dataclass(frozen=True)
 class CallError:
-    """A call without an answer, in the words of both transports."""
+    """Why a call has no answer, as each transport reports it."""
 
     http_status: int
     grpc_code: str
@@ -195,7 +206,7 @@ class CallError:
 
 
 class CallDispatcher:
-    """Where every transport brings its calls: may they ask, is it right, is there room; then the service answers."""
+    """Takes the calls of all transports: checks the token, the role and the load, then lets the service answer."""
 
     def __init__(
         self,
@@ -212,11 +223,13 @@ class CallDispatcher:
         self.limits = limits or Limits()
         self.tokens = tokens
         self.role = role
-        self.admin_is_open = admin_is_open  # to those without a token, when there are no tokens
+        self.admin_is_open = (
+            admin_is_open  # without tokens: whether anyone who can connect may make admin calls
+        )
         self.is_draining = False
         waiting = self.limits.max_waiting
         self.queue = Admission(threads or available_cores(), waiting, self.limits.max_wait_seconds)
-        # Changes may take long, and must neither hold up answers nor be held up by them.
+        # Changes may take long; they must neither delay answers nor be delayed by them.
         self.changes = Admission(2, waiting, float("inf"), "change")
         self.reading = Admission(1, _LARGE_WAITING, float("inf"), "read")
 
@@ -229,25 +242,25 @@ class CallDispatcher:
             self.tokens.check(authorization, scope)
         elif scope == "admin" and not self.admin_is_open:
             raise Forbidden(
-                "This call needs the admin scope, and this server has no tokens and wants no client certificates. "
+                "This call needs the admin scope, and this server has no tokens and requires no client certificates. "
                 "Start it with --token-file or --tls-client-ca."
             )
 
-    def offers(self, call: ServerCall) -> None:
-        """Raises NotFound when this process has a role that does not answer such calls; Overloaded when it cannot now.
+    def check_offered(self, name: str, roles: frozenset[str], is_change: bool = False) -> None:
+        """Raise NotFound if this process has none of these roles, and Overloaded if its queue is full.
 
-        It is asked before a request is even read: what is refused must cost little.
+        Called before a request is even read: a refusal must cost little.
         """
-        if not call.is_change:
-            self.queue.check_room(call.name, 1, None)
-        if self.role not in call.roles:
+        if not is_change:
+            self.queue.check_room(name, 1, None)
+        if self.role not in roles:
             raise NotFound(
-                f'This server has the role "{self.role}", which does not answer {call.name}; '
-                f"ask one of: {', '.join(sorted(call.roles))}."
+                f'This server has the role "{self.role}", which does not answer {name}; '
+                f"ask one of: {', '.join(sorted(roles))}."
             )
 
     async def read(self, num_bytes: int, parse: Callable[[], Parsed]) -> Parsed:
-        """What `parse` makes of so many bytes. A thread does it when they are many, so that the event loop is free."""
+        """Parse so many bytes: on a thread when they are many, so that the event loop stays free."""
         return parse() if num_bytes < _LARGE_BYTES else await self.reading.run("read", parse)
 
     async def answer(
@@ -257,10 +270,10 @@ class CallDispatcher:
         remaining_seconds: float | None = None,
         pack: Callable[[Any], Any] = lambda answer: None,
     ) -> list[tuple[Any, Any]]:
-        """One answer for each request, and the same as `pack` makes it for the transport; or an error for all.
+        """One answer for each request, with what `pack` makes of it for the transport; or an error for all.
 
-        The requests are within limits already. The earliest deadline of any of them holds for all. Packing is done by
-        the thread that answers, so that the event loop is free.
+        The requests are within limits already. The earliest deadline of any of them holds for all. The thread that
+        answers packs too, so that the event loop stays free.
         """
         deadline = time.monotonic() + self.seconds_for(requests, remaining_seconds)
         works = [self._work(call, request, deadline, pack) for request in requests]
@@ -269,10 +282,11 @@ class CallDispatcher:
         return await self.queue.run_all(call.name, works, deadline)
 
     def seconds_for(self, requests: Sequence[Any], remaining_seconds: float | None) -> float:
-        """How long the answer may take: what the connection and the requests say, else the default."""
-        asked = [ms / 1000 for request in requests if (ms := getattr(request, "deadline_ms", None))]
-        known = [*asked, remaining_seconds] if remaining_seconds is not None else asked
-        return min(known) if known else self.limits.deadline_seconds
+        """How long the answer may take: the shortest deadline of the requests and the connection, else the default."""
+        deadlines = [ms / 1000 for request in requests if (ms := getattr(request, "deadline_ms", None))]
+        if remaining_seconds is not None:
+            deadlines.append(remaining_seconds)
+        return min(deadlines, default=self.limits.deadline_seconds)
 
     def observe(
         self,
@@ -292,7 +306,7 @@ class CallDispatcher:
         self, call: ServerCall, request: msgspec.Struct, deadline: float, pack: Callable[[Any], Any]
     ) -> Callable[[], tuple[Any, Any]]:
         def work() -> tuple[Any, Any]:
-            answer = call.run(self.service, with_time_left(request, deadline))
+            answer = call.run(self.service, _with_time_left(request, deadline))
             return answer, pack(answer)
 
         return work
@@ -305,14 +319,14 @@ class CallDispatcher:
 
 @dataclass(frozen=True)
 class BatchAnswer:
-    """What several answers have in common, for counting."""
+    """What metrics need of several answers to one call."""
 
     degraded: list[str]
     version: str
 
 
-def together(answers: Sequence[Any]) -> Any:
-    """What to count for a call; none for calls that cannot be degraded."""
+def for_metrics(answers: Sequence[Any]) -> Any:
+    """The answers of a call as one, for metrics; None for calls that cannot be degraded."""
     if not hasattr(answers[0], "degraded"):
         return None
     if len(answers) == 1:
@@ -320,15 +334,15 @@ def together(answers: Sequence[Any]) -> Any:
     return BatchAnswer([reason for answer in answers for reason in answer.degraded], answers[0].version)
 
 
-def with_time_left(request: Any, deadline: float) -> Any:
-    """The request as the service should see it: its deadline counts from now."""
+def _with_time_left(request: Any, deadline: float) -> Any:
+    """The request with the deadline that is left after it waited in the queue."""
     if not hasattr(request, "deadline_ms"):
         return request
     return msgspec.structs.replace(request, deadline_ms=max(0.1, (deadline - time.monotonic()) * 1000))
 
 
-def refused(error: Exception) -> CallError:
-    """How to say an error. One that is our own mistake goes to the log with a number, and only the number is shown."""
+def call_error(error: Exception) -> CallError:
+    """The error to report to the client. A bug of ours is logged under an id, and only the id is shown."""
     if isinstance(error, ServingError):
         retry = getattr(error, "retry_after_seconds", None)
         return CallError(error.http_status, error.grpc_code, str(error), retry)
@@ -336,11 +350,9 @@ def refused(error: Exception) -> CallError:
         for kind, status, code in _OTHER_ERRORS:
             if isinstance(error, kind):
                 return CallError(status, code, str(error))
-    number = secrets.token_hex(4)
-    _logger.error("error %s", number, exc_info=error)
-    return CallError(
-        500, "INTERNAL", f"The server made a mistake. Its log has more under the number {number}."
-    )
+    error_id = secrets.token_hex(4)
+    _logger.error("error %s", error_id, exc_info=error)
+    return CallError(500, "INTERNAL", f"Internal error. The server's log has the details under {error_id}.")
 
 
 _OTHER_ERRORS: tuple[tuple[type[RecmillError], int, str], ...] = (

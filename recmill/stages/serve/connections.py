@@ -1,4 +1,4 @@
-"""How many connections a process keeps open, and which of them go first when there are too many."""
+"""How many connections a process keeps open, and which are closed first when there are too many."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from recmill.errors import RecmillError
 
 RESERVED_FILES = 256  # descriptors for everything but connections: bundles, stores, logs, pipes
-MAX_CONNECTIONS = 10_000  # of one transport, unless more are asked for
+MAX_CONNECTIONS = 10_000  # of one transport, unless --max-connections is higher
 MIN_CONNECTIONS = 16
 _WANTED_FILES = 1 << 20  # where the system sets no limit
 _RESERVE = 0.2  # of the connections: as soon as they are in use, silent ones are closed
@@ -41,18 +41,19 @@ def raise_file_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def connections_for(asked: int | None, file_limit: int) -> int:
+def connections_for(requested: int | None, file_limit: int) -> int:
     """Connections that each of the two transports may have. Raises TooFewFiles when there are not enough files."""
-    # Half as many again may have been accepted before the first of them is looked at.
+    # Half as many again may have been accepted before the first of them is handled.
     room = (file_limit - RESERVED_FILES) * 2 // 5
-    if asked is None:
+    if requested is None:
         return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, room))
-    if asked > max(MIN_CONNECTIONS, room):
+    if requested > max(MIN_CONNECTIONS, room):
         raise TooFewFiles(
-            f"--max-connections {asked} for HTTP and as many for gRPC need {asked * 5 // 2 + RESERVED_FILES:,} open "
-            f"files, but this process may have {file_limit:,}. Raise its limit (ulimit -Hn), or ask for fewer."
+            f"--max-connections {requested} for HTTP and as many for gRPC need "
+            f"{requested * 5 // 2 + RESERVED_FILES:,} open files, but this process may have {file_limit:,}. "
+            "Raise its limit (ulimit -Hn), or ask for fewer."
         )
-    return asked
+    return requested
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class _Connection:
 class ConnectionReaper:
     """Keeps a reserve of connections free on each port by closing those that have been silent for longest.
 
-    It asks the kernel, so that it sees connections of every transport, also before their TLS handshake.
+    It reads the kernel's TCP info, which covers connections of every transport, also before their TLS handshake.
     """
 
     def __init__(self, ports: Sequence[int], max_connections: int) -> None:
@@ -84,14 +85,14 @@ class ConnectionReaper:
         self.target = max(1, int(max_connections * (1 - _RESERVE)))
 
     async def run(self) -> None:
-        """Look several times a second, for ever."""
+        """Check several times a second, until cancelled."""
         while os.path.isdir(_FILES):
             await asyncio.sleep(_PERIOD_SECONDS)
             if len(os.listdir(_FILES)) > self.target:
                 await asyncio.to_thread(self.reap)
 
     def reap(self) -> int:
-        """Close what is too much; how many connections that were."""
+        """Close the excess connections; how many."""
         number = 0
         with contextlib.ExitStack() as held:
             connections = list(self._open())

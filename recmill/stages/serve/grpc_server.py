@@ -24,7 +24,7 @@ from recmill.stages.serve.proto import convert, predict_v2_pb2, recmill_pb2
 from recmill.stages.serve.proto import recmill_pb2 as pb
 from recmill.stages.serve.security import Scope, Tls
 
-# A caller that is gone before it is answered is no error of ours.
+# A client that disconnects before it is answered is not a server error.
 logging.getLogger("grpc._cython.cygrpc").addFilter(
     lambda record: "ExecuteBatchError" not in str(record.exc_info)
 )
@@ -38,24 +38,22 @@ INFERENCE = "inference.GRPCInferenceService"
 
 @dataclass(frozen=True)
 class Method:
-    """One method: the call behind it, what its bytes are, and how messages become ours and back.
+    """The protobuf messages of one call, and how they become ours and back.
 
     `pack` makes a message of one answer; `reply` the reply of all of them.
     """
 
-    call: str
     takes: type[Message]
     requests_of: Callable[[Any], Sequence[Any]]
     pack: Callable[[Any], Message]
     reply: Callable[[Sequence[Any]], Message] = lambda packed: packed[0]
-    batch: str | None = None  # the list whose length is limited
 
 
 def _replies(packed: Sequence[pb.Answer]) -> pb.RecommendReply:
     return pb.RecommendReply(answers=packed)
 
 
-def _changed(answer: c.ChangeResult) -> pb.Changed:
+def _changed(answer: m.ChangeResult) -> pb.Changed:
     return pb.Changed(number=answer.number, version=answer.version)
 
 
@@ -63,7 +61,7 @@ def _status(answer: m.Status) -> pb.StatusReply:
     return pb.StatusReply(status=convert.to_struct(answer))
 
 
-def _packed(rows: c.PackedRows) -> pb.LookupReply:
+def _packed(rows: m.PackedRows) -> pb.LookupReply:
     return pb.LookupReply(user=rows.user, items=rows.items, degraded=rows.degraded, version=rows.version)
 
 
@@ -71,12 +69,12 @@ def _features(request: pb.FeaturesRequest) -> list[m.Features]:
     return [m.Features(user=convert.id_of(request.user), items=convert.ids_of(request.items, "items"))]
 
 
-def _rows(request: pb.RankRowsRequest) -> list[c.RankRows]:
+def _rows(request: pb.RankRowsRequest) -> list[m.RankRows]:
     context = convert.values_of(request.context)
-    return [c.RankRows(user=request.user, items=list(request.items), context=context)]
+    return [m.RankRows(user=request.user, items=list(request.items), context=context)]
 
 
-def _events(request: pb.AddEventsRequest) -> list[c.Events]:
+def _events(request: pb.AddEventsRequest) -> list[m.Events]:
     events = [
         m.Event(
             user=convert.known_id(event.user, "user"),
@@ -85,42 +83,39 @@ def _events(request: pb.AddEventsRequest) -> list[c.Events]:
         )
         for event in request.events
     ]
-    return [c.Events(events=events)]
+    return [m.Events(events=events)]
 
 
-def _new_items(request: pb.AddItemsRequest) -> list[c.NewItems]:
+def _new_items(request: pb.AddItemsRequest) -> list[m.NewItems]:
     items = [
         m.NewItem(id=convert.known_id(item.id, "id"), values=convert.values_of(item.values))
         for item in request.items
     ]
-    return [c.NewItems(items=items)]
+    return [m.NewItems(items=items)]
 
 
-def _item_ids(request: pb.RemoveItemsRequest) -> list[c.ItemIds]:
-    return [c.ItemIds(items=convert.ids_of(request.items, "items"))]
+def _item_ids(request: pb.RemoveItemsRequest) -> list[m.ItemIds]:
+    return [m.ItemIds(items=convert.ids_of(request.items, "items"))]
 
 
 METHODS = {
-    "Recommend": Method(
-        "recommend", pb.RecommendRequest, convert.recommends_of, convert.to_answer, _replies, "queries"
-    ),
-    "Recall": Method(
-        "recall", pb.RecommendRequest, convert.recalls_of, convert.to_answer, _replies, "queries"
-    ),
-    "Rank": Method("rank", pb.RankRequest, lambda r: [convert.rank_of(r)], convert.to_ranked),
-    "Features": Method("features", pb.FeaturesRequest, _features, convert.to_features),
-    "Lookup": Method(
-        "lookup", pb.LookupRequest, lambda r: [c.FeatureRowsRequest(query=convert.rank_of(r))], _packed
-    ),
-    "RankRows": Method("rank_rows", pb.RankRowsRequest, _rows, convert.to_ranked),
-    "AddEvents": Method("add_events", pb.AddEventsRequest, _events, _changed, batch="events"),
-    "AddItems": Method("add_items", pb.AddItemsRequest, _new_items, _changed, batch="items"),
-    "RemoveItems": Method("remove_items", pb.RemoveItemsRequest, _item_ids, _changed),
-    "Status": Method("status", pb.StatusRequest, lambda r: [c.Nothing()], _status),
-    "Rollback": Method(
-        "rollback", pb.RollbackRequest, lambda r: [c.RollBack(version=r.version or None)], _status
-    ),
+    "recommend": Method(pb.RecommendRequest, convert.recommends_of, convert.to_answer, _replies),
+    "recall": Method(pb.RecommendRequest, convert.recalls_of, convert.to_answer, _replies),
+    "rank": Method(pb.RankRequest, lambda r: [convert.rank_of(r)], convert.to_ranked),
+    "features": Method(pb.FeaturesRequest, _features, convert.to_features),
+    "lookup": Method(pb.LookupRequest, lambda r: [convert.rank_of(r)], _packed),
+    "rank_rows": Method(pb.RankRowsRequest, _rows, convert.to_ranked),
+    "add_events": Method(pb.AddEventsRequest, _events, _changed),
+    "add_items": Method(pb.AddItemsRequest, _new_items, _changed),
+    "remove_items": Method(pb.RemoveItemsRequest, _item_ids, _changed),
+    "status": Method(pb.StatusRequest, lambda r: [m.Empty()], _status),
+    "rollback": Method(pb.RollbackRequest, lambda r: [m.RollBack(version=r.version or None)], _status),
 }
+
+
+def method_name(call: str) -> str:
+    """The name of a call in recmill.proto: add_events is AddEvents."""
+    return call.title().replace("_", "")
 
 
 class GrpcServer:
@@ -136,7 +131,7 @@ class GrpcServer:
         self.dispatcher = dispatcher
         self.scoring = scoring
         self.server = grpc.aio.server(options=_options(dispatcher.limits, several_processes, max_connections))
-        own = {name: self._handler(self._own(method), method.call) for name, method in METHODS.items()}
+        own = {method_name(call): self._handler(self._own(c.CALLS[call]), call) for call in METHODS}
         self._register(SERVICE, own)
         self._register(INFERENCE, self._inference())
         self.health = health.aio.HealthServicer()
@@ -162,52 +157,50 @@ class GrpcServer:
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
     def _handler(
-        self,
-        answer: Callable[[bytes, float | None], Awaitable[tuple[Message, Any]]],
-        name: str,
-        scope: Scope | None = None,
+        self, answer: Callable[[bytes, float | None], Awaitable[tuple[Message, Any]]], name: str
     ) -> grpc.RpcMethodHandler:
-        wanted = scope or c.CALLS[name].scope
+        scope: Scope = c.CALLS[name].scope if name in c.CALLS else "read"
 
         async def handle(data: bytes, context: grpc.aio.ServicerContext) -> Message:
-            began, answered, refused = time.perf_counter(), None, None
+            began, answered, failure = time.perf_counter(), None, None
             headers = {
                 key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)
             }
             try:
-                self.dispatcher.permit(headers.get("authorization"), wanted)
+                self.dispatcher.permit(headers.get("authorization"), scope)
                 reply, answered = await answer(data, context.time_remaining())
             except Exception as error:
-                refused = c.refused(error)
-            status = refused.grpc_code if refused else "OK"
+                failure = c.call_error(error)
+            status = failure.grpc_code if failure else "OK"
             seconds = time.perf_counter() - began
             self.dispatcher.observe("grpc", name, status, seconds, answered, headers.get("traceparent"))
-            if refused:
-                await context.abort(getattr(grpc.StatusCode, refused.grpc_code), refused.message)
+            if failure:
+                await context.abort(getattr(grpc.StatusCode, failure.grpc_code), failure.message)
             return reply
 
-        # Bytes are parsed in the handler, so that what is no message is the caller's mistake and not ours.
+        # Bytes are parsed in the handler, so that an invalid message is INVALID_ARGUMENT and not INTERNAL.
         return grpc.unary_unary_rpc_method_handler(handle, None, lambda reply: reply.SerializeToString())
 
-    def _own(self, method: Method) -> Callable[[bytes, float | None], Awaitable[tuple[Message, Any]]]:
-        call = c.CALLS[method.call]
+    def _own(self, call: c.ServerCall) -> Callable[[bytes, float | None], Awaitable[tuple[Message, Any]]]:
+        method = METHODS[call.name]
 
         async def answer(data: bytes, remaining: float | None) -> tuple[Message, Any]:
-            self.dispatcher.offers(call)
+            self.dispatcher.check_offered(call.name, call.roles, call.is_change)
             began = time.monotonic()
-            requests = await self.dispatcher.read(len(data), lambda: self._parsed(method, data))
+            requests = await self.dispatcher.read(len(data), lambda: self._parsed(call, data))
             if remaining is not None:
                 remaining -= time.monotonic() - began
-            found = await self.dispatcher.answer(call, requests, remaining, method.pack)
-            reply = method.reply([packed for _, packed in found])
-            return reply, c.together([answer for answer, _ in found])
+            answers = await self.dispatcher.answer(call, requests, remaining, method.pack)
+            reply = method.reply([packed for _, packed in answers])
+            return reply, c.for_metrics([answer for answer, _ in answers])
 
         return answer
 
-    def _parsed(self, method: Method, data: bytes) -> Sequence[Any]:
-        request, limits = convert.parse(method.takes, data), self.dispatcher.limits
-        if method.batch:
-            limits.check_number(len(getattr(request, method.batch)), method.batch)
+    def _parsed(self, call: c.ServerCall, data: bytes) -> Sequence[Any]:
+        method, limits = METHODS[call.name], self.dispatcher.limits
+        request = convert.parse(method.takes, data)
+        if call.batch:
+            limits.check_number(len(getattr(request, call.batch)), call.batch)
         requests = method.requests_of(request)
         for one in requests:
             limits.check(one)
@@ -265,11 +258,11 @@ def _options(limits: Limits, several_processes: bool, max_connections: int | Non
         ("grpc.max_metadata_size", limits.max_header),
         ("grpc.absolute_max_metadata_size", limits.max_header),
         ("grpc.so_reuseport", int(several_processes)),
-        # A connection must begin to speak HTTP/2 within this time, and goes when it has had no call for long.
+        # A connection must start HTTP/2 within this time, and is closed after it was idle for long.
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         ("grpc.max_connection_idle_ms", int(limits.idle_seconds * 1_000)),
         ("grpc.max_concurrent_streams", _MAX_STREAMS),
-        # Past these the library cancels calls without a word, before we see them; we refuse them ourselves.
+        # Past these the library cancels calls silently; the dispatcher refuses them with a reason instead.
         ("grpc.server.max_pending_requests", _NO_LIMIT),
         ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
     ]

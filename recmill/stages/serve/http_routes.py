@@ -1,4 +1,4 @@
-"""The HTTP transport: JSON in, JSON out. One table of endpoints makes the routes and the OpenAPI document."""
+"""The HTTP transport: JSON in, JSON out. The endpoints are those of the table of calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -39,78 +38,9 @@ class WrongContent(ServingError):
 
 
 class TooSlow(ServingError):
-    """The body did not come in time."""
+    """The body did not arrive in time."""
 
     http_status = 408
-
-
-@dataclass(frozen=True)
-class HttpRoute:
-    """One path: the call behind it, what it takes (or several of it at once), and what it answers."""
-
-    method: str
-    path: str
-    call: str
-    takes: type[m.Message]
-    answers: type[m.Message]
-    summary: str
-    takes_many: type[m.Message] | None = None
-    answers_many: type[m.Message] | None = None
-    list_field: str | None = None  # the list in `takes` that counts as a batch
-
-
-ENDPOINTS = (
-    HttpRoute(
-        "POST",
-        "/v1/recommend",
-        "recommend",
-        m.Recommend,
-        m.Answer,
-        "The k best items of a user, or of several users at once.",
-        c.Recommends,
-        c.Answers,
-    ),
-    HttpRoute(
-        "POST", "/v1/rank", "rank", m.Rank, m.RankAnswer, "The chance of a click on each of these items."
-    ),
-    HttpRoute(
-        "POST",
-        "/v1/recall",
-        "recall",
-        m.Recall,
-        m.Answer,
-        "Candidates alone, before ranking.",
-        c.Recalls,
-        c.Answers,
-    ),
-    HttpRoute(
-        "POST", "/v1/features", "features", m.Features, m.FeaturesAnswer, "What is known of a user and items."
-    ),
-    HttpRoute(
-        "POST",
-        "/v1/events",
-        "add_events",
-        c.Events,
-        c.ChangeResult,
-        "Tell what users just did.",
-        list_field="events",
-    ),
-    HttpRoute(
-        "POST",
-        "/v1/items",
-        "add_items",
-        c.NewItems,
-        c.ChangeResult,
-        "Add or replace items (admin).",
-        list_field="items",
-    ),
-    HttpRoute("POST", "/v1/items/remove", "remove_items", c.ItemIds, c.ChangeResult, "Remove items (admin)."),
-    HttpRoute(
-        "POST", "/v1/rollback", "rollback", c.RollBack, m.Status, "Go back to an earlier version (admin)."
-    ),
-    HttpRoute("GET", "/v1/status", "status", c.Nothing, m.Status, "What serves, and since when."),
-    HttpRoute("GET", "/v1/users", "users", c.UserPrefix, c.UserIds, "Ids of users that begin with a text."),
-)
 
 
 class _Peek(msgspec.Struct):
@@ -132,74 +62,72 @@ class HttpApp:
         self.scoring = scoring
         self._decoders = {
             kind: msgspec.json.Decoder(kind)
-            for endpoint in ENDPOINTS
-            for kind in (endpoint.takes, endpoint.takes_many)
+            for call in c.CALLS.values()
+            for kind in (call.takes, call.takes_many)
             if kind is not None
         }
         self._openapi: tuple[str, bytes] | None = None
         self.app = Starlette(
             routes=[*self._routes(), *more_routes],
-            exception_handlers={HTTPException: _http_error, Exception: _mistake},
+            exception_handlers={HTTPException: _http_error, Exception: _internal_error},
         )
         self.app.router.redirect_slashes = False
 
     def _routes(self) -> list[Route]:
         own = [
-            Route(endpoint.path, self._endpoint(endpoint), methods=[endpoint.method])
-            for endpoint in ENDPOINTS
+            Route(path, self._endpoint(call, method), methods=[method])
+            for call in c.CALLS.values()
+            if call.endpoint is not None
+            for method, path in [call.endpoint]
         ]
         model = "/v2/models/{name}"
         version = model + "/versions/{version}"
         return [
             *own,
-            Route("/v1/live", self._guarded("live", self._live), methods=["GET"]),
-            Route("/metrics", self._guarded("metrics", self._metrics), methods=["GET"]),
-            Route("/openapi.json", self._open("openapi", self._openapi_document), methods=["GET"]),
-            Route("/health/live", self._open("health", _alive), methods=["GET"]),
-            Route("/health/ready", self._open("health", self._ready), methods=["GET"]),
-            Route("/v2", self._guarded("status", self._server), methods=["GET"]),
-            Route("/v2/health/live", self._open("health", _alive), methods=["GET"]),
-            Route("/v2/health/ready", self._open("health", self._ready), methods=["GET"]),
+            Route("/v1/live", self._authorized("live", self._live), methods=["GET"]),
+            Route("/metrics", self._authorized("metrics", self._metrics), methods=["GET"]),
+            Route("/openapi.json", self._public("openapi", self._openapi_document), methods=["GET"]),
+            Route("/health/live", self._public("health", _alive), methods=["GET"]),
+            Route("/health/ready", self._public("health", self._ready), methods=["GET"]),
+            Route("/v2", self._authorized("status", self._server), methods=["GET"]),
+            Route("/v2/health/live", self._public("health", _alive), methods=["GET"]),
+            Route("/v2/health/ready", self._public("health", self._ready), methods=["GET"]),
             *(
-                Route(path, self._guarded("status", self._model), methods=["GET"])
+                Route(path, self._authorized("status", self._model), methods=["GET"])
                 for path in (model, version)
             ),
             *(
-                Route(f"{path}/ready", self._guarded("ready", self._model_ready), methods=["GET"])
+                Route(f"{path}/ready", self._authorized("ready", self._model_ready), methods=["GET"])
                 for path in (model, version)
             ),
             *(
-                Route(f"{path}/infer", self._guarded("infer", self._infer), methods=["POST"])
+                Route(f"{path}/infer", self._authorized("infer", self._infer), methods=["POST"])
                 for path in (model, version)
             ),
         ]
 
-    # wrapping: who may ask, what went wrong, how long it took
+    # every handler: authorization, errors, metrics
 
-    def _endpoint(self, endpoint: HttpRoute) -> Handler:
-        call = c.CALLS[endpoint.call]
-
+    def _endpoint(self, call: c.ServerCall, method: str) -> Handler:
         async def answer(request: Request) -> tuple[Response, Any]:
-            self.dispatcher.offers(call)
-            is_many, requests = await self._requests(request, endpoint)
+            self.dispatcher.check_offered(call.name, call.roles, call.is_change)
+            is_many, requests = await self._requests(request, call, method)
             answers = [answer for answer, _ in await self.dispatcher.answer(call, requests)]
-            shown = (
-                endpoint.answers_many(answers=answers) if is_many and endpoint.answers_many else answers[0]
-            )
-            return _json(shown), c.together(answers)
+            body = call.answers_many(answers=answers) if is_many and call.answers_many else answers[0]
+            return _json(body), c.for_metrics(answers)
 
-        return self._watched(call.name, answer, lambda request: self._permit(request, call.scope))
+        return self._observed(call.name, answer, lambda request: self._permit(request, call.scope))
 
-    def _guarded(self, name: str, answer: Callable[[Request], Awaitable[Response]]) -> Handler:
-        return self._watched(name, _without_answer(answer), lambda request: self._permit(request, "read"))
+    def _authorized(self, name: str, answer: Callable[[Request], Awaitable[Response]]) -> Handler:
+        return self._observed(name, _without_answer(answer), lambda request: self._permit(request, "read"))
 
-    def _open(self, name: str, answer: Callable[[Request], Awaitable[Response]]) -> Handler:
-        return self._watched(name, _without_answer(answer), lambda request: None)
+    def _public(self, name: str, answer: Callable[[Request], Awaitable[Response]]) -> Handler:
+        return self._observed(name, _without_answer(answer), lambda request: None)
 
     def _permit(self, request: Request, scope: Any) -> None:
         self.dispatcher.permit(request.headers.get("authorization"), scope)
 
-    def _watched(
+    def _observed(
         self,
         name: str,
         answer: Callable[[Request], Awaitable[tuple[Response, Any]]],
@@ -211,7 +139,7 @@ class HttpApp:
                 permit(request)
                 response, answered = await answer(request)
             except Exception as error:
-                response = _refusal(c.refused(error))
+                response = _refusal(c.call_error(error))
             self.dispatcher.observe(
                 "http",
                 name,
@@ -226,24 +154,24 @@ class HttpApp:
 
     # reading
 
-    async def _requests(self, request: Request, endpoint: HttpRoute) -> tuple[bool, list[Any]]:
-        """Whether several were asked for, and all of them."""
-        if endpoint.method == "GET":
-            return False, self._checked([_from_query(request, endpoint.takes)])
+    async def _requests(self, request: Request, call: c.ServerCall, method: str) -> tuple[bool, list[Any]]:
+        """Whether the client sent several requests in one, and all of them."""
+        if method == "GET":
+            return False, self._checked([_from_query(request, call.takes)])
         _check_content(request, (JSON,))
         body = await read_body(request, self.dispatcher.limits)
-        return await self.dispatcher.read(len(body), lambda: self._parsed(body, endpoint))
+        return await self.dispatcher.read(len(body), lambda: self._parsed(body, call))
 
-    def _parsed(self, body: bytes, endpoint: HttpRoute) -> tuple[bool, list[Any]]:
+    def _parsed(self, body: bytes, call: c.ServerCall) -> tuple[bool, list[Any]]:
         limits = self.dispatcher.limits
         limits.check_json(body)
-        if endpoint.takes_many is not None and _decoded(_peek, body).queries is not msgspec.UNSET:
-            many = _decoded(self._decoders[endpoint.takes_many], body).queries
+        if call.takes_many is not None and _decoded(_peek, body).queries is not msgspec.UNSET:
+            many = _decoded(self._decoders[call.takes_many], body).queries
             limits.check_number(len(many), "queries")
             return True, self._checked(many)
-        one = _decoded(self._decoders[endpoint.takes], body)
-        if endpoint.list_field:
-            limits.check_number(len(getattr(one, endpoint.list_field)), endpoint.list_field)
+        one = _decoded(self._decoders[call.takes], body)
+        if call.batch and call.takes_many is None:
+            limits.check_number(len(getattr(one, call.batch)), call.batch)
         return False, self._checked([one])
 
     def _checked(self, requests: list[Any]) -> list[Any]:
@@ -287,7 +215,7 @@ class HttpApp:
         return _json(inference.Readiness(name=inference.MODEL, ready=ready), 200 if ready else 503)
 
     async def _infer(self, request: Request) -> Response:
-        self.scoring.model(**request.path_params)  # there is such a model, before anything is read
+        self.scoring.model(**request.path_params)  # check that the model exists before anything is read
         _check_content(request, (JSON, "application/octet-stream", ""))
         body = await read_body(request, self.dispatcher.limits)
         header_length = request.headers.get("inference-header-content-length")
@@ -320,7 +248,7 @@ async def _alive(request: Request) -> Response:
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """The whole body, unpacked; raises rather than hold more bytes than it may, or wait for ever."""
+    """The whole body, decompressed; raises when it is too large or too slow."""
     max_bytes = limits.max_body
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length[:18]) > max_bytes:
@@ -329,16 +257,16 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         async with asyncio.timeout(limits.send_seconds):
             return await _stream(request, max_bytes)
     except TimeoutError:
-        raise TooSlow(f"The body did not come within {limits.send_seconds:g} s.") from None
+        raise TooSlow(f"The body did not arrive within {limits.send_seconds:g} s.") from None
     except ClientDisconnect:
         raise BadRequest("The connection ended before the body did.") from None
 
 
 async def _stream(request: Request, max_bytes: int) -> bytes:
-    unpack = _unpacker(request.headers.get("content-encoding", "identity").lower())
+    decompress = _decompressor(request.headers.get("content-encoding", "identity").lower())
     parts, total = [], 0
     async for chunk in request.stream():
-        part = chunk if unpack is None else _unpacked(unpack, chunk, max_bytes - total)
+        part = chunk if decompress is None else _decompressed(decompress, chunk, max_bytes - total)
         total += len(part)
         if total > max_bytes:
             raise TooLarge(f"The body has more than {max_bytes:,} bytes.")
@@ -346,7 +274,7 @@ async def _stream(request: Request, max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def _unpacker(encoding: str) -> Any:
+def _decompressor(encoding: str) -> Any:
     if encoding in ("", "identity"):
         return None
     if encoding in ("gzip", "deflate"):
@@ -356,11 +284,11 @@ def _unpacker(encoding: str) -> Any:
     )
 
 
-def _unpacked(unpack: Any, chunk: bytes, room: int) -> bytes:
+def _decompressed(decompress: Any, chunk: bytes, room: int) -> bytes:
     try:
-        return bytes(unpack.decompress(chunk, max(1, room + 1)))
+        return bytes(decompress.decompress(chunk, max(1, room + 1)))
     except zlib.error:
-        raise BadRequest("The body is not packed as its Content-Encoding says.") from None
+        raise BadRequest("The body is not compressed as its Content-Encoding declares.") from None
 
 
 def _check_content(request: Request, kinds: Sequence[str]) -> None:
@@ -381,7 +309,7 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
 def _from_query(request: Request, kind: type[m.Message]) -> Any:
     given = request.query_params
     if len(given.multi_items()) != len(given):
-        raise BadRequest("A parameter is there twice.")
+        raise BadRequest("A parameter occurs twice.")
     try:
         return msgspec.convert(dict(given), kind, strict=False)
     except msgspec.ValidationError as error:
@@ -392,12 +320,12 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value, enc_hook=plain_value), status, media_type=JSON)
 
 
-def _refusal(refused: c.CallError) -> Response:
-    response = _json(c.Refusal(error=refused.message), refused.http_status)
-    if refused.http_status == 401:
+def _refusal(error: c.CallError) -> Response:
+    response = _json(m.Refusal(error=error.message), error.http_status)
+    if error.http_status == 401:
         response.headers["www-authenticate"] = "Bearer"
-    if refused.retry_after_seconds is not None:
-        response.headers["retry-after"] = str(refused.retry_after_seconds)
+    if error.retry_after_seconds is not None:
+        response.headers["retry-after"] = str(error.retry_after_seconds)
     return response
 
 
@@ -405,12 +333,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """What Starlette itself refuses: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        refused = c.refused(
-            NotFound("There is nothing at this path. GET /openapi.json lists all that there is.")
-        )
+        refused = c.call_error(NotFound("Nothing is at this path. GET /openapi.json lists all paths."))
     else:
         refused = c.CallError(
-            error.status_code, "INVALID_ARGUMENT", _WORDS.get(error.status_code, "Not possible.")
+            error.status_code, "INVALID_ARGUMENT", _REASONS.get(error.status_code, "Not possible.")
         )
     response = _refusal(refused)
     for name, value in (error.headers or _NO_HEADERS).items():
@@ -419,8 +345,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 _NO_HEADERS: Mapping[str, str] = {}
-_WORDS = {405: "This path does not take this method; the header Allow says which ones it takes."}
+_REASONS = {405: "This path does not take this method; the header Allow lists those it takes."}
 
 
-async def _mistake(request: Request, error: Exception) -> Response:
-    return _refusal(c.refused(error))
+async def _internal_error(request: Request, error: Exception) -> Response:
+    return _refusal(c.call_error(error))

@@ -1,5 +1,5 @@
-"""HTTP connections within bounds: bytes of headers, time for each part of a request, requests sent ahead; and a drain
-that resets none of them.
+"""HTTP connections with limits on header bytes, on the time of each part of a request and on pipelining; and a drain
+that resets no connection.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 HEALTH_PATHS = ("/health/", "/v2/health/")
 _HANDSHAKE_SECONDS = 10.0
 _ANSWER_SECONDS = 2.0  # for the refusal of a body that is too slow
-_CLOSE_SECONDS = 5.0  # for a client to take what was written before its connection is cut off
-_MAX_AHEAD = 100  # requests on one connection whose turn has not come
-_QUIET_SECONDS, _GRACE_SECONDS = 0.2, 2.0  # of a drain: no request for so long, or so long in all
+_CLOSE_SECONDS = 5.0  # for a client to read what was written before its connection is aborted
+_MAX_AHEAD = 100  # pipelined requests on one connection
+_QUIET_SECONDS, _GRACE_SECONDS = 0.2, 2.0  # of a drain: seconds without a request, and in all
 _BACKLOG = 2_048
 
 
 class IdleConnections:
-    """Connections without a request under way. When there are too many connections, one of these is closed."""
+    """Connections without a request in progress. When there are too many connections, one of these is closed."""
 
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
@@ -54,13 +54,13 @@ class IdleConnections:
             oldest = next(iter(found))
             self.remove(oldest)
             oldest.connections.discard(oldest)
-            # A client that does not even take its answer would stay for ever.
+            # A client that does not read its answer would stay for ever.
             stays = oldest.transport.get_write_buffer_size() > 0
             oldest.transport.abort() if stays else oldest.transport.close()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. It is closed when a part of a request, or the next request, takes too long to come."""
+    """One connection. It is closed when a part of a request, or the next request, takes too long to arrive."""
 
     def __init__(self, limits: Limits, idle: IdleConnections, **more: Any) -> None:
         super().__init__(**more)
@@ -72,9 +72,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._bytes_without_progress = 0
         self._is_in_head = False
         self._expects_body = False
-        self._refusal = 400, "The request is no valid HTTP/1.1."
+        self._refusal = 400, "The request is not valid HTTP/1.1."
 
-    # what comes
+    # callbacks of the parser
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -143,10 +143,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle.keep_alive = False
         return True
 
-    # what is too much or too late
+    # limits
 
     def expire(self, now: float) -> None:
-        """Close the connection if it is due; cut it off if it was closed and its client does not take the rest."""
+        """Close the connection if it is due; abort it if it was closed and its client does not read the rest."""
         if now < self._due:
             return
         if self.transport.is_closing():
@@ -154,7 +154,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._is_in_head:
             self._refusal = (
                 408,
-                f"The head of the request did not come within {self.limits.send_seconds:g} s.",
+                f"The head of the request did not arrive within {self.limits.send_seconds:g} s.",
             )
             self.send_400_response("")
         else:
@@ -244,9 +244,9 @@ class HttpServer(uvicorn.Server):
             connection.drain()  # type: ignore[union-attr]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what comes a little longer, each time as the last answer of its connection; then end.
+        """Answer requests a little longer, each as the last one of its connection; then end.
 
-        Nothing is reset: a client that was idle sees its connection end, one that comes later finds no listener.
+        Nothing is reset: an idle client sees its connection end, and a later one finds no listener.
         """
         self.drain()
         await self._until_quiet()
@@ -299,14 +299,12 @@ class HttpServer(uvicorn.Server):
         return {"ssl": self.config.ssl, "ssl_handshake_timeout": _HANDSHAKE_SECONDS}
 
     def _unless_full(self, app: ASGIApp) -> ASGIApp:
-        """The application; health alone while there are more connections than there may be."""
+        """The application; only health checks while there are too many connections."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             num_connections = len(self.server_state.connections)
             if num_connections > self.idle.max_connections and not scope["path"].startswith(HEALTH_PATHS):
-                await _refuse(
-                    send, f"There are {num_connections:,} connections, which is all there is room for."
-                )
+                await _refuse(send, f"There are {num_connections:,} connections, which is the limit.")
             else:
                 await app(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2: raw columns of the log as tensors in, chances of a click out.
+"""The Open Inference Protocol, version 2: raw columns of the log as tensors in, probabilities of a click out.
 
 A tensor has the shape [n] or [n, 1]. A missing value is an empty text, NaN, or null in JSON; a column that is not
 sent is missing in every row.
@@ -6,25 +6,24 @@ sent is missing in every row.
 
 from __future__ import annotations
 
-import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from recmill import __version__
 from recmill.errors import BadRequest, NotFound
 from recmill.recipe.kinds import is_list, kinds_of_columns
 from recmill.stages.serve.batcher import Batcher
-from recmill.stages.serve.calls import CALLS, CallDispatcher
+from recmill.stages.serve.calls import INFER_ROLES, CallDispatcher
 from recmill.stages.serve.limits import MAX_DEADLINE_MS, Limits
 from recmill.stages.serve.proto import convert
 from recmill.stages.serve.proto import predict_v2_pb2 as pb
+from recmill.stages.serve.tensors import column_from_bytes, column_from_values, frame_of, length_of
 
 if TYPE_CHECKING:
     from recmill.artifacts.bundle.bundle import Bundle
@@ -36,19 +35,6 @@ EXTENSIONS = ("binary_tensor_data",)
 Datatype = Literal[
     "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP32", "FP64", "BYTES"
 ]
-_NUMPY: dict[str, str] = {
-    "BOOL": "?",
-    "INT8": "<i1",
-    "INT16": "<i2",
-    "INT32": "<i4",
-    "INT64": "<i8",
-    "UINT8": "<u1",
-    "UINT16": "<u2",
-    "UINT32": "<u4",
-    "UINT64": "<u8",
-    "FP32": "<f4",
-    "FP64": "<f8",
-}
 _CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -67,7 +53,7 @@ _DATATYPE_OF_KIND: dict[str, Datatype] = {"text": "BYTES", "int": "INT64", "floa
 
 
 class ProtocolMessage(msgspec.Struct, omit_defaults=True):
-    """A message of the protocol: fields that we do not know belong to extensions, and are ignored."""
+    """A message of the protocol. Unknown fields belong to extensions and are ignored."""
 
 
 class Tensor(ProtocolMessage):
@@ -124,7 +110,7 @@ class ModelFacts(ProtocolMessage):
 
 
 class Readiness(ProtocolMessage):
-    """Whether the model of this name can be asked."""
+    """Whether the model of this name is ready."""
 
     name: str
     ready: bool
@@ -141,7 +127,7 @@ class ScoringRows:
 
 
 class Scoring:
-    """Scores rows for both transports; requests that come together are scored together."""
+    """Scores rows for both transports; requests that arrive together are scored in one batch."""
 
     def __init__(self, dispatcher: CallDispatcher) -> None:
         self.dispatcher = dispatcher
@@ -181,7 +167,7 @@ class Scoring:
         return answered_by, scores
 
     def _bundle(self, name: str, version: str) -> Bundle:
-        self.dispatcher.offers(CALLS["infer"])
+        self.dispatcher.check_offered("infer", INFER_ROLES)
         bundle = self.dispatcher.service.bundle
         if name != MODEL or MODEL not in bundle.models:
             raise NotFound(
@@ -190,15 +176,15 @@ class Scoring:
         self._check_version(version, bundle.version)
         return bundle
 
-    def _check_version(self, asked: str, serving: str) -> None:
-        if asked and asked != serving:
-            raise NotFound(f'Version "{asked[:60]}" of {MODEL} does not serve now; {serving} does.')
+    def _check_version(self, version: str, serving: str) -> None:
+        if version and version != serving:
+            raise NotFound(f'Version "{version[:60]}" of {MODEL} is not served now; {serving} is.')
 
     def _score_all(self, frames: Sequence[pl.DataFrame]) -> list[tuple[str, Any]]:
         together = pl.concat(frames) if len(frames) > 1 else frames[0]
-        version, scores = CALLS["infer"].run(self.dispatcher.service, together)
+        recommender = self.dispatcher.service.current
         ends = np.cumsum([frame.height for frame in frames])[:-1]
-        return [(version, part) for part in np.split(scores, ends)]
+        return [(recommender.version, scores) for scores in np.split(recommender.score(together), ends)]
 
 
 def _models(bundle: Bundle) -> list[str]:
@@ -225,112 +211,13 @@ def inputs_of(bundle: Bundle) -> list[TensorFacts]:
     ]
 
 
-# tensors
-
-
-def length_of(name: str, shape: Iterable[int]) -> int:
-    shape = list(shape)
-    if len(shape) not in (1, 2) or shape[0] < 0 or (len(shape) == 2 and shape[1] != 1):
-        raise BadRequest(f'Input "{name}" must have the shape [n] or [n, 1], got {shape[:8]}.')
-    return shape[0]
-
-
-def frame_of(columns: Sequence[pl.Series]) -> pl.DataFrame:
-    """Columns side by side, their missing values missing; raises BadRequest when they do not fit together."""
-    if not columns:
-        raise BadRequest("inputs is empty; expected one tensor for each raw column of the log.")
-    names = [column.name for column in columns]
-    if len(set(names)) < len(names):
-        raise BadRequest(f'Input "{next(name for name in names if names.count(name) > 1)}" is there twice.')
-    heights = {len(column) for column in columns}
-    if len(heights) > 1:
-        raise BadRequest(
-            f"All inputs must have as many rows, got {', '.join(map(str, sorted(heights)[:8]))}."
-        )
-    return pl.DataFrame([_with_missing(column) for column in columns])
-
-
-def _with_missing(column: pl.Series) -> pl.Series:
-    if column.dtype.is_float():
-        return column.cast(pl.Float64).fill_nan(None)
-    if column.dtype == pl.String:
-        return column.set(column == "", None)
-    return column if column.dtype == pl.Boolean else column.cast(pl.Int64, strict=False)
-
-
-def column_from_bytes(name: str, datatype: str, num_rows: int, data: bytes) -> pl.Series:
-    """A column from a tensor's bytes: numbers in little-endian order, texts with their length before them."""
-    if datatype == "BYTES":
-        return _texts(name, num_rows, data)
-    if datatype not in _NUMPY:
-        raise BadRequest(
-            f'Input "{name}" has the datatype "{datatype[:20]}"; expected BYTES, {", ".join(_NUMPY)}.'
-        )
-    dtype = np.dtype(_NUMPY[datatype])
-    if len(data) != num_rows * dtype.itemsize:
-        wanted = num_rows * dtype.itemsize
-        raise BadRequest(
-            f'Input "{name}" has {len(data):,} bytes; {num_rows:,} values of {datatype} have {wanted:,}.'
-        )
-    values = np.frombuffer(data, np.uint8) != 0 if datatype == "BOOL" else np.frombuffer(data, dtype)
-    return pl.Series(name, values)
-
-
-def _texts(name: str, num_rows: int, data: bytes) -> pl.Series:
-    offsets = np.zeros(num_rows + 1, np.int32) if num_rows <= len(data) // 4 else None
-    place, texts = 0, []
-    for number in range(num_rows if offsets is not None else 0):
-        begin = place + 4
-        if begin > len(data):
-            break
-        place = begin + _LENGTH(data, place)[0]
-        if place > len(data):
-            break
-        texts.append(data[begin:place])
-        offsets[number + 1] = offsets[number] + place - begin  # type: ignore[index]
-    if offsets is None or place != len(data) or len(texts) != num_rows:
-        raise BadRequest(f'Input "{name}" must hold {num_rows:,} texts, each after its length in 4 bytes.')
-    joined = pa.py_buffer(b"".join(texts))
-    array = pa.StringArray.from_buffers(num_rows, pa.py_buffer(offsets.tobytes()), joined)
-    try:
-        array.validate(full=True)
-    except pa.ArrowInvalid:
-        raise BadRequest(f'Input "{name}" is not all UTF-8.') from None
-    return pl.Series(name, array)
-
-
-_LENGTH: Callable[[bytes, int], tuple[int]] = struct.Struct("<I").unpack_from
-
-
-def column_from_values(name: str, datatype: str, num_rows: int, values: Sequence[Any]) -> pl.Series:
-    """A column from a list of values, as JSON and protobuf bring them."""
-    if values and isinstance(values[0], list):
-        values = [one for row in values for one in (row if isinstance(row, list) else [row])]
-    if len(values) != num_rows:
-        raise BadRequest(f'Input "{name}" has {len(values):,} values, but its shape says {num_rows:,}.')
-    if datatype == "BYTES":
-        values = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values]
-    try:
-        return pl.Series(name, values, _POLARS.get(datatype, pl.Int64()), strict=True)
-    except (TypeError, OverflowError, ValueError, pl.exceptions.PolarsError):
-        raise BadRequest(f'Input "{name}" must hold values of {datatype} alone.') from None
-
-
-_POLARS: dict[str, pl.DataType] = {
-    "BYTES": pl.String(),
-    "BOOL": pl.Boolean(),
-    "FP32": pl.Float64(),
-    "FP64": pl.Float64(),
-}
-
-
 # over HTTP
 
 _request_decoder = msgspec.json.Decoder(Inference)
 
 
 def rows_from_http(body: bytes, header_length: str | None, limits: Limits) -> ScoringRows:
-    """A request of JSON, with the bytes of tensors behind it if a header says how long the JSON is."""
+    """A JSON request; if a header gives the length of the JSON, the bytes of tensors follow it."""
     text, rest = _split(body, header_length)
     limits.check_json(text)
     try:
@@ -340,20 +227,20 @@ def rows_from_http(body: bytes, header_length: str | None, limits: Limits) -> Sc
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest(f"{error}.") from None
     _check_outputs([output.name for output in request.outputs])
-    columns, place = [], 0
+    columns, offset = [], 0
     for tensor in request.inputs:
         length = length_of(tensor.name, tensor.shape)
         num_bytes = tensor.parameters.get("binary_data_size")
         if num_bytes is None:
             columns.append(column_from_values(tensor.name, tensor.datatype, length, tensor.data or []))
             continue
-        if not isinstance(num_bytes, int) or not 0 <= num_bytes <= len(rest) - place:
-            raise BadRequest(f'Input "{tensor.name}": binary_data_size is more than the request brings.')
-        data = rest[place : place + num_bytes]
+        if not isinstance(num_bytes, int) or not 0 <= num_bytes <= len(rest) - offset:
+            raise BadRequest(f'Input "{tensor.name}": binary_data_size is more than the request has.')
+        data = rest[offset : offset + num_bytes]
         columns.append(column_from_bytes(tensor.name, tensor.datatype, length, data))
-        place += num_bytes
-    if place != len(rest):
-        raise BadRequest(f"There are {len(rest) - place:,} bytes more than the inputs say.")
+        offset += num_bytes
+    if offset != len(rest):
+        raise BadRequest(f"There are {len(rest) - offset:,} bytes more than the inputs declare.")
     in_bytes = [output.parameters.get("binary_data", False) for output in request.outputs]
     wants_bytes = any(in_bytes) or (not in_bytes and request.parameters.get("binary_data_output") is True)
     return ScoringRows(
@@ -400,7 +287,7 @@ def http_answer(version: str, rows: ScoringRows, scores: Any) -> tuple[bytes, di
 
 
 def rows_from_grpc(data: bytes) -> tuple[str, str, ScoringRows]:
-    """The name and the version of the model that is asked, and the rows."""
+    """The name and the version of the model, and the rows."""
     request = convert.parse(pb.ModelInferRequest, data)
     _check_outputs(output.name for output in request.outputs)
     raw = request.raw_input_contents

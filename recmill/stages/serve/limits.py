@@ -1,48 +1,22 @@
-"""How much a server takes on: sizes of requests, and a bounded queue before a few threads."""
+"""How large a request may be, and how long it may take."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import math
-import queue
-import threading
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from recmill.errors import BadRequest, Overloaded, TooLate
+from recmill.errors import BadRequest
 from recmill.stages.serve.config import LimitConfig
-
-Result = TypeVar("Result")
 
 MAX_IDS = 10_000  # in one list of a request
 MAX_TEXT = 1_000  # characters of one text in a request
 MAX_CHANNELS = 100
-MAX_JSON_VALUES = 500_000  # in one body: nothing else can be done while JSON is read
+MAX_JSON_VALUES = 500_000  # in one body: the interpreter does nothing else while it parses JSON
 MAX_DEADLINE_MS = 600_000.0
 IDS = {("Event", "user"), ("Event", "item"), ("NewItem", "id")}  # that cannot be empty
 INTEGERS = (-(2**63), 2**63 - 1)
-_NEW_WEIGHT = 0.1  # of the latest call in the running mean of how long calls take
-_USABLE = 0.7  # of the time that is left: estimates are means, and the way back takes time too
-_TICK_SECONDS = 0.01
-_MANY = 8  # requests that wait for each thread
-_ALONE_SECONDS = 0.1  # that one waits for the others to finish while the loop is behind
-_MAX_OVERDUE = 16  # threads whose work is overdue and that others took the place of
-_SECONDS_TO_END = 5.0  # that work which hangs is waited for in the end
-_BEHIND = 0.02  # seconds that the loop may be late while many wait; beyond, it would only read requests
-
-
-class QueueFull(Overloaded):
-    """There is no room, or a request would wait longer than it may."""
-
-    def __init__(self, message: str, retry_after_seconds: int) -> None:
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
 
 
 @dataclass(frozen=True)
@@ -82,7 +56,7 @@ class Limits(LimitConfig):
                 _check_value(name, value)
 
     def check_number(self, number: int, what: str) -> None:
-        """Raises BadRequest when a call holds no or too many of something."""
+        """Raises BadRequest when a list is empty or too long."""
         if not 1 <= number <= self.max_batch:
             raise BadRequest(f"{what} must hold 1 to {self.max_batch:,} values, got {number:,}.")
 
@@ -114,220 +88,3 @@ def _check_value(name: str, value: Any) -> None:
         raise BadRequest(f"{name} must fit into 64 bits, got a number of {len(str(abs(value)))} digits.")
     if type(value) is str and len(value) > MAX_TEXT:
         raise BadRequest(f"{name} must be a text of at most {MAX_TEXT:,} characters, got {len(value):,}.")
-
-
-class Admission:
-    """A few worker threads behind a queue that refuses at once what it could not answer in time.
-
-    How long a call would wait is known from how long such calls took lately. Work that still runs at its deadline loses
-    its thread to the others: a new one is started, and the old one ends with that work. Call it from one event loop.
-    """
-
-    def __init__(self, threads: int, max_waiting: int, max_wait_seconds: float, name: str = "answer") -> None:
-        self.threads = threads
-        self.max_waiting = max_waiting
-        self.max_wait_seconds = max_wait_seconds
-        self._name = name
-        self._jobs: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
-        self._overdue = 0  # threads that others were started for
-        self._workers: set[threading.Thread] = set()
-        self._lock = threading.Lock()
-        self._seconds: dict[str, float] = {}  # recent mean of each kind of call
-        self._waiting = 0
-        self._running = 0
-        self._waiting_seconds = 0.0  # that the waiting calls will take
-        self._running_seconds = 0.0
-        self._lag = _Lag()
-        # While the loop is behind, one thread at a time works: more of them would only keep Python from the loop.
-        self._alone = threading.Lock()
-        for _ in range(threads):
-            self._start_worker()
-
-    async def run(self, kind: str, work: Callable[[], Result], deadline: float | None = None) -> Result:
-        """Do one piece of work on a worker thread; raises Overloaded or TooLate instead of keeping anyone waiting."""
-        return (await self.run_all(kind, [work], deadline))[0]
-
-    async def run_all(
-        self, kind: str, works: Sequence[Callable[[], Result]], deadline: float | None = None
-    ) -> list[Result]:
-        """Do several pieces side by side, all of them or none. `deadline` is a time of `time.monotonic`."""
-        estimate = self._admit(kind, len(works), deadline)
-        jobs = [_QueuedCall(kind, work, deadline, estimate) for work in works]
-        for job in jobs:
-            self._jobs.put(job)
-        try:
-            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                return list(await asyncio.gather(*(asyncio.wrap_future(job.result) for job in jobs)))
-        except TimeoutError:
-            for job in jobs:
-                self._give_up(job)
-            raise TooLate("The deadline passed before the answer was there.") from None
-        finally:
-            self._forget(sum(job.cancel() for job in jobs), estimate)
-
-    @property
-    def length(self) -> int:
-        """Calls that wait or are at work."""
-        return self._waiting + self._running
-
-    def wait_seconds(self) -> float:
-        """How long a call that comes now would wait in the queue."""
-        if not self._waiting and self._running < self.threads:
-            return 0.0
-        return (self._waiting_seconds + self._running_seconds / 2) / self.threads
-
-    def check_room(self, kind: str, number: int, deadline: float | None) -> None:
-        """Raises what `run_all` would raise now."""
-        wait, lag = self.wait_seconds(), self._lag.seconds()
-        left = math.inf if deadline is None else deadline - time.monotonic()
-        if self._waiting + number > self.max_waiting:
-            raise self._refusal(
-                f"{self._waiting:,} requests are waiting, which is all there is room for", wait
-            )
-        if lag > _BEHIND and self._waiting >= _MANY * self.threads:
-            raise self._refusal(f"the server is {lag * 1000:.0f} ms behind", wait)
-        if wait > self.max_wait_seconds:
-            raise self._refusal(f"a request would wait {wait * 1000:.0f} ms now", wait)
-        if wait and wait + self._seconds.get(kind, 0.0) > _USABLE * left:
-            raise self._refusal(
-                f"the deadline cannot be met: a request would wait {wait * 1000:.0f} ms", wait
-            )
-
-    def close(self) -> None:
-        """End the threads once their work is done; work that is overdue is not waited for."""
-        while not self._jobs.empty():
-            with contextlib.suppress(queue.Empty):
-                if job := self._jobs.get_nowait():
-                    job.cancel()
-        for _ in range(self.threads):
-            self._jobs.put(None)
-        end = time.monotonic() + _SECONDS_TO_END
-        for worker in list(self._workers):
-            worker.join(max(0.0, end - time.monotonic()))
-
-    def _start_worker(self) -> None:
-        # A daemon: work that hangs must not keep the process from ending.
-        worker = threading.Thread(target=self._work, name=f"recmill-{self._name}", daemon=True)
-        self._workers.add(worker)
-        worker.start()
-
-    def _work(self) -> None:
-        while job := self._jobs.get():
-            if job.begin():
-                job.end(self._timed)
-            if job.is_overdue:
-                with self._lock:
-                    self._overdue -= 1
-                return
-
-    def _give_up(self, job: _QueuedCall) -> None:
-        """Let another thread take the place of one that is at work on this."""
-        with self._lock:
-            if not job.is_running or self._overdue >= _MAX_OVERDUE:
-                return
-            job.is_overdue = True
-            self._overdue += 1
-            self._leave(job)
-            self._workers.discard(job.worker)
-        self._start_worker()
-
-    def _leave(self, job: _QueuedCall) -> None:
-        self._running -= 1
-        self._running_seconds -= job.estimate
-
-    def _admit(self, kind: str, number: int, deadline: float | None) -> float:
-        with self._lock:
-            self.check_room(kind, number, deadline)
-            estimate = self._seconds.get(kind, 0.0)
-            self._waiting += number
-            self._waiting_seconds += number * estimate
-        return estimate
-
-    def _refusal(self, reason: str, wait: float) -> QueueFull:
-        seconds = max(1, math.ceil(wait))
-        return QueueFull(f"Overloaded: {reason}. Come back in {seconds} s.", seconds)
-
-    def _forget(self, cancelled: int, estimate: float) -> None:
-        if cancelled:
-            with self._lock:
-                self._waiting -= cancelled
-                self._waiting_seconds -= cancelled * estimate
-
-    def _timed(self, job: _QueuedCall) -> Any:
-        began = time.monotonic()
-        with self._lock:
-            job.is_running = True
-            self._waiting -= 1
-            self._running += 1
-            self._waiting_seconds -= job.estimate
-            self._running_seconds += job.estimate
-        is_alone = self._lag.seconds() > _BEHIND and self._alone.acquire(timeout=_ALONE_SECONDS)
-        try:
-            if job.deadline is not None and time.monotonic() > job.deadline:
-                raise TooLate("The deadline passed while the request was waiting.")
-            result = job.work()
-            self._learn(job.kind, time.monotonic() - began)
-            return result
-        except Exception:
-            raise
-        except BaseException as error:  # what native code raises when it panics is no Exception
-            raise RuntimeError(f"{job.kind} panicked") from error
-        finally:
-            if is_alone:
-                self._alone.release()
-            with self._lock:
-                job.is_running = False
-                if not job.is_overdue:
-                    self._leave(job)
-
-    def _learn(self, kind: str, seconds: float) -> None:
-        with self._lock:
-            before = self._seconds.get(kind, seconds)
-            self._seconds[kind] = before + _NEW_WEIGHT * (seconds - before)
-
-
-class _QueuedCall:
-    """One piece of work, and the future of its result."""
-
-    def __init__(self, kind: str, work: Callable[[], Any], deadline: float | None, estimate: float) -> None:
-        self.kind, self.work, self.deadline, self.estimate = kind, work, deadline, estimate
-        self.result: Future[Any] = Future()
-        self.worker = threading.current_thread()
-        self.is_running = False
-        self.is_overdue = False
-
-    def begin(self) -> bool:
-        """Whether it is still wanted; this thread does it then."""
-        self.worker = threading.current_thread()
-        return self.result.set_running_or_notify_cancel()
-
-    def end(self, run: Callable[[_QueuedCall], Any]) -> None:
-        try:
-            self.result.set_result(run(self))
-        except Exception as error:
-            self.result.set_exception(error)
-
-    def cancel(self) -> bool:
-        """Whether it had not begun, and never will."""
-        return self.result.cancel()
-
-
-class _Lag:
-    """How late the event loop is: what a busy server adds to every answer, before and after its work."""
-
-    def __init__(self) -> None:
-        self._due: float | None = None  # when the next tick should be
-        self._last = 0.0
-
-    def seconds(self) -> float:
-        """The lateness of the last tick, or of the one that is due."""
-        if self._due is None:
-            self._tick()
-        assert self._due is not None
-        return max(self._last, time.monotonic() - self._due)
-
-    def _tick(self) -> None:
-        now = time.monotonic()
-        self._last = 0.0 if self._due is None else now - self._due
-        self._due = now + _TICK_SECONDS
-        asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)

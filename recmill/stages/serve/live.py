@@ -1,7 +1,7 @@
 """The last two minutes, second by second: what the console's charts show.
 
 A ring of seconds in a few doubles each. Where several processes serve one port, each keeps its ring in a file of a
-common folder, and whoever is asked adds them all up.
+common folder, and the process that answers adds them up.
 """
 
 from __future__ import annotations
@@ -55,13 +55,8 @@ class Ring:
             values[start + _BIN + bin_of(seconds)] += 1
             self._add_stages(start, stages)
 
-    def add_stages(self, stages: Mapping[str, float]) -> None:
-        """Milliseconds of stages that belong to no one request."""
-        with self._lock:
-            self._add_stages(self._second(), stages)
-
     def read(self, now: float | None = None) -> dict[str, Any]:
-        """The last whole seconds, oldest first, as lists of the same length; null where nothing was asked."""
+        """The last whole seconds, oldest first, as lists of the same length; null where there were no requests."""
         last = int(time.time() if now is None else now)
         seconds = np.arange(last - SECONDS, last)
         blocks = [self._bytes] if self.folder is None else _blocks(self.folder)

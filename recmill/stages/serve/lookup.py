@@ -1,4 +1,4 @@
-"""Features of a request: what is stored of the user and the items, what the request itself brings, by the same Plan."""
+"""The features stage: stored features of the user and the items, and columns of the request through the same Plan."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.bundle.bundle import Bundle, used_features
+from recmill.artifacts.bundle.entities import Side
 from recmill.artifacts.bundle.features import FeatureRows
-from recmill.artifacts.feature_store import CodedRows, MappedStore, Side, Store
-from recmill.artifacts.feature_store.mapped import entities_of
+from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.dataset.batch import Array, Batch, Keys, Layout, collate
 from recmill.errors import StoreError
 from recmill.features.expressions import columns_read
@@ -23,40 +23,39 @@ from recmill.recipe.recipe import History
 from recmill.stages.serve.messages import Id, Query, Values
 from recmill.stages.serve.raw import RawColumns
 
-_REMEMBERED = 20_000  # values of one feature
-_PATIENCE = 0.25  # seconds for a store at most; of a request with a deadline, half of what is left
+_MAX_CACHED = 20_000  # values of one feature
+_MAX_STORE_SECONDS = 0.25  # for a store; at most half of the time left until a deadline
 
 
 @dataclass(frozen=True)
 class UserRow:
-    """The user of a request, as far as it is known: raw columns that the request brought, features, items clicked."""
+    """The user of a request: raw columns of the request, features, items just clicked."""
 
     id: Id | None
-    place: int  # among the bundle's users; -1 for others
+    index: int  # among the bundle's users; -1 for others
     given: Values
     features: FeatureRows
     found: bool
-    recent: list[int] = field(default_factory=list)  # places of items the request says were just clicked
+    recent: list[int] = field(default_factory=list)  # indices of items that were just clicked, by the request
     degraded: list[str] = field(default_factory=list)
 
 
 class FeatureLookup:
-    """The features stage. What a store fails to give is made up for by the bundle's own rows, and said."""
+    """Features of users and items. Rows that a store fails to give come from the bundle, and the answer is degraded."""
 
-    def __init__(self, bundle: Bundle, store: Store | None = None) -> None:
+    def __init__(self, bundle: Bundle, store: RedisStore | None = None) -> None:
         self.bundle = bundle
         self.raw_columns = RawColumns(bundle.recipe)
         self.parts = parts_of_features(bundle.recipe)
-        self.own_store: Store = MappedStore(bundle)
-        self.store = store or self.own_store
-        self.store_failed: Callable[[], None] = lambda: None  # is called each time
-        self.rows_lacking: Callable[[Side, str, int], None] = lambda side, reason, number: None  # the same
+        self.store = store  # None: the bundle's own rows are all there is
+        self.store_failed: Callable[[], None] = lambda: None  # called each time, for metrics
+        self.missing_rows: Callable[[Side, str, int], None] = lambda side, reason, number: None  # likewise
         self.histories = [operation for operation in bundle.recipe.rows if isinstance(operation, History)]
         self._columns_of = {feature.name: feature.columns for feature in bundle.recipe.features}
         self._given_columns = set(self.raw_columns.of("user", "context"))
         self._user_columns = self.raw_columns.of("user")
-        self._remembered: dict[str, dict[Any, Any]] = {}
-        used = used_features(bundle)
+        self._cache: dict[str, dict[Any, Any]] = {}
+        used = used_features(bundle.columns, bundle.models)
         self.context_features = [name for name in used if self.parts[name] == "context"]
         self.crossed_features = [name for name in used if self.parts[name] == "crossed"]
         self.user_features = list(bundle.users.layout.features) if bundle.users is not None else []
@@ -70,23 +69,23 @@ class FeatureLookup:
 
     # users
 
-    def person(self, query: Query, deadline: float | None = None) -> UserRow:
-        """Stored features of the user, with what the request brings put over them."""
+    def user_row(self, query: Query, deadline: float | None = None) -> UserRow:
+        """Stored features of the user, overridden by the request's own columns."""
         given = self._given(query)
-        recent = self._places_of_known(query.recent)
-        place = self._user_place(query.user)
+        recent = self._known_indices(query.recent)
+        index = self._user_index(query.user)
         degraded: list[str] = []
-        stored, found = self._stored_user(query.user, place, deadline, degraded)
+        stored, found = self._stored_user(query.user, index, deadline, degraded)
         changed = self._changed(given, query.recent)
         raw = dict(given)
         if not found or not changed.isdisjoint(self.user_features):
-            raw = {**self._stored_raw(query.user, place, found, deadline, degraded), **given}
+            raw = {**self._stored_raw(query.user, found, deadline, degraded), **given}
             raw |= self._histories(raw, query.recent, given)
         names = list(self.context_features)
         names += [name for name in self.user_features if not found or name in changed]
         features = self._row(raw, names)
         return UserRow(
-            query.user, place, raw, stored | features if stored else features, found, recent, degraded
+            query.user, index, raw, stored | features if stored else features, found, recent, degraded
         )
 
     def _given(self, query: Query) -> Values:
@@ -96,56 +95,58 @@ class FeatureLookup:
             **self.raw_columns.typed(query.context, self._given_columns, where),
         }
 
-    def _user_place(self, user: Id | None) -> int:
+    def _user_index(self, user: Id | None) -> int:
         if user is None or self.bundle.users is None:
             return -1
-        return int(self.bundle.users.places([user])[0])
+        return int(self.bundle.users.indices([user])[0])
 
     def _stored_user(
-        self, user: Id | None, place: int, deadline: float | None, degraded: list[str]
+        self, user: Id | None, index: int, deadline: float | None, degraded: list[str]
     ) -> tuple[FeatureRows | None, bool]:
         users = self.bundle.users
         if user is None or users is None:
             return None, False
-        if self.store is self.own_store:
-            return (
-                (FeatureRows.of(users.features(np.array([place])), users.layout), True)
-                if place >= 0
-                else (None, False)
-            )
+        if self.store is None:
+            return self._bundle_user(index)
         try:
-            rows = self.store.get("user", [user], remaining(deadline))
+            rows = self.store.get("user", [user], store_timeout(deadline))
         except StoreError:
             self.store_failed()
             degraded.append("features of the user: the store does not answer, the bundle's own are used")
-            rows = self.own_store.get("user", [user], _PATIENCE)
-        else:
-            if not rows.found[0]:
-                rows = self._lacking_user(user, place, bool(rows.unreadable[0]), deadline, degraded)
-        return (FeatureRows.of(rows.batch, users.layout), True) if rows.found[0] else (None, False)
+            return self._bundle_user(index)
+        if rows.found[0]:
+            return FeatureRows.of(rows.batch, users.layout), True
+        self._note_missing_user(index, bool(rows.unreadable[0]), deadline, degraded)
+        return self._bundle_user(index)
 
-    def _lacking_user(
-        self, user: Id, place: int, is_unreadable: bool, deadline: float | None, degraded: list[str]
-    ) -> CodedRows:
-        """What the bundle has of a user that the store lacks. Of an unknown one nothing is missing."""
-        if is_unreadable or place >= 0:
+    def _bundle_user(self, index: int) -> tuple[FeatureRows | None, bool]:
+        if index < 0:
+            return None, False
+        users = self.bundle.entities("user")
+        return FeatureRows.of(users.features(np.array([index])), users.layout), True
+
+    def _note_missing_user(
+        self, index: int, is_unreadable: bool, deadline: float | None, degraded: list[str]
+    ) -> None:
+        """A row that the store lacks is counted. An unknown user lacks none, unless nothing was ever loaded."""
+        if is_unreadable or index >= 0:
             reason = "unreadable" if is_unreadable else "missing"
-            self.rows_lacking("user", reason, 1)
-            instead = "the bundle's own are used" if place >= 0 else "defaults are used"
+            self.missing_rows("user", reason, 1)
+            instead = "the bundle's own are used" if index >= 0 else "defaults are used"
             degraded.append(f"features of the user: the row in the store is {reason}, {instead}")
         elif not self._store_is_loaded(deadline):
             degraded.append("features of the user: the store holds no rows; run `recmill load`")
-        return self.own_store.get("user", [user], _PATIENCE)
 
     def _store_is_loaded(self, deadline: float | None) -> bool:
+        assert self.store is not None
         try:
-            return self.store.is_loaded(remaining(deadline))
+            return self.store.is_loaded(store_timeout(deadline))
         except StoreError:
             self.store_failed()
             return False
 
     def _changed(self, given: Values, recent: Sequence[Id]) -> set[str]:
-        """Features that read a column which the request brings."""
+        """Features that read a column of the request."""
         columns = set(given)
         if recent:
             columns |= {column for history in self.histories for column in history.list_columns.values()}
@@ -154,27 +155,26 @@ class FeatureLookup:
         return {name for name, read in self._columns_of.items() if columns & set(read)}
 
     def _stored_raw(
-        self, user: Id | None, place: int, found: bool, deadline: float | None, degraded: list[str]
+        self, user: Id | None, found: bool, deadline: float | None, degraded: list[str]
     ) -> Values:
-        """Raw columns of the user: stored ones, or the id alone for one that is not known."""
+        """Raw columns of the user: stored ones, or the id alone for an unknown user."""
         column = self.bundle.recipe.log.user
         if user is None or column is None:
             return {}
         own = {column: self.raw_columns.typed({column: user}, [column], "The request")[column]}
         if not found:
             return own
-        try:
-            stored = self.store.raw("user", user, remaining(deadline))
-            if stored is not None:
-                return stored
-            problem = "the row in the store is missing or unreadable"
-        except StoreError:
-            self.store_failed()
-            problem = "the store does not answer"
-        if self.store is self.own_store:
-            return own
-        degraded.append(f"columns of the user: {problem}, the bundle's own are used")
-        return self.own_store.raw("user", user, _PATIENCE) or own
+        if self.store is not None:
+            try:
+                stored = self.store.raw("user", user, store_timeout(deadline))
+                if stored is not None:
+                    return stored
+                problem = "the row in the store is missing or unreadable"
+            except StoreError:
+                self.store_failed()
+                problem = "the store does not answer"
+            degraded.append(f"columns of the user: {problem}, the bundle's own are used")
+        return self.bundle.entities("user").raw_row(user) or own
 
     def _histories(self, raw: Values, recent: Sequence[Id], given: Values) -> Values:
         """History columns with the items that were just clicked behind them; those that the request gives stay."""
@@ -187,10 +187,10 @@ class FeatureLookup:
         return {column: values for column, values in lists.items() if column not in given}
 
     def raw_user(self, user: Id, in_store: bool = True) -> Values:
-        """All raw columns of a user as stored, or as the bundle has them; of an unknown one the id alone."""
-        degraded: list[str] = []
-        stored = self._stored_raw(user, -1, in_store, None, degraded)
-        return stored if in_store else self.own_store.raw("user", user, _PATIENCE) or stored
+        """All raw columns of a user, from the store or from the bundle alone; of an unknown user, the id."""
+        if in_store:
+            return self._stored_raw(user, True, None, [])
+        return self.bundle.entities("user").raw_row(user) or self._stored_raw(user, False, None, [])
 
     def after_event(self, raw: Values, event: Values) -> Values:
         """Stored histories of a user after one more event."""
@@ -224,11 +224,11 @@ class FeatureLookup:
 
     def columns_of_side(self, side: Side) -> list[str]:
         """Raw columns that are kept of users or items, the id first."""
-        return list(entities_of(self.bundle, side).raw_schema)
+        return list(self.bundle.entities(side).raw_schema)
 
     def features_of(self, side: Side, raw: pl.DataFrame) -> pl.DataFrame:
         """What the Plan makes of raw rows of users or items."""
-        features = entities_of(self.bundle, side).layout.features
+        features = self.bundle.entities(side).layout.features
         return self.bundle.plan.apply(raw, labels=False, only=features)
 
     def raw_items(self, items: Sequence[Id]) -> list[Values]:
@@ -236,94 +236,92 @@ class FeatureLookup:
         entities, column = self.bundle.items, self.bundle.recipe.log.item
         if column is None:
             return [{} for _ in items]
-        places = entities.places(items) if entities is not None else np.full(len(items), -1)
-        known = entities.raw(places[places >= 0]).to_dicts() if entities is not None else []
+        indices = entities.indices(items) if entities is not None else np.full(len(items), -1)
+        known = entities.raw(indices[indices >= 0]).to_dicts() if entities is not None else []
         rows = iter(known)
         return [
             next(rows)
-            if place >= 0
+            if index >= 0
             else {column: self.raw_columns.typed({column: item}, [column], "The request")[column]}
-            for item, place in zip(items, places.tolist(), strict=True)
+            for item, index in zip(items, indices.tolist(), strict=True)
         ]
 
-    def _places_of_known(self, items: Sequence[Id]) -> list[int]:
+    def _known_indices(self, items: Sequence[Id]) -> list[int]:
         if not items or self.bundle.items is None:
             return []
-        return [place for place in self.bundle.items.places(items).tolist() if place >= 0]
+        return [index for index in self.bundle.items.indices(items).tolist() if index >= 0]
 
     # items
 
     def items(
-        self, places: Array, person: UserRow, deadline: float | None = None
+        self, indices: Array, user_row: UserRow, deadline: float | None = None
     ) -> tuple[FeatureRows, list[str]]:
-        """Features of items, with those that look at user, context and item together."""
+        """Features of items, with the crossed features, which read the user, the context and the item."""
         entities = self.bundle.items
         assert entities is not None
         degraded: list[str] = []
         rows = (
-            self._own_items(places)
-            if self.store is self.own_store
-            else self._stored_items(places, deadline, degraded)
+            self._own_items(indices)
+            if self.store is None
+            else self._stored_items(indices, deadline, degraded)
         )
         if self.crossed_features:
-            rows |= self.crossed(person, entities.raw(places))
+            rows |= self.crossed(user_row, entities.raw(indices))
         return rows, degraded
 
-    def _own_items(self, places: Array) -> FeatureRows:
-        entities = entities_of(self.bundle, "item")
-        return FeatureRows.of(entities.features(places), entities.layout)
+    def _own_items(self, indices: Array) -> FeatureRows:
+        entities = self.bundle.entities("item")
+        return FeatureRows.of(entities.features(indices), entities.layout)
 
-    def _stored_items(self, places: Array, deadline: float | None, degraded: list[str]) -> FeatureRows:
+    def _stored_items(self, indices: Array, deadline: float | None, degraded: list[str]) -> FeatureRows:
         """Features by the store; of items that it lacks, the bundle's own."""
-        entities = entities_of(self.bundle, "item")
-        known = np.flatnonzero(places >= 0)
+        entities = self.bundle.entities("item")
+        known = np.flatnonzero(indices >= 0)
         try:
-            stored = self.store.get("item", entities.ids(places[known]), remaining(deadline))
+            assert self.store is not None
+            stored = self.store.get("item", entities.ids(indices[known]), store_timeout(deadline))
         except StoreError:
             self.store_failed()
             degraded.append("features of items: the store does not answer, the bundle's own are used")
-            return self._own_items(places)
+            return self._own_items(indices)
         rows = FeatureRows.of(stored.batch, entities.layout)
-        if len(known) < len(places):
-            rows = self._own_items(places).replaced(known, rows)
-        lacking = known[~stored.found]
-        if len(lacking):
-            self._note_lacking_items(len(lacking), int(stored.unreadable.sum()), len(known), degraded)
-            rows = rows.replaced(lacking, self._own_items(places[lacking]))
+        if len(known) < len(indices):
+            rows = self._own_items(indices).replaced(known, rows)
+        missing = known[~stored.found]
+        if len(missing):
+            self._note_missing_items(len(missing), int(stored.unreadable.sum()), len(known), degraded)
+            rows = rows.replaced(missing, self._own_items(indices[missing]))
         return rows
 
-    def _note_lacking_items(
-        self, num_lacking: int, num_unreadable: int, num_items: int, degraded: list[str]
+    def _note_missing_items(
+        self, num_missing: int, num_unreadable: int, num_items: int, degraded: list[str]
     ) -> None:
-        self.rows_lacking("item", "unreadable", num_unreadable)
-        self.rows_lacking("item", "missing", num_lacking - num_unreadable)
-        problem = {0: "missing", num_lacking: "unreadable"}.get(num_unreadable, "missing or unreadable")
+        self.missing_rows("item", "unreadable", num_unreadable)
+        self.missing_rows("item", "missing", num_missing - num_unreadable)
+        problem = {0: "missing", num_missing: "unreadable"}.get(num_unreadable, "missing or unreadable")
         degraded.append(
-            f"features of items: {num_lacking} of {num_items} are {problem} in the store, "
+            f"features of items: {num_missing} of {num_items} are {problem} in the store, "
             "the bundle's own are used"
         )
 
-    def crossed(self, person: UserRow, items: pl.DataFrame) -> FeatureRows:
-        """Features that look at columns of the user or the context beside the item's."""
+    def crossed(self, user_row: UserRow, items: pl.DataFrame) -> FeatureRows:
+        """Features that read columns of the user or the context together with the item's."""
         columns = sorted({c for name in self.crossed_features for c in self._columns_of[name]})
-        own = dict(person.given)
-        if person.found and not all(column in own or column in items.columns for column in columns):
-            own = (
-                {**(self.own_store.raw("user", person.id, _PATIENCE) or {}), **own}
-                if person.id is not None
-                else own
-            )
+        own = dict(user_row.given)
+        lacks_columns = not all(column in own or column in items.columns for column in columns)
+        if user_row.found and user_row.id is not None and lacks_columns:
+            own = {**(self.bundle.entities("user").raw_row(user_row.id) or {}), **own}
         frame = self.raw_columns.frame([own], columns)
         rows = pl.concat([frame] * items.height) if items.height else frame.clear()
         rows = rows.with_columns(items[name] for name in columns if name in items.columns)
         return self.transform(rows, self.crossed_features)
 
-    def unknown_items(self, raw: Sequence[Values], person: UserRow) -> FeatureRows:
+    def unknown_items(self, raw: Sequence[Values], user_row: UserRow) -> FeatureRows:
         """Features of items that the bundle does not have, from the raw columns that there are."""
         assert self.bundle.items is not None
         frame = self.raw_columns.frame(raw, list(self.bundle.items.raw_schema))
         rows = self.transform(frame, self.bundle.items.layout.features)
-        return rows | self.crossed(person, frame) if self.crossed_features else rows
+        return rows | self.crossed(user_row, frame) if self.crossed_features else rows
 
     # the Plan
 
@@ -345,13 +343,13 @@ class FeatureLookup:
         return FeatureRows.of_frame(found, layout)
 
     def _row(self, raw: Values, names: Sequence[str]) -> FeatureRows:
-        """Features of one row. The Plan is asked once for each combination of values: most come again."""
+        """Features of one row, cached by the values they read: most values occur again."""
         numbers: dict[str, Array] = {}
         keys: dict[str, Keys] = {}
         wanted: list[tuple[str, Any]] = []
         for name in names:
             key = tuple(_hashable(raw.get(column)) for column in self._columns_of[name])
-            known = self._remembered.setdefault(name, {}).get(key)
+            known = self._cache.setdefault(name, {}).get(key)
             if known is None:
                 wanted.append((name, key))
             else:
@@ -362,10 +360,10 @@ class FeatureLookup:
             found = self.transform(self.raw_columns.frame([raw], columns), new)
             for name, key in wanted:
                 value = found.numbers[name] if name in found.numbers else found.keys[name]
-                remembered = self._remembered[name]
-                if len(remembered) >= _REMEMBERED:
-                    remembered.clear()
-                remembered[key] = value
+                cache = self._cache[name]
+                if len(cache) >= _MAX_CACHED:
+                    cache.clear()
+                cache[key] = value
                 _put(name, value, numbers, keys)
         return FeatureRows(1, numbers, keys)
 
@@ -381,15 +379,10 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def remaining(deadline: float | None) -> float:
-    """Seconds to wait for a store: at most half of those until a deadline, so that there is time to answer without."""
-    return _PATIENCE if deadline is None else min(_PATIENCE, max(0.001, (deadline - time.monotonic()) / 2))
-
-
-def used_features(bundle: Bundle) -> list[str]:
-    """Features that any model of the bundle reads, in the recipe's order."""
-    models = bundle.manifest["models"]
-    used: set[str] = set()
-    for model, names in (("ranking", ("numbers", "keys", "wide")), ("retrieval", ("user", "item"))):
-        used |= {feature for name in names for feature in models.get(model, {}).get(name, ())}
-    return [column.name for column in bundle.columns if column.name in used]
+def store_timeout(deadline: float | None) -> float:
+    """Seconds to wait for a store: at most half of the time left, so that an answer without it is still in time."""
+    return (
+        _MAX_STORE_SECONDS
+        if deadline is None
+        else min(_MAX_STORE_SECONDS, max(0.001, (deadline - time.monotonic()) / 2))
+    )

@@ -1,4 +1,4 @@
-"""Which items meet the conditions of requests, with bounds: the request's deadline, and a number of bytes to keep."""
+"""Masks of the items that meet the `where` of a request: within its deadline, cached up to a number of bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recmill.recipe.expressions import Node, columns_of, parse_condition
 from recmill.recipe.expressions.syntax import Like
 
 _KEPT_BYTES = 64 << 20
-_NODES_AT_ONCE = 1 << 22  # times rows, that are evaluated between two looks at the clock
+_NODES_AT_ONCE = 1 << 22  # times rows, evaluated between two checks of the deadline
 _LIKE_NODES = 128  # that matching a pattern costs as much as
 _FEWEST_ROWS = 1_024  # below, Polars' overhead for a call is more than the work
 _SHOWN = 60  # characters of a condition in an error
@@ -77,7 +77,7 @@ class Masks:
 
 
 def _mask(frame: pl.DataFrame, tree: Node, deadline: float | None) -> Array:
-    """Some rows at a time, by what the condition costs for each: the clock says nothing of that on a busy machine."""
+    """Some rows at a time, as many as the cost of the condition allows: timing it is unreliable on a busy machine."""
     rows = max(_FEWEST_ROWS, _NODES_AT_ONCE // _cost(tree))
     met = compiled(tree).fill_null(False).alias("met")
     mask = np.zeros(frame.height, bool)

@@ -1,4 +1,4 @@
-"""What goes in and out of a recommender, whatever the transport: in process, HTTP and gRPC all speak in these."""
+"""Requests and answers of a recommender, the same in process, over HTTP and over gRPC."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Query(Message, frozen=True, kw_only=True):
-    """Who asks.
+    """The user of a request, and what is known about this moment.
 
     `context` holds raw columns of this request (device, hour, ...). `features` holds raw columns of the user that are
     newer than what is stored, or all there is of a new user. `recent` are items the user has just clicked, oldest
-    first; they are put behind the stored history.
+    first; they are appended to the stored history.
     """
 
     user: Id | None = None
@@ -31,7 +31,7 @@ class Query(Message, frozen=True, kw_only=True):
     features: Values = {}
     recent: list[Id] = []
     deadline_ms: float | None = None
-    version: str | None = None  # this one instead of what serves now: for comparing two
+    version: str | None = None  # answer by this version instead of the current one
 
 
 class Recall(Query, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class Recommend(Recall, frozen=True, kw_only=True):
 
 
 class Rank(Query, frozen=True, kw_only=True):
-    """Ask for the chance of a click on each of these items."""
+    """Ask for the probability of a click on each of these items."""
 
     items: list[Id]
 
@@ -107,14 +107,14 @@ def query_of(kind: type[Q], user: Q | Id | None, fields: Mapping[str, Any]) -> Q
 
 
 class Features(Message, frozen=True, kw_only=True):
-    """Ask what is known of a user and of some items: raw columns and features."""
+    """Ask for the stored raw columns and features of a user and of items."""
 
     user: Id | None = None
     items: list[Id] = []
 
 
 class Event(Message, frozen=True, kw_only=True):
-    """Something a user just did. It joins the user's history; the log and training see it by their own way."""
+    """Something a user just did. It joins the user's history; it does not reach the log or training."""
 
     user: Id
     item: Id
@@ -141,7 +141,7 @@ class Item(Message, frozen=True, kw_only=True):
 
 
 class Answer(Message, frozen=True, kw_only=True):
-    """Items, best first. `degraded` says what could not be done in time or at all; empty when all is well.
+    """Items, best first. `degraded` lists what could not be done in time or at all; empty if nothing.
 
     `stages` are milliseconds of each stage.
     """
@@ -158,7 +158,7 @@ class Answer(Message, frozen=True, kw_only=True):
 
 
 class Trace(Message, frozen=True, kw_only=True):
-    """How an answer came about: milliseconds of each stage, candidates by channel, what the model saw."""
+    """How an answer was made: milliseconds of each stage, candidates by channel, inputs of the model."""
 
     stages: dict[str, float]
     counts: dict[str, int]
@@ -169,7 +169,7 @@ class Trace(Message, frozen=True, kw_only=True):
 
 
 class RankAnswer(Message, frozen=True, kw_only=True):
-    """Chances of a click, in the order of the items that were asked for."""
+    """Probabilities of a click, in the order of the requested items."""
 
     scores: list[float]
     degraded: list[str] = []
@@ -193,9 +193,9 @@ class FeaturesAnswer(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """What serves, and since when. `freshness_seconds` is the age of the newest training row that answers know.
+    """The served version and the state of the server. `freshness_seconds` is the age of the newest training row.
 
-    `refused` has the versions and deltas of the folder that are not taken, and why.
+    `refused` maps refused versions and deltas of the folder to the reason.
     """
 
     version: str
@@ -213,5 +213,97 @@ class Status(Message, frozen=True, kw_only=True):
     freshness_seconds: float | None
     ready: bool
     manifest: dict[str, Any]
-    store: str | None = None  # why changes have not reached the feature store; null when all have
+    store: str | None = None  # why changes have not reached the feature store; null if they have
     refused: dict[str, str] = {}
+
+
+# several at once, changes, and what the roles of a split server exchange
+
+
+class Recommends(Message, frozen=True, kw_only=True):
+    """Several users in one call."""
+
+    queries: list[Recommend]
+
+
+class Recalls(Message, frozen=True, kw_only=True):
+    """Candidates for several users in one call."""
+
+    queries: list[Recall]
+
+
+class Answers(Message, frozen=True, kw_only=True):
+    """One answer for each query, in their order."""
+
+    answers: list[Answer]
+
+
+class Events(Message, frozen=True, kw_only=True):
+    """What users just did, oldest first."""
+
+    events: list[Event]
+
+
+class NewItems(Message, frozen=True, kw_only=True):
+    """Items to add or replace."""
+
+    items: list[NewItem]
+
+
+class ItemIds(Message, frozen=True, kw_only=True):
+    """Items to remove."""
+
+    items: list[Id]
+
+
+class RollBack(Message, frozen=True, kw_only=True):
+    """Ask to serve an earlier version again; without a name, the one before."""
+
+    version: str | None = None
+
+
+class Empty(Message, frozen=True, kw_only=True):
+    """The request of a call without parameters."""
+
+
+class UserPrefix(Message, frozen=True, kw_only=True):
+    """Ask for ids of users that begin with a text."""
+
+    prefix: str = ""
+    limit: int = 20
+
+
+class RankRows(Message, frozen=True, kw_only=True):
+    """Packed feature rows to rank: between roles."""
+
+    user: bytes
+    items: list[bytes]
+    context: Values = {}
+
+
+class ChangeResult(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """How many items or events changed, and the version that has them now."""
+
+    number: int
+    version: str
+
+
+class UserIds(Message, frozen=True, kw_only=True):
+    """Ids of users, as the log writes them."""
+
+    users: list[Id]
+
+
+class PackedRows(Message, frozen=True, kw_only=True):
+    """Packed feature rows, as stores keep them; empty for an unknown id."""
+
+    user: bytes
+    items: list[bytes]
+    degraded: list[str] = []
+    version: str = ""
+
+
+class Refusal(Message, frozen=True, kw_only=True):
+    """Why a request has no answer."""
+
+    error: str

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the messages, the table of endpoints, the limits and the recipe's own columns."""
+"""The OpenAPI document, made from the messages, the table of calls, the limits and the recipe's own columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from recmill import __version__
 from recmill.recipe.kinds import LIST_OF
 from recmill.stages.serve import calls as c
 from recmill.stages.serve import inference
-from recmill.stages.serve.http_routes import ENDPOINTS, JSON, HttpRoute
+from recmill.stages.serve import messages as m
+from recmill.stages.serve.http_routes import JSON
 from recmill.stages.serve.limits import IDS, INTEGERS, MAX_DEADLINE_MS, MAX_IDS, MAX_TEXT, Limits
 from recmill.stages.serve.raw import RawColumns
 
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
 Schema = dict[str, Any]
 _REF = "#/components/schemas/{name}"
 _REFUSALS = {
-    "400": "The request is wrong in itself.",
-    "401": "There is no token, or an unknown one.",
-    "403": "The token is not good for this.",
-    "404": "The request names something that is not there.",
-    "408": "The body did not come in time.",
-    "409": "What is on disk cannot serve.",
+    "400": "The request is invalid.",
+    "401": "The token is missing or unknown.",
+    "403": "The token lacks the scope.",
+    "404": "The request names something that does not exist.",
+    "408": "The body did not arrive in time.",
+    "409": "What is on disk cannot be served.",
     "413": "The body is too large.",
-    "415": "The body is of another kind.",
-    "429": "Overloaded: come back later.",
+    "415": "The body has an unsupported type.",
+    "429": "Overloaded: retry later.",
     "503": "A feature store does not answer.",
     "504": "The deadline passed.",
 }
@@ -40,8 +41,8 @@ _REQUESTS = ("Recommend", "Rank", "Recall", "Features", "Event", "NewItem", "Ite
 
 def document(bundle: Bundle, limits: Limits, role: str = "all", has_tokens: bool = False) -> Schema:
     """What this server answers, exactly."""
-    offered = [endpoint for endpoint in ENDPOINTS if role in c.CALLS[endpoint.call].roles]
-    kinds = {kind for one in ENDPOINTS for kind in _kinds(one)} | {c.Refusal}
+    endpoints = [call for call in c.CALLS.values() if call.endpoint is not None]
+    kinds = {kind for call in endpoints for kind in _kinds(call)} | {m.Refusal}
     kinds |= {
         inference.Inference,
         inference.InferenceResult,
@@ -54,10 +55,12 @@ def document(bundle: Bundle, limits: Limits, role: str = "all", has_tokens: bool
     )
     _narrow(schemas, bundle, limits)
     paths: Schema = {}
-    for endpoint in offered:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schemas, limits)
+    for call in endpoints:
+        if role in call.roles and call.endpoint is not None:
+            method, path = call.endpoint
+            paths.setdefault(path, {})[method.lower()] = _operation(call, method, schemas)
     paths |= _plain_paths()
-    if role in c.CALLS["infer"].roles and inference.MODEL in bundle.models:
+    if role in c.INFER_ROLES and inference.MODEL in bundle.models:
         paths |= _inference_paths(bundle.version)
     found: Schema = {
         "openapi": "3.1.0",
@@ -76,12 +79,9 @@ def document(bundle: Bundle, limits: Limits, role: str = "all", has_tokens: bool
     return found
 
 
-def _kinds(endpoint: HttpRoute) -> Iterable[type]:
-    return (
-        kind
-        for kind in (endpoint.takes, endpoint.takes_many, endpoint.answers, endpoint.answers_many)
-        if kind is not None
-    )
+def _kinds(call: c.ServerCall) -> Iterable[type]:
+    kinds = (call.takes, call.takes_many, call.answers, call.answers_many)
+    return (kind for kind in kinds if kind is not None)
 
 
 def _ref(kind: type) -> Schema:
@@ -100,29 +100,29 @@ def _content(schema: Schema) -> Schema:
 def _responses(schema: Schema, *refusals: str) -> Schema:
     return {
         "200": {"description": "The answer.", **_content(schema)},
-        **{code: {"description": _REFUSALS[code], **_content(_ref(c.Refusal))} for code in refusals},
+        **{code: {"description": _REFUSALS[code], **_content(_ref(m.Refusal))} for code in refusals},
     }
 
 
-def _operation(endpoint: HttpRoute, schemas: Schema, limits: Limits) -> Schema:
-    body = ("408", "413", "415") if endpoint.method == "POST" else ()
+def _operation(call: c.ServerCall, method: str, schemas: Schema) -> Schema:
+    body = ("408", "413", "415") if method == "POST" else ()
     refusals = ("400", "401", "403", "404", *body, "409", "429", "503", "504")
-    found: Schema = {
-        "operationId": endpoint.call,
-        "summary": endpoint.summary,
-        "responses": _responses(_either(endpoint.answers, endpoint.answers_many), *sorted(refusals)),
+    operation: Schema = {
+        "operationId": call.name,
+        "summary": call.summary,
+        "responses": _responses(_either(call.answers, call.answers_many), *sorted(refusals)),
     }
-    if endpoint.method == "POST":
-        found["requestBody"] = {"required": True, **_content(_either(endpoint.takes, endpoint.takes_many))}
-    elif properties := schemas[endpoint.takes.__name__]["properties"]:
-        found["parameters"] = [
+    if method == "POST":
+        operation["requestBody"] = {"required": True, **_content(_either(call.takes, call.takes_many))}
+    elif properties := schemas[call.takes.__name__]["properties"]:
+        operation["parameters"] = [
             {"name": name, "in": "query", "required": False, "schema": schema}
             for name, schema in properties.items()
         ]
-    return found
+    return operation
 
 
-# what the messages alone do not say
+# bounds that the messages alone do not have
 
 
 def _narrow(schemas: Schema, bundle: Bundle, limits: Limits) -> None:
@@ -194,7 +194,7 @@ def _plain_paths() -> Schema:
         "required": ["ready"],
     }
     is_ready = _get("is_ready", "Whether the server takes requests.", ready)
-    is_ready["get"]["responses"]["503"] = {"description": "Not yet, or no more.", **_content(ready)}
+    is_ready["get"]["responses"]["503"] = {"description": "Not ready yet, or draining.", **_content(ready)}
     is_live = _get("is_live", "Whether the process is alive.", {"type": "object"})
     metrics = _get("metrics", "Prometheus metrics.", {}, "401", "403")
     metrics["get"]["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
@@ -221,7 +221,7 @@ def _inference_paths(version: str) -> Schema:
             f"model{number}", "Inputs and outputs of a model.", _ref(inference.ModelFacts), "401", "404"
         )
         is_ready = _get(
-            f"model_ready{number}", "Whether it can be asked.", _ref(inference.Readiness), "401", "404"
+            f"model_ready{number}", "Whether the model is ready.", _ref(inference.Readiness), "401", "404"
         )
         is_ready["get"]["responses"]["503"] = {
             "description": "Not yet.",

@@ -1,4 +1,4 @@
-"""Raw columns as requests bring them: checked against the recipe, then frames as the Plan wants them."""
+"""Raw columns of requests: checked against the recipe, and made into frames for the Plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_LIST = 10_000
 
 
 class RawColumns:
-    """The raw columns that a recipe's features read: what kind of values each has, and whose it is."""
+    """The raw columns that a recipe's features read: the kind of each, and its owner: user, item or context."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.kinds = kinds_of_columns(recipe)
@@ -30,7 +30,7 @@ class RawColumns:
         return [name for name in self.kinds if self.owners.get(name, "context") in owners]
 
     def typed(self, values: Mapping[str, Any], allowed: Collection[str], where: str) -> dict[str, Any]:
-        """The values as the log would hold them; anything else is a request that says what was expected."""
+        """The values as the log would hold them; anything else is a BadRequest that names what was expected."""
         return {name: self._typed(name, value, allowed, where) for name, value in values.items()}
 
     def _typed(self, name: str, value: Any, allowed: Collection[str], where: str) -> Any:
@@ -51,7 +51,7 @@ class RawColumns:
     def _one(self, name: str, value: Any, kind: str, where: str) -> Any:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if kind == "text" and (isinstance(value, str) or (isinstance(value, int) and is_number)):
-            return str(value).encode("utf-8", "replace").decode()  # JSON can carry halves of characters
+            return str(value).encode("utf-8", "replace").decode()  # JSON can carry lone surrogates
         if kind == "bool" and isinstance(value, bool):
             return value
         if kind == "float" and is_number and abs(value) <= sys.float_info.max:
@@ -90,14 +90,10 @@ class RawColumns:
     def _cast(self, rows: pl.DataFrame, name: str) -> pl.Expr:
         if name not in rows.columns:
             return pl.lit(None)
-        if self.is_hex(name) and rows.schema[name] == pl.String:
+        if name in self._hex and rows.schema[name] == pl.String:
             text = pl.col(name)
             return pl.when(text != "").then(text.str.to_integer(base=16))
         return pl.col(name)
-
-    def is_hex(self, name: str) -> bool:
-        """Whether the log writes this column's numbers in base 16."""
-        return name in self._hex
 
 
 _EXPECTED = {

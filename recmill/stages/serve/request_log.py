@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
 )
 
 _SETTLE_SECONDS = (
-    0.5  # between looks at what waits: small pieces of work, so that answers keep the interpreter
+    0.5  # between conversions of waiting rows: small pieces of work, so that answers get the interpreter
 )
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,6 @@ class _Row:
     query: Recommend
     answer: Answer
     seconds: float
-    stages: Mapping[str, float]
 
     @property
     def weight(self) -> int:
@@ -76,7 +75,7 @@ class _PendingRows:
 
 
 class RequestLog:
-    """Writes a share of requests to `folder`, as files that are whole once they have their name.
+    """Writes a fraction of the requests to `folder`. A file is complete once it has its final name.
 
     A thread of its own writes. What it cannot keep up with is dropped and counted, in `num_dropped` and in the metrics.
     """
@@ -103,18 +102,12 @@ class RequestLog:
         self._thread = threading.Thread(target=self._run, name="request-log", daemon=True)
         self._thread.start()
 
-    def add(
-        self,
-        query: Recommend,
-        answer: Answer,
-        seconds: float,
-        stages: Mapping[str, float] | None = None,
-    ) -> None:
-        """Perhaps keep this request. `stages` are milliseconds; the answer's own unless others are given."""
+    def add(self, query: Recommend, answer: Answer, seconds: float) -> None:
+        """Keep this request, if it is one of the sample."""
         if self.share < 1 and random.random() >= self.share:
             return
         kept = msgspec.structs.replace(answer, trace=None)  # features of every item would fill the memory
-        row = _Row(time.time(), query, kept, seconds, answer.stages if stages is None else stages)
+        row = _Row(time.time(), query, kept, seconds)
         with self._lock:
             waiting = self._waiting
             fits = waiting.num_items + row.weight <= self.limits.max_waiting_items
@@ -206,6 +199,6 @@ def _columns(rows: Sequence[_Row]) -> pa.RecordBatch:
         "version": [row.answer.version for row in rows],
         "degraded": [list(row.answer.degraded) for row in rows],
         "milliseconds": [row.seconds * 1000 for row in rows],
-        "stages": [list(row.stages.items()) for row in rows],
+        "stages": [list(row.answer.stages.items()) for row in rows],
     }
     return pa.RecordBatch.from_pydict(values, SCHEMA)

@@ -1,10 +1,14 @@
-"""Stages that run elsewhere, found by address: calls go to all servers of a stage in turn."""
+"""The recommend role: recall, features and ranking run in other processes and are put together here.
+
+Calls go over gRPC, to all servers of a stage in turn. This process needs no bundle of its own to recommend.
+"""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,30 +20,33 @@ from recmill.errors import (
     Forbidden,
     NotFound,
     Overloaded,
+    RecmillError,
     ServingError,
     StoreError,
     TooLate,
     Unauthenticated,
 )
 from recmill.stages.serve import messages as m
-from recmill.stages.serve.grpc_server import SERVICE
+from recmill.stages.serve.grpc_server import SERVICE, method_name
 from recmill.stages.serve.proto import convert
 from recmill.stages.serve.proto import recmill_pb2 as pb
+from recmill.stages.serve.recall import reciprocal_ranks
+from recmill.stages.serve.recommender import Clock, check_sizes
 
-_REST_SECONDS = 1.0  # that a server which is gone is left alone
+_RETRY_SECONDS = 1.0  # after which a server that did not answer is asked again
 _DEFAULT_SECONDS = 1.0
 _ERRORS: dict[str, type[ServingError]] = {
     kind.grpc_code: kind for kind in (BadRequest, NotFound, Unauthenticated, Forbidden, Overloaded, TooLate)
 }
 
 
-class StageGone(StoreError):
+class StageUnavailable(StoreError):
     """No server of a stage answers."""
 
 
 @dataclass(frozen=True)
 class RoleCredentials:
-    """How to talk to other roles: a token, and the certificates to trust and to show."""
+    """How to connect to other roles: a token, the CA to trust, and the certificate to present."""
 
     token: str | None = None
     ca: bytes | None = None
@@ -64,87 +71,167 @@ class RoleCredentials:
 
 
 class StageServers:
-    """All servers of one stage. A call goes to the next in turn, and once more to another when that one is gone."""
+    """All servers of one stage. A call goes to the next in turn, and is retried once on another."""
 
-    def __init__(self, addresses: Sequence[str], peers: RoleCredentials | None = None) -> None:
+    def __init__(self, addresses: Sequence[str], credentials: RoleCredentials) -> None:
         self.addresses = tuple(addresses)
-        self._metadata = (peers or RoleCredentials()).metadata()
-        self._channels = [(peers or RoleCredentials()).channel(address) for address in addresses]
+        self._metadata = credentials.metadata()
+        self._channels = [credentials.channel(address) for address in addresses]
         self._methods: dict[tuple[int, str], Callable[..., bytes]] = {}
-        self._resting = [0.0] * len(addresses)  # until when
+        self._down_until = [0.0] * len(addresses)
         self._turn = itertools.count()
         self._lock = threading.Lock()
 
-    def call(self, method: str, request: Message, deadline: float | None) -> bytes:
-        """The reply's bytes. `deadline` is a time of `time.monotonic`. Raises a refusal, or StageGone."""
+    def call(self, call: str, request: Message, deadline: float | None) -> bytes:
+        """The reply. `deadline` is a time of `time.monotonic`. Raises what the server raised, or StageUnavailable."""
         data, reason = request.SerializeToString(), ""
         for server in self._next_two():
             seconds = _DEFAULT_SECONDS if deadline is None else deadline - time.monotonic()
             if seconds <= 0:
                 raise TooLate("The deadline passed before a server of the stage was asked.")
             try:
-                return self._method(server, method)(data, timeout=seconds, metadata=self._metadata)
+                return self._method(server, call)(data, timeout=seconds, metadata=self._metadata)
             except grpc.RpcError as error:
                 code, reason = error.code().name, error.details() or error.code().name
                 if code in _ERRORS:
                     raise _ERRORS[code](reason) from None
-                self._resting[server] = time.monotonic() + _REST_SECONDS
-        raise StageGone(f"No server at {', '.join(self.addresses)} answers {method}: {reason}")
+                self._down_until[server] = time.monotonic() + _RETRY_SECONDS
+        raise StageUnavailable(
+            f"No server at {', '.join(self.addresses)} answers {method_name(call)}: {reason}"
+        )
 
     def close(self) -> None:
         for channel in self._channels:
             channel.close()
 
     def _next_two(self) -> list[int]:
-        """Those that answer come first, in turn; with one server alone it is asked again."""
-        number, first = len(self._channels), next(self._turn)
-        order = [(first + place) % number for place in range(number)]
-        now = time.monotonic()
-        order.sort(key=lambda server: self._resting[server] > now)
+        """In turn, those that are up first; a single server is tried twice."""
+        count, first, now = len(self._channels), next(self._turn), time.monotonic()
+        order = [(first + offset) % count for offset in range(count)]
+        order.sort(key=lambda server: self._down_until[server] > now)
         return (order * 2)[:2]
 
-    def _method(self, server: int, name: str) -> Callable[..., bytes]:
-        found = self._methods.get((server, name))
-        if found is None:
+    def _method(self, server: int, call: str) -> Callable[..., bytes]:
+        method = self._methods.get((server, call))
+        if method is None:
             with self._lock:
-                found = self._channels[server].unary_unary(f"/{SERVICE}/{name}")
-                self._methods[server, name] = found
-        return found
+                method = self._channels[server].unary_unary(f"/{SERVICE}/{method_name(call)}")
+                self._methods[server, call] = method
+        return method
 
 
-class RemoteStages:
-    """Recall, features and ranking by other processes. Deadlines are times of `time.monotonic`."""
+class RemoteRecommender:
+    """Answers as a Recommender does, by servers of other roles. A stage that fails degrades the answer."""
 
     def __init__(
         self,
         recall_at: Sequence[str],
         features_at: Sequence[str],
         rank_at: Sequence[str],
-        peers: RoleCredentials | None = None,
+        credentials: RoleCredentials = RoleCredentials(),  # noqa: B008, frozen
     ) -> None:
-        self._recall = StageServers(recall_at, peers)
-        self._features = StageServers(features_at, peers)
-        self._rank = StageServers(rank_at, peers)
+        self._recall = StageServers(recall_at, credentials)
+        self._features = StageServers(features_at, credentials)
+        self._rank = StageServers(rank_at, credentials)
 
-    def recall(self, request: m.Recall, deadline: float | None) -> m.Answer:
-        message = pb.RecommendRequest(
-            queries=[convert.to_query(request)], k=request.k, version=request.version or ""
+    def recommend(self, query: m.Recommend) -> m.Answer:
+        """The k best of the recalled items; without recall there is nothing to answer with."""
+        clock = Clock(query.deadline_ms)
+        check_sizes(query.k, query.candidates)
+        with clock.stage("recall"):
+            recalled = self.recall_by(_recall_query(query), clock.deadline)
+        degraded = list(recalled.degraded)
+        items = self._ranked(query, recalled.items, clock, degraded) if recalled.items else []
+        trace = m.Trace(stages=clock.stages, counts={"candidates": len(items)}) if query.trace else None
+        return m.Answer(
+            items=items[: query.k],
+            degraded=degraded,
+            version=recalled.version,
+            stages=clock.stages,
+            trace=trace,
         )
-        reply = pb.RecommendReply.FromString(self._recall.call("Recall", message, deadline))
+
+    def rank(self, query: m.Rank) -> m.RankAnswer:
+        clock = Clock(query.deadline_ms)
+        check_sizes(1, len(query.items))
+        degraded: list[str] = []
+        scores = self._scores(query, query.items, clock, degraded) if query.items else []
+        return m.RankAnswer(scores=scores, degraded=degraded)
+
+    def recall(self, query: m.Recall) -> m.Answer:
+        return self.recall_by(query, Clock(query.deadline_ms).deadline)
+
+    # stages; deadlines are times of `time.monotonic`
+
+    def recall_by(self, query: m.Recall, deadline: float | None) -> m.Answer:
+        message = pb.RecommendRequest(
+            queries=[convert.to_query(query)], k=query.k, version=query.version or ""
+        )
+        reply = pb.RecommendReply.FromString(self._recall.call("recall", message, deadline))
         return convert.answer_of(reply.answers[0])
 
-    def lookup(self, request: m.Rank, deadline: float | None) -> tuple[bytes, list[bytes], list[str]]:
-        """Packed rows of the user and the items, b"" where nothing is known; and what is degraded."""
-        message = pb.LookupRequest(query=convert.to_query(request), items=map(convert.to_id, request.items))
-        reply = pb.LookupReply.FromString(self._features.call("Lookup", message, deadline))
-        return reply.user, list(reply.items), list(reply.degraded)
+    def packed_rows(self, query: m.Rank, deadline: float | None) -> m.PackedRows:
+        message = pb.LookupRequest(query=convert.to_query(query), items=map(convert.to_id, query.items))
+        reply = pb.LookupReply.FromString(self._features.call("lookup", message, deadline))
+        return m.PackedRows(user=reply.user, items=list(reply.items), degraded=list(reply.degraded))
 
-    def rank_rows(
-        self, user: bytes, items: Sequence[bytes], context: m.Values, deadline: float | None
-    ) -> m.RankAnswer:
-        message = pb.RankRowsRequest(user=user, items=items, context=convert.to_values(context))
-        return convert.ranked_of(pb.RankReply.FromString(self._rank.call("RankRows", message, deadline)))
+    def rank_rows(self, rows: m.RankRows, deadline: float | None) -> m.RankAnswer:
+        message = pb.RankRowsRequest(
+            user=rows.user, items=rows.items, context=convert.to_values(rows.context)
+        )
+        return convert.ranked_of(pb.RankReply.FromString(self._rank.call("rank_rows", message, deadline)))
+
+    def _ranked(
+        self, query: m.Recommend, items: list[m.Item], clock: Clock, degraded: list[str]
+    ) -> list[m.Item]:
+        """Items by their probability of a click, or in the order of recall when the rank role fails."""
+        try:
+            scores = self._scores(query, [item.id for item in items], clock, degraded)
+        except RecmillError as error:
+            if isinstance(error, ServingError) and not isinstance(error, TooLate) and error.http_status < 429:
+                raise  # the request itself is wrong
+            degraded.append(f"rank: {error} Items are in the order of recall")
+            scores = _fused_scores(items)
+        ranked = [
+            m.Item(id=item.id, score=score, channel=item.channel, recall_score=item.score)
+            for score, item in zip(scores, items, strict=True)
+        ]
+        return sorted(ranked, key=lambda item: -item.score)
+
+    def _scores(
+        self, query: m.Recommend | m.Rank, items: list[m.Id], clock: Clock, degraded: list[str]
+    ) -> list[float]:
+        """Probabilities by the rank role, from rows of the features role, or from default rows without it."""
+        wanted = m.Rank(user=query.user, items=items, features=query.features, recent=query.recent)
+        with clock.stage("features"):
+            try:
+                rows = self.packed_rows(wanted, clock.deadline)
+                degraded += rows.degraded
+            except RecmillError as error:
+                rows = m.PackedRows(user=b"", items=[b""] * len(items))
+                degraded.append(f"features: {error} Default features were used")
+        with clock.stage("rank"):
+            packed = m.RankRows(user=rows.user, items=rows.items, context=query.context)
+            ranked = self.rank_rows(packed, clock.deadline)
+        degraded += ranked.degraded
+        return ranked.scores
 
     def close(self) -> None:
         for stage in (self._recall, self._features, self._rank):
             stage.close()
+
+
+def _fused_scores(items: Sequence[m.Item]) -> list[float]:
+    """Reciprocal ranks within each channel. An item of several channels has one: the recall stage sends it once."""
+    gains, counts = reciprocal_ranks(len(items)).tolist(), Counter[str]()
+    scores = []
+    for item in items:
+        scores.append(gains[counts[item.channel]])
+        counts[item.channel] += 1
+    return scores
+
+
+def _recall_query(query: m.Recommend) -> m.Recall:
+    """The recall stage of a query, within the deadline of the whole call."""
+    fields = {name: getattr(query, name) for name in m.Recall.__struct_fields__}
+    return m.Recall(**{**fields, "k": max(query.candidates, query.k), "deadline_ms": None})

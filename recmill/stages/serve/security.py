@@ -1,4 +1,4 @@
-"""Who may connect and who may ask: addresses, TLS, bearer tokens. No message here ever holds a secret."""
+"""Who may connect and make calls: addresses, TLS, bearer tokens. No message here ever holds a secret."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SHORTEST = 16  # characters of a token
 
 
 class SecurityError(RecmillError):
-    """The server will not start like this."""
+    """The server refuses to start with these settings."""
 
     exit_code = 2
 
 
 class Tokens:
-    """Who may do what. `admin` may also do what `read` may. Only digests of tokens are kept."""
+    """Scopes by token; `admin` includes `read`. Only digests of tokens are kept."""
 
     def __init__(self, scopes: dict[bytes, frozenset[Scope]]) -> None:
         self._scopes = scopes  # by digest
@@ -50,15 +50,17 @@ class Tokens:
         """Raises Unauthenticated or Forbidden unless the header's token is good for this scope."""
         kind, _, token = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or not token.strip():
-            raise Unauthenticated("This server wants a token: send the header Authorization: Bearer TOKEN.")
+            raise Unauthenticated(
+                "This server requires a token: send the header Authorization: Bearer TOKEN."
+            )
         allowed = self._find(_digest(token.strip()))
         if allowed is None:
-            raise Unauthenticated("The token is not known here.")
+            raise Unauthenticated("The token is unknown.")
         if scope not in allowed:
             raise Forbidden(f"The token has no {scope} scope, which this call needs.")
 
     def _find(self, wanted: bytes) -> frozenset[Scope] | None:
-        # Every token is compared, so that the time taken tells nothing.
+        # Every token is compared, so that timing reveals nothing.
         found = None
         for digest, scopes in self._scopes.items():
             if hmac.compare_digest(digest, wanted):
@@ -113,7 +115,7 @@ class Tls:
                 context.load_verify_locations(self.client_ca)
         except FileNotFoundError:
             missing = [str(path) for path in self._files() if not path.exists()]
-            raise SecurityError(f"TLS: {', '.join(missing)} is not there.") from None
+            raise SecurityError(f"TLS: {', '.join(missing)} does not exist.") from None
         except (ssl.SSLError, OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or type(error).__name__
             files = ", ".join(map(str, self._files()))
@@ -145,7 +147,7 @@ def check_address(host: str, has_tls: bool, has_tokens: bool, insecure: bool) ->
     if not (is_loopback(host) or has_tls or has_tokens or insecure):
         raise SecurityError(
             f"--host {host} can be reached from other machines, and there is neither TLS nor a token. "
-            "Add --tls-cert and --tls-key, or --token-file; or --insecure if anyone may ask this server."
+            "Add --tls-cert and --tls-key, or --token-file; or --insecure if anyone may use this server."
         )
 
 

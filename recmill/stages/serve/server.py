@@ -47,7 +47,7 @@ class Ready:
 
 
 def check_config(settings: ServeConfig) -> None:
-    """Raises when the server would be open to anyone without being told so, or files are missing or too few."""
+    """Raises when the server would be open to anyone without --insecure, or files are missing or too few."""
     tls = tls_of(settings)
     check_address(settings.host, tls is not None, settings.token_file is not None, settings.insecure)
     if tls is not None:
@@ -64,12 +64,12 @@ def tls_of(settings: ServeConfig) -> Tls | None:
 
 
 def admin_is_open(settings: ServeConfig) -> bool:
-    """Whether admin calls need no token: who can connect is a user of this machine or has a certificate."""
+    """Whether admin calls need no token: clients are users of this machine or have a certificate."""
     return is_loopback(settings.host) or settings.tls_client_ca is not None
 
 
-def run(settings: ServeConfig, say: Callable[[Ready], None]) -> int:
-    """Serve until SIGTERM or Ctrl-C; `say` is called once, when the first answers can be asked for."""
+def run(settings: ServeConfig, on_ready: Callable[[Ready], None]) -> int:
+    """Serve until SIGTERM or Ctrl-C; `on_ready` is called once, when the server is ready."""
     check_config(settings)
     check_installed(
         "Serving",
@@ -89,10 +89,10 @@ def run(settings: ServeConfig, say: Callable[[Ready], None]) -> int:
             settings.host,
         )
     if settings.processes == 1:
-        return run_loop(serve(settings, say))
+        return run_loop(serve(settings, on_ready))
     from recmill.stages.serve.supervisor import supervise
 
-    return run_loop(supervise(settings, say))
+    return run_loop(supervise(settings, on_ready))
 
 
 def log_to_stderr() -> None:
@@ -103,7 +103,7 @@ def log_to_stderr() -> None:
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
-    # The loop refuses what is too much; it must not wait long for threads that answer.
+    # The event loop sheds load, so it must not wait long for threads that answer.
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         import uvloop
@@ -118,11 +118,11 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
 
 async def serve(
     settings: ServeConfig,
-    say: Callable[[Ready], None],
+    on_ready: Callable[[Ready], None],
     stop: asyncio.Event | None = None,
     inherited: socket.socket | None = None,
 ) -> int:
-    """Answer until `stop` is set or SIGTERM comes, then finish what is under way.
+    """Answer until `stop` is set or SIGTERM arrives, then finish the requests in progress.
 
     `inherited` is the socket to take HTTP connections from, when other processes take them from it too.
     """
@@ -132,7 +132,7 @@ async def serve(
     from recmill.stages.serve.http_routes import HttpApp
     from recmill.stages.serve.http_server import HttpServer
     from recmill.stages.serve.inference import Scoring
-    from recmill.stages.serve.service import open_service
+    from recmill.stages.serve.service import Service
     from recmill.stages.serve.telemetry import Telemetry
 
     stop = stop or stop_on_signals()
@@ -141,7 +141,7 @@ async def serve(
     shared = settings.processes > 1
     with inherited or bound(settings.host, settings.http_port) as listener:
         telemetry = Telemetry(settings.otlp)
-        service = await asyncio.to_thread(open_service, settings, telemetry)
+        service = await asyncio.to_thread(Service, settings, telemetry)
         telemetry.watch(service.status)
         tokens = Tokens.read(settings.token_file) if settings.token_file else None
         dispatcher = CallDispatcher(
@@ -166,7 +166,7 @@ async def serve(
         try:
             await asyncio.to_thread(service.warm_up)
             await grpc.set_ready(True)
-            say(_ready(settings, listener.getsockname()[1], grpc_port, service.bundle.version))
+            on_ready(_ready(settings, listener.getsockname()[1], grpc_port, service.bundle.version))
             await first_of(stop.wait(), answering)
         finally:
             dispatcher.is_draining = True
@@ -179,7 +179,7 @@ async def serve(
 
 
 async def drain(grpc: GrpcServer, http: HttpServer, answering: asyncio.Future[None], seconds: float) -> None:
-    """Take nothing new, and answer what is under way; after so many seconds, no more."""
+    """Accept nothing new, and answer the requests in progress, for at most so many seconds."""
     http.drain()
     await grpc.set_ready(False)
     await asyncio.gather(grpc.server.stop(seconds), asyncio.wait([answering], timeout=seconds + 1))
@@ -191,7 +191,7 @@ def bound(host: str, port: int, reuse_port: bool = False) -> Iterator[socket.soc
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise ServerError(f"--host {host} is no address of this machine: {error.strerror}.") from None
+        raise ServerError(f"--host {host} is not an address of this machine: {error.strerror}.") from None
     with socket.socket(family, kind, protocol) as found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:
@@ -200,7 +200,7 @@ def bound(host: str, port: int, reuse_port: bool = False) -> Iterator[socket.soc
             found.bind(address)
         except OSError as error:
             raise ServerError(
-                f"Port {port} of {host} cannot be used: {error.strerror}. Give another, or 0 for any that is free."
+                f"Port {port} of {host} cannot be used: {error.strerror}. Give another, or 0 for a free one."
             ) from None
         yield found
 

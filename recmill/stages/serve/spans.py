@@ -11,10 +11,10 @@ from recmill.errors import MissingPackage, RecmillError
 class Spans:
     """Sends spans to a collector in the background (OTLP over HTTP); what it cannot take is dropped, never waited for.
 
-    `share` of the requests are traced; one that comes with a `traceparent` follows what its caller decided.
+    All requests are traced, unless the `traceparent` of a request has its sampled flag off.
     """
 
-    def __init__(self, address: str, share: float = 1.0, service: str = "recmill") -> None:
+    def __init__(self, address: str) -> None:
         if not address.startswith(("http://", "https://")):
             raise RecmillError(f"--otlp {address}: expected an address such as http://localhost:4318")
         try:
@@ -22,7 +22,7 @@ class Spans:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
-            from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+            from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
             from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError:
@@ -33,8 +33,8 @@ class Spans:
             endpoint=traces if traces.endswith("/v1/traces") else f"{traces}/v1/traces"
         )
         self._provider = TracerProvider(
-            resource=Resource.create({"service.name": service}),
-            sampler=ParentBased(TraceIdRatioBased(share)),
+            resource=Resource.create({"service.name": "recmill"}),
+            sampler=ParentBased(ALWAYS_ON),
             shutdown_on_exit=False,
         )
         self._provider.add_span_processor(BatchSpanProcessor(exporter))

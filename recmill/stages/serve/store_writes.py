@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import polars as pl
 
-from recmill.artifacts.feature_store import Side
+from recmill.artifacts.bundle.entities import Side
+from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.stages.serve.lookup import FeatureLookup
 from recmill.stages.serve.messages import Id, Values
 
@@ -20,9 +21,14 @@ SideRows = tuple[Side, pl.DataFrame, pl.DataFrame]  # raw columns, and features
 class StoreWriter:
     """Writes what changes into the store of a lookup. The bundle's own rows in memory are changed by others."""
 
-    def __init__(self, lookup: FeatureLookup) -> None:
+    def __init__(self, store: RedisStore, lookup: FeatureLookup) -> None:
+        self._store = store
         self._lookup = lookup
-        self._store = lookup.store
+
+    @property
+    def problem(self) -> str | None:
+        """Why changes have not reached the store; None when all have."""
+        return self._store.problem
 
     def put(self, side: Side, raw: pl.DataFrame, features: pl.DataFrame) -> None:
         """Rows as they are now."""

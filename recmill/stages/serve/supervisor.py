@@ -28,13 +28,13 @@ from recmill.stages.serve.server import (
 )
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a process that ended is started again
-_BEAT_SECONDS = 0.5  # between signs of life of a process
-_SILENT_SECONDS = 5  # without a sign of life before a process is killed
+_BEAT_SECONDS = 0.5  # between two heartbeats of a process
+_SILENT_SECONDS = 5  # without a heartbeat before a process is killed
 _SILENT_START_SECONDS = 60  # the same until it is ready: imports and large bundles keep its event loop busy
 _logger = logging.getLogger("recmill.serve")
 
 
-async def supervise(settings: ServeConfig, say: Callable[[Ready], None]) -> int:
+async def supervise(settings: ServeConfig, on_ready: Callable[[Ready], None]) -> int:
     """Keep so many processes on the same ports. One that ends is started again; SIGTERM drains all."""
     from recmill.stages.serve.telemetry import shared_by_processes
 
@@ -49,11 +49,11 @@ async def supervise(settings: ServeConfig, say: Callable[[Ready], None]) -> int:
         ports = [found.getsockname()[1] for found in (listener, grpc_socket)]
         settings = replace(settings, http_port=ports[0], grpc_port=ports[1])
         group = _Group(settings, folder, stop, listener)
-        keepers = [asyncio.ensure_future(group.keep(number)) for number in range(settings.processes)]
+        keepers = [asyncio.ensure_future(group.keep_running(number)) for number in range(settings.processes)]
         try:
             first = await group.all_ready(keepers)
             if first is not None:
-                say(replace(first, pid=os.getpid()))
+                on_ready(replace(first, pid=os.getpid()))
             await first_of(stop.wait(), *keepers)
         finally:
             stop.set()
@@ -68,7 +68,7 @@ async def supervise(settings: ServeConfig, say: Callable[[Ready], None]) -> int:
 
 @dataclass
 class _Run:
-    """What became of one process."""
+    """How one process ended."""
 
     got_ready: bool = False
     was_silent: bool = False
@@ -89,7 +89,7 @@ class _Group:
         self._ready: asyncio.Queue[Ready] = asyncio.Queue()
 
     async def all_ready(self, keepers: Sequence[asyncio.Future[None]]) -> Ready | None:
-        """What the first process says once all are ready; none when one gave up, or all are to stop."""
+        """The Ready of the first process once all are ready; None if one gave up or the server stops."""
         together = asyncio.ensure_future(self._ready_ones(len(keepers)))
         await first_of(together, self.stop.wait(), *keepers)
         return together.result()[0] if together.done() and not together.cancelled() else None
@@ -97,7 +97,7 @@ class _Group:
     async def _ready_ones(self, number: int) -> list[Ready]:
         return [await self._ready.get() for _ in range(number)]
 
-    async def keep(self, number: int) -> None:
+    async def keep_running(self, number: int) -> None:
         """Start a process and start it again whenever it ends; one that ends by itself before it was ever ready is
         an error.
         """
@@ -158,7 +158,7 @@ class _Group:
             if line.strip():
                 run.got_ready = True
                 self._ready.put_nowait(msgspec.json.decode(line, type=Ready))
-        _logger.warning("process %d gave no sign of life for %d s and is killed", number, silent_seconds)
+        _logger.warning("process %d sent no heartbeat for %d s and is killed", number, silent_seconds)
         run.was_silent = True
         process.kill()
 
@@ -188,7 +188,7 @@ def settings_from_json(text: bytes) -> ServeConfig:
 
 
 async def _serve_as_child(settings: ServeConfig, listener: socket.socket) -> int:
-    """Serve for a parent: ready is one line of JSON for it, an empty line a sign of life, and its end is ours."""
+    """Serve for a parent: ready is one line of JSON for it, an empty line a heartbeat; it ends with its parent."""
     stop, loop = stop_on_signals(), asyncio.get_running_loop()
 
     def parent_ended() -> None:
@@ -207,7 +207,7 @@ async def _serve_as_child(settings: ServeConfig, listener: socket.socket) -> int
 
 
 async def _beat() -> None:
-    """Tell the parent, again and again, that the event loop of this process turns."""
+    """Send heartbeats to the parent as long as the event loop of this process runs."""
     while True:
         await asyncio.sleep(_BEAT_SECONDS)
         with contextlib.suppress(BlockingIOError):  # the parent does not read now

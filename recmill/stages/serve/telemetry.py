@@ -1,4 +1,4 @@
-"""What the server tells about itself: Prometheus metrics, the last two minutes for the console, OpenTelemetry spans.
+"""Telemetry of the server: Prometheus metrics, the last two minutes for the console, OpenTelemetry spans.
 
 Every metric is listed in docs/metrics.md.
 """
@@ -32,7 +32,7 @@ STAGE_BUCKETS = (0.0001, 0.00025, *BUCKETS[:-1])
 DIFFERENCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 MAX_REASONS = 32  # of degraded answers that are counted by name; the rest are "other"
 
-# Statuses that say "not now", as HTTP and gRPC write them: the server protects itself, it is not broken.
+# Statuses of load shedding, as HTTP and gRPC write them: the server protects itself, it is not broken.
 _REFUSED = {
     "429": "overloaded",
     "RESOURCE_EXHAUSTED": "overloaded",
@@ -41,8 +41,8 @@ _REFUSED = {
 }
 _DIGITS = re.compile(r"\d+")
 _ERRORS, _REFUSALS, _DEGRADED = (COUNTS.index(name) for name in ("errors", "refused", "degraded"))
-# Looking at the server is not work that its charts should show.
-_WATCHING = frozenset({"live", "status", "users", "metrics", "health", "ready", "console", "openapi"})
+# Monitoring requests are left out of the live charts.
+_MONITORING = frozenset({"live", "status", "users", "metrics", "health", "ready", "console", "openapi"})
 
 
 class HasDegraded(Protocol):
@@ -59,7 +59,7 @@ class Telemetry:
     `metrics` and `live` answer for all of them.
     """
 
-    def __init__(self, otlp: str | None = None, otlp_share: float = 1.0) -> None:
+    def __init__(self, otlp: str | None = None) -> None:
         import prometheus_client as prometheus
 
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -67,7 +67,7 @@ class Telemetry:
         self.folder = Path(shared) if shared else None
         self.registry = prometheus.CollectorRegistry()
         self.ring = Ring(self.folder)
-        self.spans = Spans(otlp, otlp_share) if otlp else None
+        self.spans = Spans(otlp) if otlp else None
         self._status: Callable[[], Status] | None = None
         self._reasons: set[str] = set()
         self._lock = threading.Lock()
@@ -75,17 +75,19 @@ class Telemetry:
         self._seconds = self._histogram("request_seconds", "Whole request.", BUCKETS, "transport", "method")
         self._stages = self._histogram("stage_seconds", "One stage of answers.", STAGE_BUCKETS, "stage")
         self._refused = self._counter(
-            "refused", "Requests turned away to protect the rest.", "transport", "reason"
+            "refused", "Requests refused because of overload or a deadline.", "transport", "reason"
         )
-        self._degraded = self._counter("degraded", "Answers that are less than they should be.", "reason")
+        self._degraded = self._counter("degraded", "Degraded answers.", "reason")
         self._store_errors = self._counter("store_errors", "Lookups the feature store failed to answer.")
-        self._rows_lacking = self._counter(
-            "store_rows_lacking", "Rows that the feature store should have given.", "side", "reason"
+        self._missing_rows = self._counter(
+            "store_missing_rows", "Rows that the feature store should have had.", "side", "reason"
         )
-        self._deltas = self._counter("deltas", "Deltas seen in the bundle directory.", "outcome")
-        self._swaps = self._counter("swaps", "Whole versions seen in the bundle directory.", "outcome")
-        self._shadowed = self._counter("shadow_requests", "Requests a shadow version answered too.")
-        self._differing = self._counter("shadow_differences", "Those it answered with other items.")
+        self._deltas = self._counter("deltas", "Deltas of the bundle folder, applied or refused.", "outcome")
+        self._swaps = self._counter("swaps", "Versions of the bundle folder, applied or refused.", "outcome")
+        self._shadowed = self._counter("shadow_requests", "Requests that the shadow version answered too.")
+        self._differing = self._counter(
+            "shadow_differences", "Requests to which the shadow version gave other items."
+        )
         self._score_differences = self._histogram(
             "shadow_score_difference", "Largest difference of a common item's score.", DIFFERENCES
         )
@@ -117,8 +119,8 @@ class Telemetry:
     ) -> None:
         """A request was answered, or refused.
 
-        `method` is a name of ours, never a path that a client chose. `status` is HTTP's number or the name of gRPC's
-        code. `stages` are milliseconds, as in `Trace`; `traceparent` is the header of that name, if there was one.
+        `method` is the name of a call, never a path that a client chose. `status` is an HTTP status or the name of
+        a gRPC code. `stages` are milliseconds, as in `Trace`; `traceparent` is the header, if there was one.
         """
         code, stages = str(status), stages or {}
         self._requests(transport, method, code).inc()
@@ -135,7 +137,7 @@ class Telemetry:
         if answer is not None and answer.degraded:
             self._count_degraded(answer.degraded)
             counted.append(_DEGRADED)
-        if method not in _WATCHING:
+        if method not in _MONITORING:
             self.ring.add(seconds, counted, stages)
             if self.spans is not None:
                 facts = {"transport": transport, "status": code, "version": getattr(answer, "version", "")}
@@ -147,10 +149,10 @@ class Telemetry:
     def store_failed(self) -> None:
         self._store_errors().inc()
 
-    def rows_lacking(self, side: str, reason: str, number: int) -> None:
+    def missing_rows(self, side: str, reason: str, number: int) -> None:
         """The store did not have rows of users or items that it should have, or not whole ones."""
         if number:
-            self._rows_lacking(side, reason).inc(number)
+            self._missing_rows(side, reason).inc(number)
 
     def delta(self, applied: bool) -> None:
         """A delta was applied, or refused because it is damaged, too old or from another recipe."""
@@ -269,7 +271,7 @@ class _StatusMetrics:
         if status.freshness_seconds is not None:
             yield Gauge(
                 "recmill_freshness_seconds",
-                "Age of the newest training row that answers know.",
+                "Age of the newest training row in the current version.",
                 status.freshness_seconds,
             )
 

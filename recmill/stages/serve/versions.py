@@ -1,98 +1,349 @@
-"""The versions that a server has open: the one that serves, the one before, canary, shadow, those asked for by name.
+"""The versions that a server has open, and how they follow the folder of bundles: new versions, deltas, rollback.
 
-Every change reaches all of them, and a version that is opened later begins with what was changed before.
+The server answers by the current version. The one before it, a canary, a shadow, and versions that requests name stay
+open beside it. Live changes reach all of them; a version that is opened later takes over what changed before.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from recmill.errors import RecmillError
+from recmill.artifacts.bundle.bundle import CURRENT, Bundle, named_by, previous_of, set_current, versions_of
+from recmill.artifacts.bundle.delta import Delta, deltas_folder
+from recmill.artifacts.feature_store.redis import DEFAULT_PREFIX, RedisStore
+from recmill.errors import ArtifactError, NotFound, RecmillError, StoreError
 from recmill.stages.serve.changes import Change, LiveChanges
 from recmill.stages.serve.recommender import Recommender
+from recmill.stages.serve.shared_state import ChangeJournal, VersionState
+from recmill.stages.serve.telemetry import Telemetry
 
-_OTHERS = 2  # versions that stay open beside those that serve, to compare with
+if TYPE_CHECKING:
+    from recmill.stages.serve.config import ServeConfig
+
+WATCH_SECONDS = 0.5  # between two looks at the folder
+_MAX_OTHERS = 2  # versions that stay open because requests named them
 _logger = logging.getLogger("recmill.serve")
 
 
 class Versions:
-    """Safe to call from any thread. A version that is dropped is closed when its last request has ended."""
+    """Open versions by role. Thread-safe. A version that is dropped is closed when its last request has ended."""
 
-    def __init__(self, current: Recommender, open_version: Callable[[str], Recommender]) -> None:
-        self.current = current
+    def __init__(self, config: ServeConfig, telemetry: Telemetry) -> None:
+        path = config.bundle
+        self.config = config
+        self.telemetry = telemetry
+        self.folder = path if (path / CURRENT).is_file() else path.parent
+        self.pinned = None if self.folder == path else path.name  # the one version to serve, if one was named
+        self.state = VersionState(telemetry.folder)
+        self.journal = ChangeJournal(telemetry.folder) if telemetry.folder is not None else None
+        self.folder_problem = ""  # why it is not known which version is current
+        self._others: dict[str, Recommender] = {}
+        self._live_changes = LiveChanges()
+        self._opening = threading.Lock()
+        # A change reaches a version among the open ones, or through `_live_changes` when it is opened.
+        self._changing = threading.Lock()
         self.previous: Recommender | None = None
         self.canary: Recommender | None = None
         self.shadow: Recommender | None = None
-        self._open_version = open_version
-        self._others: dict[str, Recommender] = {}
-        self._catalogue = LiveChanges()
-        self._opening = threading.Lock()
-        self._changing = (
-            threading.Lock()
-        )  # a change finds a version among the open ones, or comes before it is
+        self.current = self._open_first()
+        self.canary = self.named(config.canary[0]) if config.canary else None
+        self.shadow = self.named(config.shadow) if config.shadow else None
 
     def all(self) -> list[Recommender]:
         """Those that are open, each once, the current one first."""
         serving = (self.current, self.previous, self.canary, self.shadow)
-        found = [one for one in (*serving, *self._others.copy().values()) if one is not None]
-        return list(dict.fromkeys(found))
-
-    def find(self, version: str) -> Recommender | None:
-        """A version by its folder's name, if it is open."""
-        return next((one for one in self.all() if one.bundle.path.name == version), None)
+        versions = [one for one in (*serving, *self._others.copy().values()) if one is not None]
+        return list(dict.fromkeys(versions))
 
     def named(self, version: str) -> Recommender:
-        """A version, opened if need be; of those that were opened so, the latest stay open."""
-        found = self.find(version)
-        if found is not None:
-            return found
+        """A version by name, opened if need be. Of those that were opened this way, the latest stay open."""
+        recommender = self._find(version)
+        if recommender is not None:
+            return recommender
         with self._opening:
-            found = self.find(version)
-            return found if found is not None else self._open_other(version)
-
-    def _open_other(self, version: str) -> Recommender:
-        fresh = self._open_version(version)
-        with self._changing:
-            self._catalogue.give_to(fresh)
-            others = [*self._others.values(), fresh][-_OTHERS:]
-            self._others = {one.bundle.path.name: one for one in others}
-        return fresh
-
-    def serve(self, version: str, prepare: Callable[[Recommender], None]) -> None:
-        """Let a version be the current one, once it is prepared; until then the old one answers."""
-        with self._opening:
-            known = self.find(version)
-            fresh = known if known is not None else self._open_version(version)
-            prepare(fresh)
-            if fresh is self.current:
-                return
-            with self._changing:
-                if known is None:
-                    self._catalogue.give_to(fresh)
-                self.previous, self.current = self.current, fresh
-                self._others.pop(version, None)
-
-    def change(self, change: Change, in_store: bool) -> int:
-        """How many things changed in the current version; `in_store` says whether a store of features changes too.
-
-        What the current version refuses reaches none; what another one refuses is logged.
-        """
-        with self._changing:
-            change = self._catalogue.still_new(change)
-            number = change.apply(self.current, in_store)
-            self._catalogue.note(change)
-            for other in self.all()[1:]:
-                self._change_other(change, other)
-        return number
-
-    def _change_other(self, change: Change, other: Recommender) -> None:
-        try:
-            change.apply(other, in_store=False)
-        except RecmillError as error:
-            _logger.warning("version %s does not take a change: %s", other.version, error)
+            recommender = self._find(version)
+            return recommender if recommender is not None else self._open_other(version)
 
     def close(self) -> None:
         for recommender in self.all():
             recommender.close()
+
+    def _find(self, version: str) -> Recommender | None:
+        return next((one for one in self.all() if one.bundle.path.name == version), None)
+
+    # opening
+
+    def _open_first(self) -> Recommender:
+        """The version that other processes of this server serve, or the first valid one that the folder names."""
+        reasons: list[str] = []
+        for version in self._first_versions():
+            path = self.folder / version
+            try:
+                if self.state.refuses(path):
+                    continue
+                recommender = self._open(path)
+            except ArtifactError as error:
+                self.state.refuse(path, str(error))
+                _logger.error("%s", error)
+                self.telemetry.swap(False)
+                reasons.append(str(error))
+                continue
+            self.state.serve(version)
+            return recommender
+        raise ArtifactError(" ".join(reasons) or f"{self.folder}: every version was refused.")
+
+    def _first_versions(self) -> Iterator[str]:
+        """Versions to start with, best first. Of processes that start together, the first one proposes."""
+        served = self.state.version
+        if served is not None:
+            yield served
+        names = [self.pinned] if self.pinned else named_by(self.folder)
+        yield from dict.fromkeys([self.state.propose(names[0]), *names])
+
+    def _open_other(self, version: str) -> Recommender:
+        recommender = self._open_version(version)
+        with self._changing:
+            self._live_changes.give_to(recommender)
+            others = [*self._others.values(), recommender][-_MAX_OTHERS:]
+            self._others = {one.bundle.path.name: one for one in others}
+        return recommender
+
+    def _open_version(self, version: str) -> Recommender:
+        self._check_exists(version)
+        recommender = self._open(self.folder / version)
+        self.catch_up(recommender)
+        return recommender
+
+    def _open(self, path: Path) -> Recommender:
+        """A version that answers; anything wrong with it is an ArtifactError."""
+        config = self.config
+        bundle = Bundle.open(path, config.trust_code)
+        prefix = config.prefix or DEFAULT_PREFIX
+        store = RedisStore(config.features, bundle, prefix) if config.features else None
+        try:
+            recommender = Recommender(bundle, store)
+        except RecmillError:
+            raise
+        except Exception as error:  # intact, but not written by this recmill
+            raise ArtifactError(f"Bundle {path} cannot be served: {error!r}.") from error
+        recommender.lookup.store_failed = self.telemetry.store_failed
+        recommender.lookup.missing_rows = self.telemetry.missing_rows
+        return recommender
+
+    def _check_exists(self, version: str) -> None:
+        known = versions_of(self.folder)
+        if version not in known:
+            raise NotFound(f'No version "{version}"; there are: {", ".join(known)}.')
+
+    # swapping
+
+    def swap(self, path: Path) -> None:
+        """Serve another version once it is open and warm; until then the old one answers."""
+        self._check_recipe(Bundle.open(path, self.config.trust_code))
+        self._make_current(path.name)
+        self.state.serve(path.name)
+        self._store_deltas(self.current)
+
+    def _make_current(self, version: str) -> None:
+        with self._opening:
+            known = self._find(version)
+            recommender = known if known is not None else self._open_version(version)
+            recommender.warm_up()
+            if recommender is self.current:
+                return
+            with self._changing:
+                if known is None:
+                    self._live_changes.give_to(recommender)
+                self.previous, self.current = self.current, recommender
+                self._others.pop(version, None)
+
+    def rollback(self, version: str | None) -> None:
+        """Serve an earlier version again, here and on every server of this folder."""
+        version = version or (self.previous.version if self.previous else previous_of(self.folder))
+        if version is None:
+            raise NotFound(f"There is no version before {self.current.version} to go back to.")
+        self._check_exists(version)
+        self._check_recipe(self.named(version).bundle)
+        try:
+            set_current(self.folder, version)
+        except OSError as error:
+            raise ArtifactError(
+                f"{CURRENT} cannot be written ({error.strerror}), so {self.current.version} is still served. "
+                "Run `recmill rollback` where the folder of versions can be written."
+            ) from None
+        self.swap(self.folder / version)
+
+    def _check_recipe(self, bundle: Bundle) -> None:
+        if bundle.manifest.get("recipe_digest") != self.current.bundle.manifest.get("recipe_digest"):
+            raise ArtifactError(
+                f"Bundle {bundle.path} is of another recipe than {self.current.version}; it is refused."
+            )
+
+    # following the folder
+
+    def look(self) -> None:
+        """Take changes of other processes, then the version to serve, then new deltas of every open version."""
+        self._take_changes()
+        for version in self._wanted():
+            path = self.folder / version
+            if path == self.current.bundle.path and not self.state.refuses(path):
+                break
+            swapped = self._try(path, self.swap)
+            if swapped is not None:
+                self.telemetry.swap(swapped)
+            if swapped:
+                _logger.info("serving %s", version)
+                break
+        for recommender in self.all():
+            self.catch_up(recommender)
+
+    def _wanted(self) -> list[str]:
+        """Versions to serve, best first: those that the folder names, or else what this server's processes serve."""
+        if not self.config.watch or self.pinned:
+            served = self.state.version
+            return [served] if served is not None else []
+        try:
+            versions, problem = named_by(self.folder), ""
+        except RecmillError as error:
+            versions, problem = [], str(error)
+        if problem and problem != self.folder_problem:
+            _logger.warning("%s", problem)
+        self.folder_problem = problem
+        return versions
+
+    def _try(self, path: Path, apply: Callable[[Path], None]) -> bool | None:
+        """Whether it was applied; None if it was refused before and has not changed since, or waits for a store."""
+        if self.state.refuses(path):
+            return None
+        try:
+            apply(path)
+        except StoreError as error:
+            _logger.warning("%s waits: %s", path, error)
+            return None
+        except Exception as error:  # nothing in a file may stop the server
+            self.state.refuse(path, str(error) if isinstance(error, RecmillError) else f"{path}: {error!r}")
+            _logger.warning("%s", error, exc_info=not isinstance(error, (RecmillError, OSError, ValueError)))
+            return False
+        return True
+
+    # deltas
+
+    def catch_up(self, recommender: Recommender) -> None:
+        """Apply the deltas of a version, one after the other, up to the first that is refused."""
+        if not self.config.watch:
+            return
+        with recommender.catching_up:
+            while (path := self._delta_path(recommender, recommender.num_deltas + 1)).is_dir():
+                applied = self._try(path, lambda path: self._apply_delta(path, recommender))
+                if applied is not None:
+                    self.telemetry.delta(applied)
+                if not applied:
+                    return
+                _logger.info("version %s has %d deltas", recommender.version, recommender.num_deltas)
+
+    def _apply_delta(self, path: Path, recommender: Recommender) -> None:
+        """Refuses a delta that is damaged, not the next one, or of another recipe."""
+        delta, version = Delta.open(path), recommender.version
+        if delta.manifest["recipe_digest"] != recommender.bundle.manifest["recipe_digest"]:
+            raise ArtifactError(f"Delta {path} is of another recipe than {version}; it is refused.")
+        if (delta.version, delta.number) != (version, recommender.num_deltas + 1):
+            raise ArtifactError(
+                f"Delta {path} is number {delta.number} of {delta.version}; expected "
+                f"{recommender.num_deltas + 1} of {version}. It is refused."
+            )
+        recommender.apply(delta.changes(), in_store=recommender is self.current)
+        recommender.num_deltas = delta.number
+        recommender.log_end = delta.manifest.get("log_end", recommender.log_end)
+
+    def _store_deltas(self, recommender: Recommender) -> None:
+        """Write what a version took before it was current to the store, unless another server has written it."""
+        store = recommender.lookup.store
+        if store is None:
+            return
+        with recommender.catching_up:
+            try:
+                for number in range(store.num_deltas(recommender.version) + 1, recommender.num_deltas + 1):
+                    changes = Delta.open(self._delta_path(recommender, number)).changes()
+                    recommender.store_delta(number, changes)
+            except RecmillError as error:
+                _logger.warning("the store lacks deltas of %s: %s", recommender.version, error)
+
+    def _delta_path(self, recommender: Recommender, number: int) -> Path:
+        return deltas_folder(self.folder, recommender.version) / f"{number:06d}"
+
+    # live changes
+
+    def change(self, change: Change) -> int:
+        """Apply a change to all versions, and pass it to the other processes; how many things it changed."""
+        number = self._change(change, in_store=True)
+        if self.journal is not None:
+            self.journal.write(change)
+        return number
+
+    def _take_changes(self) -> None:
+        """Apply changes that other processes of this server took; they have changed the store already."""
+        for change in self.journal.read_others() if self.journal is not None else ():
+            try:
+                self._change(change, in_store=False)
+            except RecmillError as error:
+                _logger.warning("a change of process %d is left out: %s", change.process, error)
+
+    def _change(self, change: Change, in_store: bool) -> int:
+        """If the current version refuses a change, no version gets it; a refusal of another version is logged."""
+        with self._changing:
+            change = self._live_changes.without_outdated(change)
+            number = change.apply(self.current, in_store)
+            self._live_changes.add(change)
+            for other in self.all()[1:]:
+                try:
+                    change.apply(other, in_store=False)
+                except RecmillError as error:
+                    _logger.warning("version %s does not take a change: %s", other.version, error)
+        return number
+
+    # what is wrong
+
+    def refused(self) -> dict[str, str]:
+        """Refused versions and deltas by name -> reason, without the paths of this machine."""
+        prefix = f"{self.folder}/"
+        refused = self.state.refused()
+        if self.folder_problem:
+            refused[CURRENT] = self.folder_problem
+        return {path.removeprefix(prefix): reason.replace(prefix, "") for path, reason in refused.items()}
+
+    def previous_name(self) -> str | None:
+        if self.previous is not None:
+            return self.previous.version
+        try:
+            return previous_of(self.folder)
+        except ArtifactError:
+            return None
+
+
+class Watcher:
+    """A thread that lets the versions follow their folder and the other processes of the server."""
+
+    def __init__(self, versions: Versions, seconds: float) -> None:
+        self._versions = versions
+        self._seconds = seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._seconds):
+            try:
+                self._versions.look()
+            except Exception:
+                _logger.exception("looking at %s failed", self._versions.folder)

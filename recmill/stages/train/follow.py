@@ -351,9 +351,7 @@ class Histories:
         return known
 
     def _stored(self, user: Any) -> dict[str, Any]:
-        if self.users is None or (row := self.users.places([user]))[0] < 0:
-            return {}
-        return self.users.raw(row).row(0, named=True)
+        return (self.users.raw_row(user) or {}) if self.users is not None else {}
 
 
 def _last_of_each(rows: pl.DataFrame, by: str, columns: list[str]) -> pl.DataFrame:

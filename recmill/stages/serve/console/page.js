@@ -122,7 +122,7 @@ export class Refused extends Error {
 }
 
 const SENTENCES = {
-  401: "This server wants a token: enter it in the field at the top.",
+  401: "This server requires a token: enter it in the field at the top.",
   403: "This token may not do that; it needs the admin scope.",
   429: "The server is busy and turned this request away. Ask again in a moment.",
   503: "The server is not ready yet, or is shutting down.",

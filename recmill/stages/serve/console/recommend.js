@@ -6,7 +6,7 @@ import { question } from "./question.js";
 const CHANNELS = {
   two_tower: ["two towers", "Its vector is near the user's: the retrieval model expects a click."],
   similar: ["similar", "Its vector is near that of an item the user clicked lately."],
-  together: ["together", "Users who clicked the same items as this one clicked it too."],
+  co_clicks: ["co-clicks", "Users who clicked the same items as this one clicked it too."],
   popular: ["popular", "Many users click it."],
 };
 const RAW_COLUMNS = 4; // shown in the table; all of them are beside it

@@ -1,4 +1,4 @@
-"""Between gRPC's messages and ours. What HTTP cannot say is not said here either."""
+"""Between protobuf messages and ours. Both transports offer the same fields."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""What the processes of one server agree on: the version that they serve, and what one of them refused.
+"""What the processes of one server share, in files of a common folder.
 
-In a file that they share, so that a process which is started again decides as the others do.
+The version that they serve and what one of them refused, so that a process which is started again decides as the
+others do; and the live changes that one of them took.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +17,11 @@ from pathlib import Path
 import msgspec
 
 from recmill.artifacts.manifest import write_whole
+from recmill.stages.serve.changes import Change
 
 
 class RefusedVersion(msgspec.Struct, frozen=True):
-    """Why a version or a delta is not taken, and what its files were like then."""
+    """Why a version or a delta is refused, and the fingerprint of its files at that time."""
 
     files: str
     reason: str
@@ -29,8 +32,8 @@ class _State(msgspec.Struct):
     refused: dict[str, RefusedVersion] = {}
 
 
-class Agreement:
-    """Without a folder, of one process with itself."""
+class VersionState:
+    """The served version and the refused ones. Without a folder, the state of a single process."""
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder / "versions.json" if folder is not None else None
@@ -39,11 +42,11 @@ class Agreement:
 
     @property
     def version(self) -> str | None:
-        """The version that is served; None as long as nobody named one."""
+        """The version that is served; None until a process proposes one."""
         return self._read().version
 
     def propose(self, version: str) -> str:
-        """The version that is agreed on: this one, when there is none yet."""
+        """The version to serve: this one, if no process has proposed another."""
         with self._changing() as state:
             state.version = state.version or version
             return state.version
@@ -57,7 +60,7 @@ class Agreement:
             state.refused[str(path)] = RefusedVersion(_fingerprint(path), reason)
 
     def refused(self) -> dict[str, str]:
-        """Path -> reason of all that was refused and is still there."""
+        """Path -> reason, of everything refused that still exists."""
         return {path: one.reason for path, one in self._read().refused.items() if Path(path).exists()}
 
     def refuses(self, path: Path) -> bool:
@@ -83,15 +86,41 @@ class Agreement:
             write_whole(self._path, msgspec.json.encode(state).decode())
 
 
+class ChangeJournal:
+    """A file to which the processes of one server append their changes, and from which they read the others'."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "changes.jsonl"
+        self._num_read = 0  # bytes
+
+    def write(self, change: Change) -> None:
+        line = msgspec.json.encode(change) + b"\n"
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(line)
+
+    def read_others(self) -> list[Change]:
+        """What other processes have written since the last call."""
+        if not self.path.exists():
+            return []
+        with open(self.path, "rb") as file:
+            file.seek(self._num_read)
+            lines = file.read().rpartition(b"\n")[0]
+        if not lines:
+            return []
+        self._num_read += len(lines) + 1
+        changes = [msgspec.json.decode(line, type=Change) for line in lines.split(b"\n")]
+        return [change for change in changes if change.process != os.getpid()]
+
+
 def _fingerprint(path: Path) -> str:
-    """Another one whenever a file is written, replaced, added or removed."""
-    found = hashlib.blake2b(digest_size=16)
+    """Changes whenever a file is written, replaced, added or removed."""
+    digest = hashlib.blake2b(digest_size=16)
     for file in sorted(path.rglob("*")):
         try:
             facts = file.stat()
         except OSError:
             continue
-        found.update(
+        digest.update(
             repr((str(file), facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns)).encode()
         )
-    return found.hexdigest()
+    return digest.hexdigest()

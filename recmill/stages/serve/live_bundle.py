@@ -1,0 +1,253 @@
+"""A bundle in a running server: its parts, and how items, events and deltas change them while it answers."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.bundle.delta import Changes
+from recmill.artifacts.bundle.entities import Side
+from recmill.artifacts.bundle.features import FeatureRows
+from recmill.artifacts.bundle.models import RankModel, TowerModel
+from recmill.artifacts.bundle.rows import RowTable
+from recmill.artifacts.bundle.sessions import Graph
+from recmill.artifacts.feature_store.redis import RedisStore
+from recmill.dataset.batch import Array
+from recmill.errors import NotFound
+from recmill.stages.serve import messages as m
+from recmill.stages.serve.lookup import FeatureLookup
+from recmill.stages.serve.recall import Recaller
+from recmill.stages.serve.store_writes import SideRows, StoreWriter
+
+
+class LiveBundle:
+    """The parts of a bundle that answers need. Changes take turns with answers: many readers, or one change."""
+
+    def __init__(self, bundle: Bundle, store: RedisStore | None = None) -> None:
+        self.bundle = bundle
+        bundle.plan  # noqa: B018, read now: a damaged or untrusted plan is refused before anything answers
+        for side in (bundle.users, bundle.items):
+            if side is not None:
+                side.unknown_row  # noqa: B018, made now: until then it would keep a dropped version's files open
+        self.lookup = FeatureLookup(bundle, store)
+        self.writer = StoreWriter(store, self.lookup) if store is not None else None
+        self.lock = RWLock()
+        self.catching_up = threading.Lock()  # with the deltas of this version
+        if store is not None:
+            weakref.finalize(self, store.close)  # not before the last request that uses it has ended
+        models = bundle.manifest["models"]
+        self.ranker = RankModel(bundle) if "ranking" in models else None
+        self.recaller = Recaller(bundle) if bundle.items is not None else None
+        self.num_deltas = 0  # that were applied to the bundle
+        self.log_end: float | None = bundle.manifest.get("log_end")  # time of the newest training row
+
+    @property
+    def version(self) -> str:
+        return self.bundle.version
+
+    # changes
+
+    def add_items(self, items: Sequence[m.NewItem], in_store: bool = True) -> int:
+        """Add items that can be recommended from now on; known ones are replaced. `in_store` as for events."""
+        entities, columns = self._recaller().items, self.lookup.raw_columns
+        allowed = set(columns.of("item"))
+        rows = [
+            columns.typed({**item.values, entities.id_column: item.id}, allowed, f"Item {item.id}")
+            for item in items
+        ]
+        raw = columns.frame(rows, list(entities.raw_schema))
+        features = self.lookup.features_of("item", raw)
+        with self.lock.writing():
+            self._recaller().show_items(self._indices([item.id for item in items]))
+            self._put_items(raw, features)
+        if in_store and self.writer is not None:
+            self.writer.put("item", raw, features)
+        return len(rows)
+
+    def _put_items(self, raw: pl.DataFrame, features: pl.DataFrame) -> None:
+        recaller, vectors = self._recaller(), None
+        indices = recaller.items.put(raw, features)
+        if recaller.tower is not None:
+            rows = FeatureRows.of(recaller.items.features(indices), recaller.items.layout)
+            vectors = self._item_tower.vectors(rows.batch(self._item_tower.layout))
+        recaller.put_items(indices, vectors)
+
+    @cached_property
+    def _item_tower(self) -> TowerModel:
+        return TowerModel(self.bundle, "item")
+
+    def remove_items(self, items: Sequence[m.Id]) -> int:
+        """Never recommend these items from now on; how many were known."""
+        recaller = self._recaller()
+        with self.lock.writing():
+            indices = self._indices(items)
+            known = np.unique(indices[indices >= 0])
+            recaller.remove_items(known)
+        return len(known)
+
+    def add_events(self, events: Sequence[m.Event], in_store: bool = True) -> int:
+        """Append events to the histories of users, for the next answers. All of them, or none.
+
+        `in_store`: also in the store, which other processes share; one of them may have written them already.
+        """
+        self._recaller()
+        all_values = [self._event_values(event) for event in events]
+        for event, values in zip(events, all_values, strict=True):
+            self._add_event(event, values, in_store)
+        return len(events)
+
+    def _event_values(self, event: m.Event) -> dict[str, Any]:
+        """The other columns of an event; BadRequest for one that the log could not hold."""
+        log, columns = self.bundle.recipe.log, self.lookup.raw_columns
+        ids = {log.user: event.user, log.item: event.item}
+        columns.typed({name: id for name, id in ids.items() if name is not None}, columns.kinds, "The event")
+        values = columns.typed(event.values, columns.kinds, "The event")
+        return {name: value for name, value in values.items() if name not in ids}
+
+    def _add_event(self, event: m.Event, values: Mapping[str, Any], in_store: bool) -> None:
+        lookup, columns = self.lookup, self.lookup.raw_columns
+        with self.lock.reading():
+            own = lookup.raw_user(event.user, in_store=False)
+            item = lookup.raw_items([event.item])[0]
+
+        def after(raw: m.Values) -> pl.DataFrame:
+            raw = raw | {name: value for name, value in values.items() if columns.owners.get(name) == "user"}
+            raw |= lookup.after_event(raw, {**item, **values})
+            return columns.frame([raw], lookup.columns_of_side("user"))
+
+        user = None
+        if in_store and self.writer is not None:
+            user = self.writer.change_user(event.user, own, after)
+        raw = after(own) if user is None else user
+        features = lookup.features_of("user", raw)
+        with self.lock.writing():
+            self.bundle.entities("user").put(raw, features)
+            self._add_clicks([(event.user, event.item)])
+
+    def _add_clicks(self, clicks: Sequence[tuple[m.Id, m.Id]]) -> None:
+        recaller = self._recaller()
+        indices = recaller.items.indices([item for _, item in clicks])
+        for (user, _), index in zip(clicks, indices.tolist(), strict=True):
+            if index >= 0:
+                recaller.seen.add(user, index)
+        recaller.count_clicks(indices[indices >= 0])
+
+    def apply(self, changes: Changes, in_store: bool = True) -> None:
+        """Apply a delta: rows and dense weights, items, users, clicks; all of it, or an error and nothing.
+
+        Answers in progress end before it, later ones wait.
+        """
+        graphs = {
+            name: Graph(graph) for name, graph in changes.graphs.items() if name in ("rank", "rank_split")
+        }
+        tables = {name: self._table(name) for name in changes.tables}
+        for name, change in changes.tables.items():
+            tables[name].check(change.keys, change.rows, change.shared)
+        rows = self._side_rows(changes)
+        clicks = [] if changes.clicks is None else list(changes.clicks.select("user", "item").iter_rows())
+        with self.lock.writing():
+            for name, change in changes.tables.items():
+                tables[name].update(change.keys, change.rows)
+                tables[name].remove(change.removed)
+                if change.shared is not None:
+                    tables[name].update_shared(change.shared)
+            if self.ranker is not None:
+                self.ranker.swap(graphs)
+            for side, raw, features in rows:
+                if side == "item":
+                    self._put_items(raw, features)
+                else:
+                    self.bundle.entities(side).put(raw, features)
+            if clicks:
+                self._add_clicks(clicks)
+        if in_store and self.writer is not None:
+            self.writer.put_delta(self.version, self.num_deltas + 1, rows)
+
+    def _table(self, name: str) -> RowTable:
+        collection, _, table = name.partition("/")
+        return self.bundle.collection(collection).rows[table]
+
+    def _side_rows(self, changes: Changes) -> list[SideRows]:
+        """Items and users of a delta with their features; an error when they do not fit."""
+        rows: list[SideRows] = []
+        sides: dict[Side, pl.DataFrame | None] = {"item": changes.items, "user": changes.users}
+        for side, raw in sides.items():
+            if raw is not None and raw.height:
+                features = self.lookup.features_of(side, raw)
+                self.bundle.entities(side).fitted(raw, features)
+                rows.append((side, raw, features))
+        return rows
+
+    def store_delta(self, number: int, changes: Changes) -> None:
+        """Write the rows of a delta that was applied without the store."""
+        if self.writer is not None:
+            self.writer.put_delta(self.version, number, self._side_rows(changes))
+
+    def close(self) -> None:
+        """Close the store, if there is one."""
+        if self.lookup.store is not None:
+            self.lookup.store.close()
+
+    # parts
+
+    def _recaller(self) -> Recaller:
+        if self.recaller is None:
+            raise NotFound(
+                f"Bundle {self.version} has no items: its recipe names no log.item. It only scores rows."
+            )
+        return self.recaller
+
+    def _ranker(self) -> RankModel:
+        if self.ranker is None:
+            raise NotFound(f"Bundle {self.version} has no ranking model; it only recalls.")
+        return self.ranker
+
+    def _indices(self, items: Sequence[m.Id]) -> Array:
+        return self._recaller().items.indices(items)
+
+
+class RWLock:
+    """Many readers or one writer. A waiting writer goes before readers that arrive later."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+        self._readers = 0
+        self._writers = 0  # waiting or at work
+        self._is_writing = False
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        with self._condition:
+            while self._writers:
+                self._condition.wait()
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._readers -= 1
+                if not self._readers:
+                    self._condition.notify_all()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        with self._condition:
+            self._writers += 1
+            while self._readers or self._is_writing:
+                self._condition.wait()
+            self._is_writing = True
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._writers -= 1
+                self._is_writing = False
+                self._condition.notify_all()
