@@ -233,12 +233,8 @@ def test_serve_adds_live_events_as_prepare_would(recipe: r.Recipe, log: Log) -> 
         assert found == at_end(recipe, *first, *rest[:number])[row.user]
 
 
-# A condition that also reads columns which a request does not bring is not evaluated at all.
-known_conditions = st.sampled_from([sql for sql in CONDITIONS if sql != "click = 1 and price < 5"])
-
-
 @few_examples
-@given(st.builds(recipe_of, known_conditions, st.integers(1, 4), st.just(0)), logs())
+@given(recipes, logs())
 def test_items_that_a_request_brings_count_as_events_that_say_nothing_else(
     recipe: r.Recipe, log: Log
 ) -> None:

@@ -47,11 +47,16 @@ def keep_where(sql: str, frame: pl.DataFrame) -> pl.DataFrame:
 
 def matches(sql: str, frame: pl.DataFrame) -> pl.Series:
     """Which rows meet a recipe's condition; null counts as no."""
+    return evaluate_condition(sql, frame).fill_null(False)
+
+
+def evaluate_condition(sql: str, frame: pl.DataFrame) -> pl.Series:
+    """A recipe's condition for each row: true, false, or null where it depends on a null."""
     node, condition = _filter(sql, tuple(kinds_of_schema(frame.schema).items()))
     rows = frame.select(columns_of(node))
     if not rows.width:
         rows = pl.DataFrame({_EMPTY: pl.Series([None] * frame.height, dtype=pl.Boolean)})
-    return selected(rows, [condition.fill_null(False).alias("matches")])["matches"]
+    return selected(rows, [condition.alias("matches")])["matches"]
 
 
 def columns_read(sql: str, kinds: Mapping[str, str]) -> list[str]:

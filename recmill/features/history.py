@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from recmill.features.base import to_lists
-from recmill.features.expressions import matches
+from recmill.features.expressions import evaluate_condition, matches
 from recmill.features.kernels import Array
 from recmill.recipe.recipe import POSITION, History
 
@@ -28,6 +28,13 @@ def meets_condition(history: History, frame: pl.DataFrame) -> pl.Series:
     if history.where is None:
         return pl.repeat(True, frame.height, eager=True)
     return matches(history.where, frame)
+
+
+def may_meet_condition(history: History, frame: pl.DataFrame) -> pl.Series:
+    """Which rows could be events of the history, whatever the values are that are null here."""
+    if history.where is None:
+        return pl.repeat(True, frame.height, eager=True)
+    return evaluate_condition(history.where, frame).fill_null(True)
 
 
 # batch

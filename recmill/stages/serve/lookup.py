@@ -17,7 +17,7 @@ from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.dataset.batch import Array, Batch, Keys, Layout, collate
 from recmill.errors import StoreError
 from recmill.features.expressions import columns_read
-from recmill.features.history import UserHistory, meets_condition
+from recmill.features.history import UserHistory, may_meet_condition, meets_condition
 from recmill.recipe.kinds import parts_of_features
 from recmill.recipe.recipe import History
 from recmill.stages.serve.messages import Id, Query, Values
@@ -212,15 +212,14 @@ class FeatureLookup:
         return result.latest()
 
     def _meet_condition(self, history: History, rows: Sequence[Values]) -> list[bool]:
-        """Which events meet the history's condition. One that lacks a column of it is taken to: clients send clicks."""
+        """Which events meet the history's condition. What an event lacks is taken to meet it: clients send clicks."""
         if history.where is None:
             return [True] * len(rows)
         names = columns_read(history.where, self.raw_columns.kinds)
-        is_complete = [all(name in row for name in names) for row in rows]
-        if not any(is_complete):
-            return [True] * len(rows)
-        is_met = meets_condition(history, self.raw_columns.frame(rows, names)).to_list()
-        return [met or not complete for met, complete in zip(is_met, is_complete, strict=True)]
+        frame = self.raw_columns.frame(rows, names)
+        is_met, may_be_met = meets_condition(history, frame), may_meet_condition(history, frame)
+        is_complete = pl.Series([all(name in row for name in names) for row in rows])
+        return (is_met | (~is_complete & may_be_met)).to_list()
 
     def columns_of_side(self, side: Side) -> list[str]:
         """Raw columns that are kept of users or items, the id first."""
