@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
     from recmill.dataset.table import Table
     from recmill.recipe.recipe import Recipe
+    from recmill.stages.score.config import ScoreConfig
     from recmill.stages.score.inputs import Input
     from recmill.stages.score.models import ModelRef
     from recmill.stages.score.score import ScoreResult
@@ -243,7 +244,8 @@ def score(
     split: Split | None = None,
     which: str | int = "best",
     keep: Sequence[str] | None = None,
-    with_labels: bool = True,
+    without_labels: bool = False,
+    scores: bool = False,
     embeddings: Sequence[Literal["user", "item"]] = (),
     recall: int | None = None,
     without_seen: bool = False,
@@ -260,65 +262,62 @@ def score(
     """Score all rows of a log or Table with a checkpoint or a bundle; write vectors and the best items of users.
 
     `rows` is a Table, or a log as `prepare` takes it. With `embeddings` or `recall`, vectors of users or items and the
-    best items of every user are written instead; for a checkpoint they are those of a Table, which `rows` must be. A
-    bundle has its own users and items. `ScoreResult.to_polars()` reads what was written.
+    best items of every user are written instead, or beside the scores with `scores`; those of a checkpoint come from a
+    Table, which `rows` must be, and a bundle has its own. `ScoreResult.to_polars()` reads what was written.
     """
     from recmill.artifacts.manifest import is_of_kind
     from recmill.dataset.table import Table
     from recmill.stages.score.config import ScoreConfig
     from recmill.stages.score.score import score as run
 
-    of_sides = bool(embeddings or recall)
-    reference = _model_to_score(model, which, "retrieval" if of_sides else "ranking", trust_code)
-    if isinstance(rows, (str, os.PathLike)) and is_of_kind(Path(rows), "table"):
-        rows = Table.open(Path(rows))
-    if of_sides and (reference.kind == "bundle") == (rows is not None):
-        raise RecmillError(
-            "score: embeddings and recall are of a bundle's own users and items, without rows, or of those of the "
-            "Table that is given as rows."
-        )
     config = ScoreConfig(
+        which=str(which),
+        split=split,
+        keep=None if keep is None else tuple(keep),
+        without_labels=without_labels,
+        scores=scores,
         embeddings=tuple(embeddings),
         recall=recall,
         without_seen=without_seen,
+        max_bad=max_bad,
+        partitions=partitions,
         engine=engine,
         address=address,
         spark_conf=dict(spark_conf or {}),
         workers=workers,
         memory=memory,
     )
-    scored = (
-        None
-        if of_sides
-        else _rows_to_score(reference, rows, split, keep, with_labels, max_bad, memory, partitions)
-    )
-    table = rows if isinstance(rows, Table) and of_sides else None
+    reference = _model_to_score(model, config, trust_code)
+    if isinstance(rows, (str, os.PathLike)) and is_of_kind(Path(rows), "table"):
+        rows = Table.open(Path(rows))
+    is_of_bundle, of_sides = reference.kind == "bundle", bool(embeddings or recall)
+    if is_of_bundle and rows is not None and not config.wants_scores:
+        raise RecmillError("score: a bundle has its own users and items. Remove rows, or add scores=True.")
+    if not is_of_bundle and of_sides and not isinstance(rows, Table):
+        raise RecmillError(
+            "score: embeddings and recall of a checkpoint are those of a Table: give one as rows."
+        )
+    scored = _rows_to_score(reference, rows, config) if config.wants_scores else None
+    table = rows if isinstance(rows, Table) and of_sides and not is_of_bundle else None
     return run(reference, scored, table, folder_of(into, "scores"), config, progress_of(quiet))
 
 
 def _model_to_score(
-    model: Checkpoint | Bundle | PathLike, which: str | int, name: str, trust_code: Sequence[str]
+    model: Checkpoint | Bundle | PathLike, config: ScoreConfig, trust_code: Sequence[str]
 ) -> ModelRef:
     from recmill.artifacts.manifest import is_of_kind
     from recmill.stages.score.models import bundle_ref, checkpoint_ref
 
     path = _path_of(model)
+    models = ["retrieval"] if config.embeddings or config.recall else []
+    models += ["ranking"] if config.wants_scores else []
     if is_of_kind(path, "checkpoint"):
-        return checkpoint_ref(str(path), str(which), [name])
+        return checkpoint_ref(str(path), config.which, models)
     trusted = tuple(trust_code or getattr(model, "trust_code", ()))
-    return bundle_ref(str(path), [name], trusted)
+    return bundle_ref(str(path), models, trusted)
 
 
-def _rows_to_score(
-    reference: ModelRef,
-    rows: Any,
-    split: str | None,
-    keep: Sequence[str] | None,
-    with_labels: bool,
-    max_bad: float,
-    memory: int,
-    partitions: int | None,
-) -> Input:
+def _rows_to_score(reference: ModelRef, rows: Any, config: ScoreConfig) -> Input:
     from recmill.dataset.table import Table
     from recmill.stages.score.inputs import LogInput, TableInput, scoring_recipe
     from recmill.stages.score.models import open_models
@@ -327,11 +326,12 @@ def _rows_to_score(
         raise RecmillError("score: which rows? Give a Table, or a log as prepare takes it.")
     models = open_models(reference)
     if isinstance(rows, Table):
-        return TableInput(models, rows, split, keep)
-    if split is not None:
+        return TableInput(models, rows, config.split, config.keep)
+    if config.split is not None:
         raise RecmillError("score: split is for the rows of a Table. Remove it.")
+    with_labels = not config.without_labels
     where = data_of(scoring_recipe(models.recipe, with_labels), rows)
-    return LogInput(models, where, keep, with_labels, max_bad, memory, partitions)
+    return LogInput(models, where, config.keep, with_labels, config.max_bad, config.memory, config.partitions)
 
 
 def export(

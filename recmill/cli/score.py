@@ -75,7 +75,7 @@ def _check_flags(parsed: argparse.Namespace, config: ScoreConfig) -> None:
         raise UsageError("--trust-code is for --bundle; code of a checkpoint is your own. Remove it.")
     if parsed.bundle:
         reason = "is for --checkpoint; a bundle is of one step. Remove it."
-        refuse_flags(parsed, ScoreConfig, reason, only=("step",))
+        refuse_flags(parsed, ScoreConfig, reason, only=("which",))
     if config.wants_scores and not (parsed.data or parsed.table):
         raise UsageError("Which rows? Add --data DIR, a log, or --table DIR.")
     if parsed.checkpoint and (config.embeddings or config.recall) and not parsed.table:
@@ -106,7 +106,7 @@ def _model(parsed: argparse.Namespace, config: ScoreConfig) -> ModelRef:
     models += ["ranking"] if config.wants_scores else []
     if parsed.bundle:
         return bundle_ref(parsed.bundle, models, parsed.trust_code)
-    return checkpoint_ref(parsed.checkpoint, config.step, models)
+    return checkpoint_ref(parsed.checkpoint, config.which, models)
 
 
 def _rows(parsed: argparse.Namespace, config: ScoreConfig, model: ModelRef) -> Input:

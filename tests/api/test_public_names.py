@@ -21,17 +21,17 @@ from recmill.stages.tune.tune import TuneConfig
 
 FUNCTIONS = [name for name in recmill.__all__ if inspect.isfunction(getattr(recmill, name))]
 CLASSES = [name for name in recmill.__all__ if inspect.isclass(getattr(recmill, name))]
-# What a config has for stages alone: other processes, commands.
-PRIVATE_FIELDS = {TrainConfig: {"on_report", "warn"}}
+# What only commands can choose.
+PRIVATE_FIELDS = {TrainConfig: {"wait_policy"}}  # torch may have been imported before, and read it only once
 # What a function takes beside its stage's config: inputs, where results land, whether progress is shown.
 OTHER_ARGUMENTS = {
     "prepare": {"recipe", "data", "into", "plan", "quiet"},
-    "train": {"recipe", "table", "from_log", "plan", "max_bad", "into", "engine", "address", "quiet"},
-    "evaluate": {"checkpoint", "table", "report", "quiet"},
-    "score": {
-        *("model", "rows", "into", "split", "which", "keep", "with_labels", "max_bad", "partitions"),
-        *("trust_code", "quiet"),
+    "train": {
+        *("recipe", "table", "from_log", "plan", "into", "engine", "workers", "address"),
+        *("on_step", "on_evaluation", "quiet"),
     },
+    "evaluate": {"checkpoint", "table", "report", "quiet"},
+    "score": {"model", "rows", "into", "trust_code", "quiet"},
     "export": {"checkpoint", "data", "into", "quiet"},
     "tune": {"recipe", "table", "into", "on_trial", "quiet"},
 }

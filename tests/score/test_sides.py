@@ -151,7 +151,10 @@ def test_users_who_saw_much_still_get_k_items() -> None:
     ("arguments", "said"),
     [
         (["--checkpoint", "{c}", "--into", "{o}"], "Which rows? Add --data DIR"),
-        (["--bundle", "{b}", "--step", "3", "--table", "{t}", "--into", "{o}"], "--step is for --checkpoint"),
+        (
+            ["--bundle", "{b}", "--which", "3", "--table", "{t}", "--into", "{o}"],
+            "--which is for --checkpoint",
+        ),
         (
             ["--checkpoint", "{c}", "--data", "{l}", "--recall", "5", "--into", "{o}"],
             "add --table DIR instead of --data",
@@ -196,7 +199,7 @@ def test_flags_that_do_not_go_together_are_refused(
             "has no retrieval model; it has: ranking",
         ),
         (["--bundle", "{criteob}", "--embeddings", "user"], "has no retrieval model; it has: ranking"),
-        (["--checkpoint", "{c}", "--table", "{t}", "--step", "9999"], "has no checkpoint of step 9999"),
+        (["--checkpoint", "{c}", "--table", "{t}", "--which", "9999"], "has no checkpoint of step 9999"),
         (
             ["--checkpoint", "{criteo}", "--data", "{criteolog}", "--keep", "label"],
             "have a column of that name",

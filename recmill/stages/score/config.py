@@ -22,7 +22,7 @@ _SIDES = ValueKind(_parse_sides, "user,item")
 class ScoreConfig(EngineConfig, LogConfig):
     """What to score and write, and where the work runs."""
 
-    step: Annotated[str, Flag("which step of the checkpoint", metavar="best|last|N")] = "best"
+    which: Annotated[str, Flag("which step of the checkpoint", metavar="best|last|STEP")] = "best"
     split: Annotated[
         Literal["test", "eval", "train"] | None,
         Flag("which rows of the Table to score (default: test, or eval without test rows)"),
