@@ -93,7 +93,7 @@ THEIRS = {
 _OPTIMIZERS = "learner/test_optimizers.py"
 _TABLE = "embeddings/test_table.py"
 _TRAINING = "train/test_training.py"
-_CHECKPOINT = "test_checkpoint.py"
+_CHECKPOINT = "artifacts/test_checkpoint.py"
 _GRPC = "serve/test_grpc.py"
 _SERVER = "serve/test_server.py"
 _SERVICE = "serve/test_service.py"
@@ -146,7 +146,7 @@ SHOWN_BY = {
     "TF_CONFIG": "launch/test_train_flags.py::test_torchrun_s_processes_train_together",
     "sync_dense_params": "parallel/test_runs.py::test_losses_and_metrics_are_those_of_one_process",
     "RETRY_LIMIT": "deploy/test_pipeline.py::test_each_attempt_trains_for_as_long_again",
-    "friesian-server-helm": "deploy/test_helm.py::test_the_chart_makes_what_kustomize_makes",
+    "friesian-server-helm": "deploy/test_helm.py::test_what_the_chart_makes_is_what_a_cluster_takes",
     "--emb_fusion": "embeddings/test_collection.py::test_a_collection_equals_its_tables_one_by_one",
     "--group_embedding": "embeddings/test_collection.py::test_a_collection_equals_its_tables_one_by_one",
     "--adaptive_emb": f"{_TABLE}::test_a_waiting_key_trains_a_shared_row_and_starts_from_it",
