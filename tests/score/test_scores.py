@@ -26,8 +26,7 @@ from recmill.learner.ranking import Ranker
 from recmill.learner.saved import open_learner
 from recmill.logs.base import open_source
 from recmill.recipe.recipe import POSITION
-from recmill.stages.evaluate.evaluate import EvaluateConfig as EvaluateOptions
-from recmill.stages.evaluate.evaluate import evaluate
+from recmill.stages.evaluate.evaluate import EvaluateConfig, evaluate
 from recmill.stages.score.models import checkpoint_ref, open_models
 from recmill.stages.score.score import ScoreResult
 
@@ -97,7 +96,7 @@ def test_metrics_are_those_of_evaluate(recmill, shop: Shop, tmp_path: Path) -> N
         tmp_path / "s",
     ]
     code, out, _ = recmill("score", *args, "--quiet")
-    options = EvaluateOptions(split="eval", models=("ranking",))
+    options = EvaluateConfig(split="eval", only="ranking")
     (expected,) = evaluate(shop.folder, Table.open(shop.table), options)
     found = ScoreResult.open(tmp_path / "s").metrics
     assert code == 0
