@@ -20,12 +20,7 @@ from recmill.errors import OPTIONAL
 PACKAGE = Path(recmill.__file__).parent
 PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
 CORE = {"numpy", "polars", "pyarrow", "rich", "msgspec"}
-NOT_OURS = {
-    "tensorflow",
-    "fbgemm_gpu",
-    "grpc_tools",
-    "py4j",
-}  # peers of bench, a generator, a part of pyspark
+NOT_OURS = {"IPython", "grpc_tools", "py4j"}  # loaded by a notebook itself, a generator, a part of pyspark
 
 # Python itself then finds no such packages, in this process and those that it starts.
 SITECUSTOMIZE = """
