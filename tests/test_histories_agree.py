@@ -247,7 +247,7 @@ def test_items_that_a_request_brings_count_as_events_that_say_nothing_else(
         return
     with log_of(*first) as folder:
         lookup = FeatureLookup(exported(recipe, folder))
-        given = lookup.person(Query(user=user, recent=list(recent))).given
+        given = lookup.user_row(Query(user=user, recent=list(recent))).given
     clicks = [LogRow(100 + number, user, item, 1) for number, item in enumerate(recent)]
     expected = at_end(recipe, *first, *clicks)[user]
     assert (given["item_history"], given["price_history"]) == expected
