@@ -135,7 +135,7 @@ _numbers = itertools.count(1)
 
 
 def new_folder(name: str) -> Path:
-    """A directory of this process, not yet there. All of them are removed when it ends."""
+    """A new, empty directory of this process, removed when it ends."""
     folder = _process_folder(os.getpid()) / f"{name}-{next(_numbers)}"
     folder.mkdir()
     return folder

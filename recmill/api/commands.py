@@ -209,18 +209,17 @@ def load(
 ) -> list[LoadResult]:
     """Fill a feature store, such as redis://host:6379, with the rows of a bundle, or of a Parquet file of one side."""
     from recmill.artifacts.feature_store.load import load as run
+    from recmill.artifacts.feature_store.load import sides_to_load
     from recmill.artifacts.feature_store.redis import RedisStore
     from recmill.errors import RecmillError
 
     if parquet is not None and side == "both":
         raise RecmillError('load: a Parquet file holds rows of one side; add side="user" or side="item".')
     opened = bundle_of(bundle, trust_code)
-    there = {"user": opened.users is not None, "item": opened.items is not None}
-    sides = tuple(name for name in ("user", "item") if name == side or (side == "both" and there[name]))
     store = RedisStore(features, opened, prefix, timeout_seconds=10.0, ttl_seconds=ttl)
     try:
         file = Path(parquet) if parquet is not None else None
-        return run(store, opened, sides, file, rate, resume, progress_of(quiet))  # type: ignore[arg-type]
+        return run(store, opened, sides_to_load(opened, side), file, rate, resume, progress_of(quiet))
     finally:
         store.close()
 

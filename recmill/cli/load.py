@@ -11,9 +11,7 @@ from recmill.cli.flags import UsageError, add_trust_code, typed
 from recmill.config import COUNT
 
 if TYPE_CHECKING:
-    from recmill.artifacts.bundle.entities import Side
-
-_SIDES: dict[str, tuple[Side, ...]] = {"user": ("user",), "item": ("item",), "both": ("user", "item")}
+    pass
 
 
 def add(commands: Any) -> None:
@@ -38,7 +36,9 @@ recmill load --bundle b --features redis://localhost --side item --parquet new-i
         metavar="URL",
         help="the store: redis://, rediss://, redis+sentinel:// or redis+cluster://",
     )
-    parser.add_argument("--side", choices=list(_SIDES), default="both", help="whose rows (default: both)")
+    parser.add_argument(
+        "--side", choices=["user", "item", "both"], default="both", help="whose rows (default: both)"
+    )
     parser.add_argument(
         "--parquet", metavar="FILE", help="raw columns of one side to load instead of the bundle's own rows"
     )
@@ -66,19 +66,17 @@ def _load(parsed: argparse.Namespace) -> None:
     if parsed.parquet and parsed.side == "both":
         raise UsageError("--parquet holds rows of one side; say which: --side user or --side item.")
     from recmill.artifacts.bundle.bundle import Bundle
-    from recmill.artifacts.feature_store.load import load
+    from recmill.artifacts.feature_store.load import load, sides_to_load
     from recmill.artifacts.feature_store.redis import RedisStore
     from recmill.reporting.progress import Progress
 
     bundle = Bundle.open(parsed.bundle, parsed.trust_code)
     store = RedisStore(parsed.features, bundle, parsed.prefix, timeout_seconds=10.0, ttl_seconds=parsed.ttl)
-    there = {side for side, rows in (("user", bundle.users), ("item", bundle.items)) if rows is not None}
-    sides = tuple(side for side in _SIDES[parsed.side] if parsed.side != "both" or side in there)
     try:
         loaded = load(
             store,
             bundle,
-            sides,
+            sides_to_load(bundle, parsed.side),
             Path(parsed.parquet) if parsed.parquet else None,
             parsed.rate,
             parsed.resume,

@@ -174,30 +174,17 @@ def set_wait_policy(config: TrainConfig) -> None:
 def _make_source(parsed: argparse.Namespace, recipe: Recipe, config: TrainConfig) -> MakeSource:
     from functools import partial
 
+    from recmill.stages.train.source import open_log_data, open_table_data
+
     if parsed.table and parsed.while_prepared:
         from recmill.stages.train.partial_table import open_growing
 
         return partial(open_growing, os.path.abspath(parsed.table), None)
     if parsed.table:
-        return partial(_table_source, os.path.abspath(parsed.table))
+        return partial(open_table_data, os.path.abspath(parsed.table))
     plan = os.path.abspath(parsed.plan) if parsed.plan else None
     data = parsed.from_log if "://" in parsed.from_log else os.path.abspath(parsed.from_log)
-    return partial(_log_source, recipe, data, plan, config.max_bad)
-
-
-def _table_source(path: str, note: Say) -> TrainingData:
-    from recmill.dataset.table import Table
-    from recmill.stages.train.source import TableData
-
-    return TableData(Table.open(path))
-
-
-def _log_source(recipe: Recipe, data: str, plan: str | None, max_bad: float, note: Say) -> TrainingData:
-    from pathlib import Path
-
-    from recmill.stages.train.source import LogData
-
-    return LogData(recipe, data, Path(plan) if plan else None, max_bad, note)
+    return partial(open_log_data, recipe, data, plan, config.max_bad)
 
 
 # One process, several that torchrun started, or Ray

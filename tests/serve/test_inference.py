@@ -18,11 +18,11 @@ import tritonclient.http
 from servers import Running, Start
 from tritonclient.utils import InferenceServerException
 
+from recmill import open_bundle
 from recmill.errors import BadRequest
 from recmill.stages.serve import inference
 from recmill.stages.serve.limits import Limits
 from recmill.stages.serve.proto import predict_v2_pb2 as pb
-from recmill.stages.serve.recommender import open_bundle
 from recmill.stages.serve.tensors import column_from_bytes, frame_of
 
 USERS = ["u1", "u2", "u3", "nobody", ""]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -44,6 +44,14 @@ class _Progress(msgspec.Struct):
 
     source: str
     rows: int
+
+
+def sides_to_load(bundle: Bundle, side: Side | Literal["both"]) -> tuple[Side, ...]:
+    """The side that is asked for; of both, those that the bundle has."""
+    if side != "both":
+        return (side,)
+    sides: tuple[tuple[Side, Entities | None], ...] = (("user", bundle.users), ("item", bundle.items))
+    return tuple(name for name, rows in sides if rows is not None)
 
 
 def load(

@@ -33,7 +33,7 @@ from recmill.stages.prepare import prepare as preparation
 from recmill.stages.run.config import RunConfig
 from recmill.stages.run.overlap import preparing
 from recmill.stages.serve.messages import Answer, Id
-from recmill.stages.serve.recommender import open_bundle
+from recmill.stages.serve.recommender import Recommender
 from recmill.stages.train import train as training
 from recmill.stages.train.partial_table import FOLLOWED, open_growing
 from recmill.stages.train.source import open_table_data
@@ -201,7 +201,7 @@ def _export(into: Path, data: str, progress: Progress) -> exporting.ExportResult
 def recommend(into: Path, k: int = 10) -> tuple[Id, Answer] | None:
     """An example from the bundle that a run left behind: a user and their items; None when it has no items."""
     own_code = modules_of(Checkpoint.open(into / "checkpoint").recipe)
-    recommender = open_bundle(into / "bundle", trust_code=own_code)
+    recommender = Recommender(Bundle.open(into / "bundle", own_code))
     users = recommender.bundle.users
     if recommender.recaller is None or users is None or not len(users):
         return None

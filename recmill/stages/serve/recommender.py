@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Unpack
 
 import numpy as np
@@ -317,17 +316,6 @@ class Recommender(LiveBundle):
         if self.ranker is not None:
             columns = self.lookup.columns_of(self.ranker.features[0])
             self.score(pl.DataFrame({name: [None] * 100 for name in columns}))
-
-
-def open_bundle(
-    path: str | Path, features: str | None = None, trust_code: Collection[str] = ()
-) -> Recommender:
-    """A recommender from what `recmill export` wrote; `features` is the URL of a store, such as redis://host:6379.
-
-    Functions that its features call are imported only from modules and packages in `trust_code`.
-    """
-    bundle = Bundle.open(path, trust_code)
-    return Recommender(bundle, RedisStore(features, bundle) if features else None)
 
 
 def check_sizes(k: int, candidates: int) -> None:
