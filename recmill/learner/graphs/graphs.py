@@ -10,12 +10,13 @@ ranker depends on the item.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,9 @@ from torch import Tensor, nn
 from recmill.artifacts.bundle.sessions import Graph
 from recmill.errors import MissingPackage, RecmillError
 from recmill.learner.graphs.split import FeatureIndices, Inputs, Parts, split_model
-from recmill.learner.ranking import Ranker
+from recmill.learner.ranking import MODELS, Ranker
 from recmill.learner.retrieval import Retriever
+from recmill.recipe.recipe import Training
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 _ROWS = "rows"
 _OPSET = 20
 _TOLERANCE = 1e-4  # of the check, against the largest value: sums in another order differ by far less
+_MAX_TRACES = 32
+# Of this process: tracing takes seconds, and graphs of the same structure differ in their weights alone.
+_TRACES: dict[Hashable, ModelProto] = {}
 
 
 def write_graphs(learner: Ranker | Retriever, into: Path, owners: Mapping[str, str]) -> dict[str, Path]:
@@ -46,7 +51,10 @@ def write_graphs(learner: Ranker | Retriever, into: Path, owners: Mapping[str, s
 
 
 class Graphs:
-    """The graphs of a learner that goes on learning: traced when first written, after that only given new weights."""
+    """The graphs of a learner that goes on learning: traced when first written, after that only given new weights.
+
+    A model of ours is not traced either when this process has traced one of the same structure before.
+    """
 
     def __init__(self, learner: Ranker | Retriever, owners: Mapping[str, str]) -> None:
         check_packages()
@@ -63,9 +71,11 @@ class Graphs:
             return {name: self._write_one(name, part, into) for name, part in dense.items()}
 
     def _write_one(self, name: str, part: _Dense, into: Path) -> Path:
-        traced = self._traced.get(name)
+        traced = self._traced.get(name) or _earlier_trace(part.structure)
         if traced is None or not (_set_weights(traced, part.module) and _agrees(traced, part)):
-            self._traced[name] = traced = _trace(name, part)
+            traced = _trace(name, part)
+            _remember_trace(part.structure, traced)
+        self._traced[name] = traced
         path = into / f"{name}.onnx"
         _write_bytes(path, traced.SerializeToString())
         return path
@@ -87,6 +97,7 @@ class _Dense:
     module: nn.Module
     shapes: Mapping[str, Sequence[int | str]]
     output: str
+    structure: Hashable = None  # all that decides the graph but weights; None where code of users decides
 
     def random_inputs(self, num_rows: int) -> dict[str, Tensor]:
         drawn = torch.Generator().manual_seed(num_rows)
@@ -118,6 +129,7 @@ def _dense_parts(learner: Ranker | Retriever, owners: Mapping[str, str]) -> dict
                 _Whole(getattr(learner.towers, side)),
                 _shapes("", _ROWS, (len(layout.numbers), len(layout.keys), 0), learner.spec.embedding_dim),
                 "vectors",
+                (side, replace(learner.spec, train=Training()), len(layout.numbers), len(layout.keys)),
             )
             for side, layout in learner.layouts.items()
         }
@@ -125,9 +137,13 @@ def _dense_parts(learner: Ranker | Retriever, owners: Mapping[str, str]) -> dict
     deep, wide = names["deep"], names.get("wide", [])
     kinds = [FeatureIndices.of(some, owners) for some in (learner.layout.numbers, deep, wide)]
     dim = learner.spec.embedding_dim
+    structure = (replace(learner.spec, train=Training()), *kinds) if learner.spec.model in MODELS else None
     graphs = {
         "rank": _Dense(
-            _Whole(learner.model), _shapes("", _ROWS, [len(kind) for kind in kinds], dim), "logits"
+            _Whole(learner.model),
+            _shapes("", _ROWS, [len(kind) for kind in kinds], dim),
+            "logits",
+            structure and ("rank", structure),
         )
     }
     if any(kind.item for kind in kinds):
@@ -135,7 +151,8 @@ def _dense_parts(learner: Ranker | Retriever, owners: Mapping[str, str]) -> dict
             **_shapes("user_", 1, [len(kind.user) for kind in kinds], dim),
             **_shapes("item_", _ROWS, [len(kind.item) for kind in kinds], dim),
         }
-        graphs["rank_split"] = _Dense(split_model(learner.model, Parts(*kinds)), shapes, "logits")
+        split = split_model(learner.model, Parts(*kinds))
+        graphs["rank_split"] = _Dense(split, shapes, "logits", structure and ("rank_split", structure))
     return graphs
 
 
@@ -183,6 +200,18 @@ def _trace(name: str, part: _Dense) -> ModelProto:
             "Does the model's forward draw random numbers or depend on the number of rows?"
         )
     return graph
+
+
+def _earlier_trace(structure: Hashable) -> ModelProto | None:
+    earlier = _TRACES.get(structure)
+    return None if earlier is None else copy.deepcopy(earlier)
+
+
+def _remember_trace(structure: Hashable, traced: ModelProto) -> None:
+    if structure is not None:
+        if len(_TRACES) >= _MAX_TRACES:
+            _TRACES.clear()
+        _TRACES[structure] = copy.deepcopy(traced)
 
 
 def _set_weights(graph: ModelProto, module: nn.Module) -> bool:
