@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 NATIVE := $(wildcard native/*)
 # However it ends, no process of a test run is left.
-PYTEST := $(BIN)/python tests/supervise.py $(BIN)/pytest -n auto --dist loadgroup
+PYTEST := $(BIN)/python tests/supervise.py $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 .PHONY: run test test-quick lint format bench clean
 

@@ -16,6 +16,28 @@ from shop import Shop, shared_shop
 
 Run = Callable[..., tuple[int, str, str]]
 
+# What takes longest starts first, so that no process is left alone with it at the end.
+LONGEST_FIRST = ("ray", "spark", "docker", "deploy/test_pipeline_runs.py", "parallel", "bench")
+# Folders whose tests share what takes long to make. Elsewhere, tests of a file stay together for the same reason.
+TOGETHER = ("parallel", "coming_from", "export", "tune", "train")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which tests one process of pytest-xdist runs in a row: those that share fixtures, the longest rows first."""
+    groups = {item: _group_of(item) for item in items}
+    order = {name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(groups[item], len(order)))
+
+
+def _group_of(item: pytest.Item) -> str:
+    if mark := item.get_closest_marker("xdist_group"):
+        return str(mark.args[0])
+    path = item.path.relative_to(Path(__file__).parent)
+    group = path.parts[0] if path.parts[0] in TOGETHER else path.as_posix()
+    item.add_marker(pytest.mark.xdist_group(group))
+    return group
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
