@@ -18,7 +18,6 @@ from recmill.dataset.batch import Array, Batch, Keys, Layout
 from recmill.errors import MissingPackage, RecmillError
 from recmill.features.chain import ColumnInfo
 from recmill.learner.base import columns_of
-from recmill.learner.graphs import graphs as graphs_module
 from recmill.learner.graphs.graphs import Graphs, write_graphs
 from recmill.learner.graphs.split import FeatureIndices, Parts, split_model
 from recmill.learner.ranking import Ranker
@@ -233,11 +232,10 @@ def test_graphs_score_as_the_ranker_does(spec: str, columns: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("spec", ["dot", "own, wide"])
-def test_graphs_written_again_have_the_weights_of_now(spec: str, tmp_path: Path, monkeypatch) -> None:
+def test_graphs_written_again_have_the_weights_of_now(spec: str, tmp_path: Path) -> None:
     ranker = ranker_of(spec, "mixed")
     graphs = Graphs(ranker, OWNERS)
     graphs.write(tmp_path)
-    monkeypatch.setattr(graphs_module, "_TRACES", {})  # the other one below is traced
     for number in range(3):
         ranker.step(random_batch(ranker.layout, 60 + number))
     again, fresh = graphs.write(tmp_path), write_graphs(ranker, tmp_path / "fresh", OWNERS)
@@ -245,22 +243,6 @@ def test_graphs_written_again_have_the_weights_of_now(spec: str, tmp_path: Path,
     assert {name: path.read_bytes() for name, path in again.items()} == {
         name: path.read_bytes() for name, path in fresh.items()
     }
-
-
-def test_an_equal_model_is_not_traced_again_and_one_of_another_structure_is(
-    tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setattr(graphs_module, "_TRACES", {})
-    first, equal = ranker_of("cat", "mixed"), ranker_of("cat", "mixed")
-    write_graphs(first, tmp_path / "first", OWNERS)
-    num_traces = len(graphs_module._TRACES)
-    equal.step(random_batch(equal.layout, 60))
-    assert_same_scores(equal, write_graphs(equal, tmp_path / "equal", OWNERS))
-    assert len(graphs_module._TRACES) == num_traces == 2
-    # The same features and sizes, but one of the context is the item's now: only indices differ.
-    owners = OWNERS | {"device": "item"}
-    write_graphs(equal, tmp_path / "other", owners)
-    assert len(graphs_module._TRACES) == 4
 
 
 def test_a_model_that_changed_in_more_than_its_weights_is_traced_again(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ ranker depends on the item.
 
 from __future__ import annotations
 
-import copy
+import io
 import logging
 import os
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from recmill.artifacts.bundle.sessions import Graph
 from recmill.errors import MissingPackage, RecmillError
 from recmill.learner.graphs.split import FeatureIndices, Inputs, Parts, split_model
-from recmill.learner.ranking import MODELS, Ranker
+from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
-from recmill.recipe.recipe import Training
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
 _ROWS = "rows"
 _OPSET = 20
 _TOLERANCE = 1e-4  # of the check, against the largest value: sums in another order differ by far less
-_MAX_TRACES = 32
-# Of this process: tracing takes seconds, and graphs of the same structure differ in their weights alone.
-_TRACES: dict[Hashable, ModelProto] = {}
 
 
 def write_graphs(learner: Ranker | Retriever, into: Path, owners: Mapping[str, str]) -> dict[str, Path]:
@@ -51,10 +47,7 @@ def write_graphs(learner: Ranker | Retriever, into: Path, owners: Mapping[str, s
 
 
 class Graphs:
-    """The graphs of a learner that goes on learning: traced when first written, after that only given new weights.
-
-    A model of ours is not traced either when this process has traced one of the same structure before.
-    """
+    """The graphs of a learner that goes on learning: traced when first written, after that only given new weights."""
 
     def __init__(self, learner: Ranker | Retriever, owners: Mapping[str, str]) -> None:
         check_packages()
@@ -71,11 +64,9 @@ class Graphs:
             return {name: self._write_one(name, part, into) for name, part in dense.items()}
 
     def _write_one(self, name: str, part: _Dense, into: Path) -> Path:
-        traced = self._traced.get(name) or _earlier_trace(part.structure)
+        traced = self._traced.get(name)
         if traced is None or not (_set_weights(traced, part.module) and _agrees(traced, part)):
-            traced = _trace(name, part)
-            _remember_trace(part.structure, traced)
-        self._traced[name] = traced
+            self._traced[name] = traced = _trace(name, part)
         path = into / f"{name}.onnx"
         _write_bytes(path, traced.SerializeToString())
         return path
@@ -97,7 +88,6 @@ class _Dense:
     module: nn.Module
     shapes: Mapping[str, Sequence[int | str]]
     output: str
-    structure: Hashable = None  # all that decides the graph but weights; None where code of users decides
 
     def random_inputs(self, num_rows: int) -> dict[str, Tensor]:
         drawn = torch.Generator().manual_seed(num_rows)
@@ -129,7 +119,6 @@ def _dense_parts(learner: Ranker | Retriever, owners: Mapping[str, str]) -> dict
                 _Whole(getattr(learner.towers, side)),
                 _shapes("", _ROWS, (len(layout.numbers), len(layout.keys), 0), learner.spec.embedding_dim),
                 "vectors",
-                (side, replace(learner.spec, train=Training()), len(layout.numbers), len(layout.keys)),
             )
             for side, layout in learner.layouts.items()
         }
@@ -137,13 +126,9 @@ def _dense_parts(learner: Ranker | Retriever, owners: Mapping[str, str]) -> dict
     deep, wide = names["deep"], names.get("wide", [])
     kinds = [FeatureIndices.of(some, owners) for some in (learner.layout.numbers, deep, wide)]
     dim = learner.spec.embedding_dim
-    structure = (replace(learner.spec, train=Training()), *kinds) if learner.spec.model in MODELS else None
     graphs = {
         "rank": _Dense(
-            _Whole(learner.model),
-            _shapes("", _ROWS, [len(kind) for kind in kinds], dim),
-            "logits",
-            structure and ("rank", structure),
+            _Whole(learner.model), _shapes("", _ROWS, [len(kind) for kind in kinds], dim), "logits"
         )
     }
     if any(kind.item for kind in kinds):
@@ -151,8 +136,7 @@ def _dense_parts(learner: Ranker | Retriever, owners: Mapping[str, str]) -> dict
             **_shapes("user_", 1, [len(kind.user) for kind in kinds], dim),
             **_shapes("item_", _ROWS, [len(kind.item) for kind in kinds], dim),
         }
-        split = split_model(learner.model, Parts(*kinds))
-        graphs["rank_split"] = _Dense(split, shapes, "logits", structure and ("rank_split", structure))
+        graphs["rank_split"] = _Dense(split_model(learner.model, Parts(*kinds)), shapes, "logits")
     return graphs
 
 
@@ -170,30 +154,15 @@ def _shapes(
 
 
 def _trace(name: str, part: _Dense) -> ModelProto:
-    """The graph as torch traces it. Weights stay inputs of its nodes under their own names: nothing is folded."""
-    inputs = part.random_inputs(num_rows=3)
-    rows = torch.export.Dim(_ROWS)
-    free = {key: {0: rows} if shape[0] == _ROWS else {} for key, shape in part.shapes.items()}
-    try:
-        with _quiet():
-            program = torch.onnx.export(
-                part.module,
-                kwargs={"inputs": inputs},
-                dynamo=True,
-                optimize=False,
-                verbose=False,
-                opset_version=_OPSET,
-                input_names=list(inputs),
-                output_names=[part.output],
-                dynamic_shapes={"inputs": free},
-            )
-    except torch.onnx.errors.OnnxExporterError as error:
-        raise RecmillError(
-            f'Graph "{name}" cannot be traced: {_reason(error)} '
-            "A model's forward must be one that torch.export takes: no branches on values, no NumPy."
-        ) from error
-    assert program is not None
-    graph = _without_notes(program.model_proto)
+    """The graph as torch traces it. Weights stay inputs of its nodes under their own names: nothing is folded.
+
+    By torch's first exporter where that gives the right answers: it takes a tenth of a second. By torch.export, which
+    takes several seconds, for forwards that the first cannot trace.
+    """
+    with _quiet():
+        graph = _traced_by_script(part)
+        if graph is None or not _agrees(graph, part):
+            graph = _traced_by_export(name, part)
     if not _agrees(graph, part):
         raise RecmillError(
             f'Graph "{name}" does not give what its torch model gives for the same rows. '
@@ -202,16 +171,68 @@ def _trace(name: str, part: _Dense) -> ModelProto:
     return graph
 
 
-def _earlier_trace(structure: Hashable) -> ModelProto | None:
-    earlier = _TRACES.get(structure)
-    return None if earlier is None else copy.deepcopy(earlier)
+class _Positional(nn.Module):
+    """A module that takes its inputs in order instead of by name."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.module = module
+        self.names = names
+
+    def forward(self, *values: Tensor) -> Tensor:
+        return self.module(dict(zip(self.names, values, strict=True)))  # type: ignore[no-any-return]
 
 
-def _remember_trace(structure: Hashable, traced: ModelProto) -> None:
-    if structure is not None:
-        if len(_TRACES) >= _MAX_TRACES:
-            _TRACES.clear()
-        _TRACES[structure] = copy.deepcopy(traced)
+def _traced_by_script(part: _Dense) -> ModelProto | None:
+    import onnx
+
+    inputs, content = part.random_inputs(num_rows=3), io.BytesIO()
+    try:
+        torch.onnx.export(
+            _Positional(part.module, list(inputs)),
+            tuple(inputs.values()),
+            content,
+            dynamo=False,
+            do_constant_folding=False,
+            opset_version=_OPSET,
+            input_names=list(inputs),
+            output_names=[part.output],
+            dynamic_axes={key: {0: _ROWS} for key, shape in part.shapes.items() if shape[0] == _ROWS},
+        )
+    except Exception:  # whatever it was: the other exporter says what is wrong with a forward
+        return None
+    graph = onnx.load_from_string(content.getvalue())
+    for initializer in graph.graph.initializer:
+        initializer.name = initializer.name.removeprefix("module.")
+    for node in graph.graph.node:
+        node.input[:] = [one.removeprefix("module.") for one in node.input]
+        node.doc_string = ""
+    return graph
+
+
+def _traced_by_export(name: str, part: _Dense) -> ModelProto:
+    inputs = part.random_inputs(num_rows=3)
+    rows = torch.export.Dim(_ROWS)
+    free = {key: {0: rows} if shape[0] == _ROWS else {} for key, shape in part.shapes.items()}
+    try:
+        program = torch.onnx.export(
+            part.module,
+            kwargs={"inputs": inputs},
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            opset_version=_OPSET,
+            input_names=list(inputs),
+            output_names=[part.output],
+            dynamic_shapes={"inputs": free},
+        )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise RecmillError(
+            f'Graph "{name}" cannot be traced: {_reason(error)} '
+            "A model's forward must be one that torch.export takes: no branches on values, no NumPy."
+        ) from error
+    assert program is not None
+    return _without_notes(program.model_proto)
 
 
 def _set_weights(graph: ModelProto, module: nn.Module) -> bool:
