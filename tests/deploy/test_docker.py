@@ -11,10 +11,13 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from recmill import __version__
 from recmill.cli import build_parser
@@ -157,6 +160,7 @@ def shell(line: str, places: dict[str, Path], variables: dict[str, str]) -> None
         **variables,
         "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_COMPILE": "1",
     }
     ran = subprocess.run(["sh", "-ec", line], cwd=places["/src"], env=env, capture_output=True, text=True)
     assert ran.returncode == 0, f"{line}\n{ran.stderr[-3000:]}"
@@ -168,6 +172,14 @@ def defaults_of(stage: Stage) -> dict[str, str]:
 
 def python_lines(stage: Stage) -> list[str]:
     return [text for text in stage.all("RUN") if "pip " in text or "venv" in text]
+
+
+def quick_compiler(folder: Path) -> Path:
+    """A compiler that does not optimise: that it can is shown by the package that runs these tests."""
+    script = folder / "quick-compiler"
+    script.write_text('#!/bin/sh\nexec "$@" -O0\n')
+    script.chmod(0o755)
+    return script
 
 
 @pytest.fixture(scope="module")
@@ -183,9 +195,12 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for library in made["/src"].rglob("*.so"):  # as .dockerignore does
         library.unlink()
     subprocess.run([sys.executable, "-m", "venv", base / "python"], check=True)
-    path = {"PATH": f"{base / 'python/bin'}:{os.environ['PATH']}"}
+    variables = {
+        "PATH": f"{base / 'python/bin'}:{os.environ['PATH']}",
+        "SKBUILD_CMAKE_ARGS": f"-DCMAKE_CXX_COMPILER_LAUNCHER={quick_compiler(base)}",
+    }
     for line in python_lines(wheel):
-        shell(line, made, path)
+        shell(line, made, variables)
     return made
 
 
@@ -205,9 +220,13 @@ def test_the_serve_image_installs_without_torch_and_serves(
     stages: dict[str, Stage], places: dict[str, Path], tmp_path: Path
 ) -> None:
     home = tmp_path / "packages"
-    for line in python_lines(stages["serve-packages"]):
-        shell(line, {**places, "/opt/recmill": home}, {})
-    size = sum(file.stat().st_size for file in home.rglob("*") if file.is_file() and not file.is_symlink())
+    venv, install = python_lines(stages["serve-packages"])
+    shell(venv, {**places, "/opt/recmill": home}, {})
+    shell(f"{install} --no-deps", {**places, "/opt/recmill": home}, {})
+    extras = re.search(r"\[([a-z,]+)\]", install)
+    assert extras is not None
+    link_packages(closure("recmill", frozenset(extras[1].split(","))), home)
+    size = sum(file.stat().st_size for file in home.rglob("*") if file.is_file())
     print(f"environment of the serve image: {size / 2**20:,.0f} MB")
     assert size < 800 * 2**20
     seen = _in(
@@ -228,19 +247,57 @@ def test_the_serve_image_installs_without_torch_and_serves(
 
 @pytest.mark.processes
 @pytest.mark.xdist_group("docker")
-def test_the_train_image_resolves_to_the_versions_that_are_tested(
+def test_the_train_image_installs_extras_that_the_wheel_has(
     stages: dict[str, Stage], places: dict[str, Path], tmp_path: Path
 ) -> None:
     home = tmp_path / "packages"
-    usual = defaults_of(stages["train-packages"])
-    variables = {"EXTRAS": f"{usual['EXTRAS']},spark"}
+    extras = f"{defaults_of(stages['train-packages'])['EXTRAS']},spark"
     venv, install = python_lines(stages["train-packages"])
-    shell(venv, {**places, "/opt/recmill": home}, variables)
+    shell(venv, {**places, "/opt/recmill": home}, {})
     report = tmp_path / "report.json"
-    dry = install.replace("pip install", f"pip install --dry-run --quiet --report {report}")
-    shell(dry, {**places, "/opt/recmill": home}, variables)
-    found = {one["metadata"]["name"] for one in json.loads(report.read_text())["install"]}
-    assert {"recmill", "torch", "onnx", "ray", "pyspark"} <= found
+    dry = install.replace("pip install", f"pip install --dry-run --no-deps --quiet --report {report}")
+    shell(dry, {**places, "/opt/recmill": home}, {"EXTRAS": extras})
+    (found,) = json.loads(report.read_text())["install"]
+    assert found["requested_extras"] == extras.split(",")
+    assert set(extras.split(",")) <= set(found["metadata"]["provides_extra"])
+
+
+def test_what_the_train_image_installs_is_what_is_tested(stages: dict[str, Stage]) -> None:
+    """The packages that run these tests were resolved with the same constraints; each one is among them."""
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
+    tested = {canonicalize_name(name): version for name, version in pins.items()}
+    extras = {*defaults_of(stages["train-packages"])["EXTRAS"].split(","), "spark"}
+    found = closure("recmill", frozenset(extras))
+    assert {"torch", "onnx", "ray", "pyspark"} <= found
+    assert {name: metadata.version(name).partition("+")[0] for name in found} == {
+        name: tested[name] for name in found
+    }
+
+
+def link_packages(packages: set[str], home: Path) -> None:
+    """What installing these would copy, from the packages that run these tests: resolved with the same constraints."""
+    (target,) = home.glob("lib/python*/site-packages")
+    for package in packages:
+        for file in metadata.files(package) or []:
+            if file.parts[0] != "..":
+                (target / file).parent.mkdir(parents=True, exist_ok=True)
+                (target / file).symlink_to(Path(str(file.locate())).resolve())
+
+
+def closure(package: str, extras: frozenset[str]) -> set[str]:
+    """Packages that a package with extras requires, and what those require; each is here in a version that will do."""
+    found: dict[tuple[str, str], None] = {}
+    waiting = [(package, extra) for extra in ("", *extras)]
+    while waiting:
+        name, extra = waiting.pop()
+        for text in metadata.requires(name) or []:
+            wanted = Requirement(text)
+            if wanted.marker is None or wanted.marker.evaluate({"extra": extra}):
+                assert wanted.specifier.contains(metadata.version(wanted.name), prereleases=True), text
+                more = {(canonicalize_name(wanted.name), one) for one in ("", *wanted.extras)}
+                waiting += more - found.keys()
+                found |= dict.fromkeys(more)
+    return {name for name, _ in found} - {package}
 
 
 def _in(home: Path, code: str) -> str:
