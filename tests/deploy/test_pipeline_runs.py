@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import shutil
 from collections.abc import Iterator
@@ -12,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, NoUser, Server, deployed, folder_for_all, submit
-from shop import Shop
+from cluster import Cluster, NoUser, Server, Workflow, deployed, folder_for_all, submit
 
 from recmill.artifacts.bundle.bundle import Bundle, current_of, versions_of
 from recmill.cli import main
@@ -59,18 +57,6 @@ def applied(cluster: Cluster, recipe: Recipe, settings: DeployConfig) -> None:
                 cluster.apply(loads(text))
 
 
-def a_site(recipe: Recipe) -> Iterator[Site]:
-    folder = folder_for_all("recmill-cluster-")
-    try:
-        site = Site(Cluster(folder))
-        applied(site.cluster, recipe, DeployConfig())
-        yield site
-    except NoUser as reason:
-        pytest.skip(str(reason))
-    finally:
-        shutil.rmtree(folder)
-
-
 def write_log(folder: Path, rows: int) -> None:
     """A log in place of the one that was there. It is not the user's of pods, who may only read it."""
     os.chown(folder, os.getuid(), os.getgid())
@@ -79,34 +65,35 @@ def write_log(folder: Path, rows: int) -> None:
     assert main(["generate", "shop", "--rows", str(rows), "--seed", "1", "--into", str(folder)]) == 0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    yield from a_site(load_recipe("quickstart"))
+    folder = folder_for_all("recmill-cluster-")
+    try:
+        site = Site(Cluster(folder))
+        applied(site.cluster, load_recipe("quickstart"), DeployConfig())
+        yield site
+    except NoUser as reason:
+        pytest.skip(str(reason))
+    finally:
+        shutil.rmtree(folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(site: Site) -> Iterator[Server]:
     """The Deployment of target serve. Where nothing is published yet, it waits for its first bundle."""
     with deployed(site.cluster, "quickstart-serve") as server:
         yield server
 
 
-@pytest.fixture
-def live(site: Site, shop: Shop) -> str:
-    """The version that a run before has published, with what else it left."""
-    more = ["--checkpoint", str(shop.checkpoint), "--despite-gate"]
-    assert main(["bundle", "publish", str(shop.bundles), "--into", str(site.bundles), *more]) == 0
-    (site.runs / "work" / "first").mkdir(parents=True)
-    for path in site.runs.rglob("*"):
-        site.cluster.own(path)
-    version = current_of(site.bundles)
-    assert version is not None
-    return version
-
-
-def test_a_raw_log_becomes_a_served_bundle(site: Site, server: Server) -> None:
+@pytest.fixture(scope="module")
+def first(site: Site, server: Server) -> Workflow:
+    """The first run, on an empty volume."""
     write_log(site.log, 10_000)
-    run = submit(site.cluster, PIPELINE, "first", {"server": server.url})
+    return submit(site.cluster, PIPELINE, "first", {"server": server.url})
+
+
+def test_a_raw_log_becomes_a_served_bundle(site: Site, server: Server, first: Workflow) -> None:
+    run = first
     assert run.status == "Succeeded", run
     one_by_one = ["tidy", "check", "prepare", "train", "evaluate", "export", "publish", "roll-out"]
     assert run.steps == [*one_by_one, "keep-outcome"]
@@ -123,9 +110,12 @@ def test_a_raw_log_becomes_a_served_bundle(site: Site, server: Server) -> None:
     assert len(server.ask("/v1/recommend", {"user": user, "k": 5})["items"]) == 5
 
 
-def test_an_unreachable_target_is_tried_again_and_then_refused(site: Site, live: str, server: Server) -> None:
+def test_an_unreachable_target_is_tried_again_and_then_refused(
+    site: Site, server: Server, first: Workflow
+) -> None:
     """With a longer log, features are fitted anew, and the live model is measured on the same rows."""
     server.wait("readinessProbe")
+    live = current_of(site.bundles)
     write_log(site.log, 11_000)
     wanted = {"server": server.url, "gate": "auc>=0.999,ne<=live", "retry-limit": "1"}
     run = submit(site.cluster, PIPELINE, "second", wanted)
@@ -152,30 +142,3 @@ def test_an_unreachable_target_is_tried_again_and_then_refused(site: Site, live:
     status, failures = site.outcome("second")
     assert status == "Failed"
     assert json.loads(failures)[0]["displayName"] == "refuse"
-
-
-@pytest.fixture
-def site_of_chance() -> Iterator[Site]:
-    """A log whose few clicks have nothing to do with anything, and a recipe of one's own, of a ranker alone."""
-    for site in a_site(load_recipe("quickstart", ["retrieval=", "ranking.train.epochs=1"])):
-        write_log(site.log, 5_000)
-        events = site.log / "events.csv"
-        head, *rows = events.read_text().splitlines()
-        place, chance = head.split(",").index("clicked"), random.Random(1)
-        for number, row in enumerate(rows):
-            cells = row.split(",")
-            cells[place] = str(int(chance.random() < 0.08))
-            rows[number] = ",".join(cells)
-        events.write_text("\n".join([head, *rows, ""]))
-        yield site
-
-
-def test_a_model_that_knows_nothing_is_refused_though_it_is_nearly_always_right(site_of_chance: Site) -> None:
-    site = site_of_chance
-    wanted = {"gate": "accuracy>=0.85", "retry-limit": "0"}
-    run = submit(site.cluster, PIPELINE, "chance", wanted)
-    assert "pass   accuracy >= 0.85" in run.output("evaluate"), run
-    assert "FAIL   normalised_entropy <= constant" in run.output("evaluate"), run
-    assert run.status == "Failed"
-    assert run.steps[-3:] == ["set-aside", "refuse", "keep-outcome"]
-    assert not site.bundles.exists()
