@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,7 +13,10 @@ import pytest
 from recmill.cli import main
 
 sys.path.insert(0, str(Path(__file__).parent))
+from quick_java import ENVIRONMENT
 from shop import Shop, shared_shop
+
+os.environ.update(ENVIRONMENT)
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from cluster import ROOT, Paths
+from quick_java import ENVIRONMENT
 from rendered import context_of
 from small_log import small_recipe, write_log
 from validate import validate
@@ -182,6 +183,7 @@ def run(command: list[str], environment: dict[str, str], folder: Path) -> subpro
         "PYTHONPATH": str(ROOT),
         "HOME": str(folder),
         "OMP_WAIT_POLICY": "PASSIVE",
+        **ENVIRONMENT,
     }
     given = {
         **usual,

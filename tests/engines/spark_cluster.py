@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pyspark
 from ports import free_port
+from quick_java import QUICK_JAVA
 
 import recmill
 from recmill.engines.spark import SparkCluster
@@ -36,6 +37,7 @@ class SparkConf:
         "spark.driver.memory": "600m",
         "spark.executorEnv.PYTHONPATH": PYTHONPATH,
         "spark.executorEnv.OMP_WAIT_POLICY": "PASSIVE",
+        "spark.executor.extraJavaOptions": QUICK_JAVA,
     }
 
     def __init__(self, folder: Path) -> None:
