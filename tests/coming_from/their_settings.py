@@ -164,7 +164,7 @@ SHOWN_BY = {
     "save_incremental_checkpoint_secs": f"{_TABLE}::test_a_delta_holds_only_what_changed",
     "incremental_save_restore": _DAMAGED,
     "num_embeddings_per_feature": f"{_TABLE}::test_a_key_out_of_range_is_an_error_that_names_it",
-    "start_from_checkpoint_path": "train/test_resume.py::test_a_run_killed_ten_times_gives_the_same_bits",
+    "start_from_checkpoint_path": "train/test_resume.py::test_a_run_killed_again_and_again_gives_the_same_bits",
     "get_ray_dataset": "dataset/test_log_batches.py::test_criteo_rows_equal_those_of_the_table",
     "ray.train.report": "test_tracking.py::test_tensorboard_reads_back_what_was_logged",
     "arch_interaction_itself": "models/test_models.py::test_dot_interaction_is_the_strict_lower_triangle",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from forked import ForkedCommand
 
 import recmill.stages.export.check as check_module
 from recmill.artifacts.bundle.bundle import Bundle, current_of, previous_of, versions_of
@@ -273,19 +271,8 @@ def _kill_at(sight: str, checkpoint: Path, into: Path) -> None:
     leftovers = list(into.glob("*.partial"))
     for path in leftovers:
         path.rename(path.with_name(f"left-{path.name}"))  # so that the next one is told apart
-    command = [
-        sys.executable,
-        "-m",
-        "recmill",
-        "export",
-        "--quiet",
-        "--checkpoint",
-        checkpoint,
-        "--into",
-        into,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = ForkedCommand("export", "--quiet", "--checkpoint", checkpoint, "--into", into)
     while not list(into.glob(f"[0-9]{sight}")) and process.poll() is None:
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.communicate()

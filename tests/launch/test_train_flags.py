@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import small_trainings
-from small_trainings import sightings, write_log
+from small_trainings import last_state, sightings, write_log
 
 
 @pytest.mark.parametrize(
@@ -31,18 +31,19 @@ def test_flags_that_do_not_go_together_say_what_would(recmill, tmp_path, flags, 
 
 
 @pytest.mark.processes
-def test_torchrun_s_processes_train_together(tmp_path: Path) -> None:
+def test_torchrun_s_processes_train_together(recmill, tmp_path: Path) -> None:
     log = write_log(tmp_path / "log")
     recipe = f"{Path(small_trainings.__file__)}:recipe_of"
     arguments = ["train", recipe, "--from-log", str(log), "--threads", "1", "--quiet", "--json"]
+    code, out, err = recmill(*arguments, "--into", tmp_path / "one")
+    assert code == 0, err
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    found = {}
-    for name, start in {"one": [sys.executable], "two": torchrun}.items():
-        command = [*start, "-m", "recmill", *arguments, "--into", str(tmp_path / name)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-        assert done.returncode == 0, done.stderr
-        (found[name],) = json.loads(done.stdout)["models"]
+    command = [*torchrun, "-m", "recmill", *arguments, "--into", str(tmp_path / "two")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (one,), (two,) = (json.loads(said)["models"] for said in (out, done.stdout))
     assert sightings(tmp_path / "one") == sightings(tmp_path / "two")
-    assert found["two"]["samples"] == found["one"]["samples"]
-    assert found["two"]["metrics"]["auc"] == pytest.approx(found["one"]["metrics"]["auc"], abs=0.01)
+    assert (last_state(tmp_path / "one")["workers"], last_state(tmp_path / "two")["workers"]) == (1, 2)
+    assert two["samples"] == one["samples"]
+    assert two["metrics"]["auc"] == pytest.approx(one["metrics"]["auc"], abs=0.01)

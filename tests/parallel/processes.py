@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forked import fork_context
 from ports import free_port
 
 SECONDS = 120.0
@@ -18,9 +18,7 @@ def together(folder: Path, size: int, function: Callable[..., Any], *arguments: 
     """What function(workers, *arguments) gives on each of `size` workers. An error is a text; who died says None."""
     folder.mkdir(parents=True, exist_ok=True)
     address = f"127.0.0.1:{free_port()}"
-    # A server imports torch once, and workers are its forks: seconds less for each.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "recmill.stages.train", "recmill.stages.prepare"])
+    context = fork_context()
     answers = [folder / f"answer-{rank}" for rank in range(size)]
     workers = [
         context.Process(target=_work, args=(rank, size, address, answers[rank], function, arguments))

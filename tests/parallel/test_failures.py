@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 
 import pytest
 from even_odd import recipe_named, with_training
-from ports import free_port
 from processes import together
 from worker_runs import in_turn, run
 
@@ -179,41 +176,3 @@ def test_what_several_workers_cannot_do_is_said_by_all_of_them(answers):
     assert there.endswith(
         "holds checkpoints already. Add --resume to go on with them, or choose another --into."
     )
-
-
-TORCHRUN = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[1:2]
-from even_odd import recipe_named
-from worker_runs import in_turn, run
-from recmill.distributed.workers import from_environment
-workers = from_environment()
-ran = run(workers, recipe_named("fixed"), Path(sys.argv[2]), Path(sys.argv[3]))
-line = f"{workers.rank} {workers.size} {workers.num_here} {ran.steps} {ran.state.stopped_by}\\n"
-sys.stdout.write(line)  # at once: the other worker writes to the same pipe
-workers.close()
-"""
-
-
-def test_torchrun_starts_workers(even_odd_table, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(TORCHRUN)
-    port = free_port()
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
-    here = str(Path(__file__).parent)
-    ended = subprocess.run(
-        [sys.executable, *launcher, str(script), here, str(even_odd_table.path), str(tmp_path / "into")],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(line for line in ended.stdout.splitlines() if line[:1] in "01") == [
-        "0 2 2 12 end",
-        "1 2 2 12 end",
-    ]
-    last = Checkpoint.open(tmp_path / "into").of("ranking").find("last")
-    assert last.state["workers"] == 2

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from forked import ForkedCommand
 from logs_and_recipes import events_recipe, prepared, write_events
 
 from recmill.artifacts.work import read_record
@@ -30,12 +30,12 @@ def criteo(tmp_path_factory) -> Path:
     return folder
 
 
-COMMAND = [sys.executable, "-m", "recmill", "prepare", "--partitions", "24", "--workers", "1", "--quiet"]
+COMMAND = ["prepare", "--partitions", "24", "--workers", "1", "--quiet"]
 
 
 def kill_when(into: Path, num_done: int, command: list[str]) -> list[Path]:
     """Start, wait until so many shards are done, kill -9; the records of what was done."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = ForkedCommand(*command)
     try:
         deadline = time.monotonic() + 60
         while len(list(into.glob("_work/done/parquet-*.json"))) < num_done:
@@ -43,13 +43,13 @@ def kill_when(into: Path, num_done: int, command: list[str]) -> list[Path]:
             assert time.monotonic() < deadline
             time.sleep(0.005)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.communicate()
     return sorted(into.glob("_work/done/parquet-*.json"))
 
 
 @pytest.mark.parametrize("order", ["log", "shuffle"])
-def test_killed_and_run_again_it_finishes_without_redoing_shards(tmp_path, criteo, order):
+def test_killed_and_run_again_it_finishes_without_redoing_shards(tmp_path, criteo, order, recmill):
     into = tmp_path / "table"
     command = [
         *COMMAND,
@@ -68,7 +68,8 @@ def test_killed_and_run_again_it_finishes_without_redoing_shards(tmp_path, crite
         Table.open(into)
 
     again = [*command, "--workers", "2", "--memory", "300MB"]
-    said = subprocess.run(again, check=True, capture_output=True, text=True).stdout
+    code, said, _ = recmill(*again)
+    assert code == 0
     assert "went on with unfinished work" in said
     assert {shard: (shard.stat().st_mtime_ns, shard.stat().st_ino) for shard in shards} == before
     recipe = load_recipe("criteo-dlrm", [f"table.order={order}"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from forked import ForkedCommand
 from shop import Shop
 from small_criteo import Criteo, read, write_log
 
@@ -276,8 +276,7 @@ def test_killed_and_run_again_each_row_is_there_once(recmill, criteo: Criteo, tm
         "--workers",
         1,
     ]
-    command = [sys.executable, "-m", "recmill", "score", *map(str, args), "--quiet"]
-    done = _killed_after(command, into, num_done=5)
+    done = _killed_after(["score", *args, "--quiet"], into, num_done=5)
     kept = {file: file.stat().st_ino for file in done}
     code, out, _ = recmill("score", *args, "--quiet")
     assert code == 0
@@ -289,9 +288,9 @@ def test_killed_and_run_again_each_row_is_there_once(recmill, criteo: Criteo, tm
     assert not list(into.rglob("*.partial"))
 
 
-def _killed_after(command: list[str], into: Path, num_done: int) -> list[Path]:
+def _killed_after(command: list[object], into: Path, num_done: int) -> list[Path]:
     """Files of the parts that were done when kill -9 came."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = ForkedCommand(*command)
     records = into / "_work" / "scores" / "done"
     try:
         deadline = time.monotonic() + 60
@@ -300,8 +299,8 @@ def _killed_after(command: list[str], into: Path, num_done: int) -> list[Path]:
             assert time.monotonic() < deadline
             time.sleep(0.002)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.communicate()
     with pytest.raises(Exception, match="incomplete"):
         ScoreResult.open(into)
     return [into / shard["file"] for record in found for shard in read_record(record)]
