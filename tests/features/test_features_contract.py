@@ -21,7 +21,7 @@ from recmill.recipe.recipe import POSITION, SPLIT, Recipe
 from recmill.recipe.steps import STEPS
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
-some_examples = settings(max_examples=12, deadline=None)
+some_examples = settings(max_examples=8, deadline=None)
 
 
 @cache

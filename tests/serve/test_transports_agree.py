@@ -1,4 +1,4 @@
-"""One thousand rows have the same scores through every transport as the trainer gives them."""
+"""Rows of a log have the same scores through every transport as the trainer gives them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from recmill.stages.serve.messages import Rank
 from recmill.stages.serve.proto import recmill_pb2 as pb
 from recmill.stages.serve.recommender import Recommender
 
-NUM_ROWS = 1_000
+NUM_ROWS = 250
 CONTEXT = ["device", "position", "price_shown", "time"]
 LOG_COLUMNS = ["user_id", "item_id", *CONTEXT]
 

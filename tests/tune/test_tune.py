@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import ForkedCommand
 from small_study import FEW_STEPS, SPACE, small_recipe
 
 from recmill.dataset.table import Table
@@ -94,12 +93,12 @@ def test_a_search_that_was_killed_goes_on_and_leaves_no_process(
     into = tmp_path / "study"
     space = ["--set", 'tune.space={ "ranking.embedding_dim" = [4, 2, 3] }', "--trials", 3, "--quiet"]
     arguments = command(table, into, *space)
-    search = subprocess.Popen([sys.executable, "-m", "recmill", *arguments], stdout=subprocess.DEVNULL)
+    search = ForkedCommand(*arguments)
     # The first trial is over, and the second one has begun.
     wait_for(lambda: trials(into) and children_of(search.pid))
     (child,) = children_of(search.pid)
-    os.kill(search.pid, signal.SIGKILL)
-    search.wait()
+    search.kill()
+    search.communicate()
     wait_for(lambda: not Path(f"/proc/{child}").exists())
 
     code, _, err = recmill(*arguments)
@@ -115,12 +114,11 @@ def test_a_trial_whose_process_is_killed_is_recorded_and_the_search_goes_on(
 ) -> None:
     into = tmp_path / "study"
     space = ["--set", 'tune.space={ "ranking.embedding_dim" = [4, 2] }', "--trials", 2, "--quiet"]
-    arguments = [sys.executable, "-m", "recmill", *command(table, into, *space)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as search:
-        wait_for(lambda: children_of(search.pid))
-        os.kill(children_of(search.pid)[0], signal.SIGKILL)
-        out, _ = search.communicate(timeout=60)
-        assert search.returncode == 0
+    search = ForkedCommand(*command(table, into, *space))
+    wait_for(lambda: children_of(search.pid))
+    os.kill(children_of(search.pid)[0], signal.SIGKILL)
+    out, _ = search.communicate(timeout=60)
+    assert search.returncode == 0
     assert "failed: its process was killed, as systems do when memory is short" in out
     assert [one["state"] for one in trials(into)] == ["failed", "complete"]
 
