@@ -198,6 +198,7 @@ OPTIONAL = {
     "pyspark": ("pyspark", "spark"),
     "pandas": ("pandas", "ray"),
     "optuna": ("optuna", "tune"),
+    "lightgbm": ("lightgbm", "trees"),
     "yaml": ("pyyaml", "deploy"),
 }
 

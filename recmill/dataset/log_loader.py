@@ -59,9 +59,12 @@ class LogBatches(UnitReader):
         self.notes = self.log.notes
         self._choose(split, batch_size)
 
-    def of_split(self, split: str, batch_size: int | None = None) -> LogBatches:
-        """Batches of another split of the same log, which is not counted again."""
+    def of_split(
+        self, split: str, batch_size: int | None = None, features: Sequence[str] | None = None
+    ) -> LogBatches:
+        """Batches of another split, size or choice of features of the same log, which is not counted again."""
         other = copy(self)
+        other.layout = self.layout if features is None else Layout.of(self.plan.columns(), features)
         other._choose(split, batch_size or self.batch_size)
         return other
 

@@ -114,11 +114,11 @@ def placement_of(learner: Learner, num_workers: int, wire: str = "float32") -> l
             is_list = feature.pooling != "none"
             keys_per_row[f"{name}/{feature.table}"] += _KEYS_OF_A_LIST if is_list else 1
     specs = {name: table.spec for name, table in learner.tables.items()}
-    return plan_placement(specs, keys_per_row, learner.train_spec.batch_size, num_workers, wire)
+    return plan_placement(specs, keys_per_row, learner.batch_size, num_workers, wire)
 
 
 def explain(learner: Learner, num_workers: int, wire: str = "float32") -> list[str]:
     """The placement of a learner's tables as lines of text."""
     num_weights = sum(weight.numel() for weight in learner.parameters)
     tables = placement_of(learner, num_workers, wire)
-    return explain_tables(tables, num_workers, learner.train_spec.batch_size, num_weights)
+    return explain_tables(tables, num_workers, learner.batch_size, num_weights)

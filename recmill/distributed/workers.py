@@ -22,7 +22,7 @@ from recmill.errors import RecmillError, TrainingError
 from recmill.metrics import RankingSums, ScoreSums
 
 T = TypeVar("T")
-Sums = TypeVar("Sums", ScoreSums, RankingSums)
+Sums = TypeVar("Sums", ScoreSums, RankingSums, float)
 
 # Numbers that every worker sends to all others with each step, in the message that sums gradients.
 FLAGS = ("seconds_per_row", "out_of_time", "stop", "save", "saved")

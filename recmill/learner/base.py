@@ -27,6 +27,7 @@ from recmill.learner.gradients import (
 )
 from recmill.learner.optimizers import dense_optimizer
 from recmill.recipe import recipe as r
+from recmill.recipe.defaults import DEFAULT_BATCH_SIZE
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class Learner:
     def __init__(self, train: r.Training, num_threads: int, disk: DiskTier | None = None) -> None:
         torch.manual_seed(train.seed)
         self.train_spec = train
+        self.batch_size = train.batch_size or DEFAULT_BATCH_SIZE
         self.num_threads = num_threads
         self.disk = disk
         self.steps = 0
@@ -92,8 +94,9 @@ class Learner:
             for column in columns
         ]
         specs: dict[str, TableSpec] = {}
+        parameters = table_parameters(optimizer, self.batch_size)
         for column in columns:
-            spec = _table_spec(column, dim, optimizer, dynamic, self.train_spec.seed)
+            spec = _table_spec(column, dim, parameters, optimizer.name, dynamic, self.train_spec.seed)
             specs.setdefault(spec.name, spec)
         tables = [EmbeddingTable(spec, disk=self.disk) for spec in specs.values()]
         self.collections[name] = EmbeddingCollection(tables, features, self.num_threads)
@@ -112,6 +115,9 @@ class Learner:
     def trains_on(self) -> str | None:
         """The label that a row must have to teach anything; None when all rows do."""
         return None
+
+    def start(self, batch: Batch, add_up: Callable[[float], float] = float) -> None:
+        """What is set once, from the first batch; `add_up` sums a number over all workers."""
 
     def step(self, batch: Batch, rate_factor: float = 1.0) -> StepResult:
         """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
@@ -262,25 +268,36 @@ def _table_name(column: ColumnInfo) -> str:
     return column.vocabulary or column.name
 
 
-def _table_spec(
-    column: ColumnInfo, dim: int, optimizer: r.Optimizer, dynamic: r.Dynamic | None, seed: int
-) -> TableSpec:
-    given = {
-        "weight_decay": optimizer.weight_decay,
-        "l1": optimizer.l1,
-        "l2": optimizer.l2,
-        "eps": optimizer.eps,
-        "initial_accumulator": optimizer.initial_accumulator,
-        "decay_rate": optimizer.decay_rate,
-        "decay_period": optimizer.decay_period,
+def table_parameters(optimizer: r.Optimizer, batch_size: int) -> dict[str, float]:
+    """A table's optimizer as the native core takes it: its gradients are those of a batch's mean loss.
+
+    A row that occurs once in a batch has a gradient of 1 / batch_size there, so that what is compared with gradients
+    is divided likewise, and what is compared with their squares twice.
+    """
+    given = {name: getattr(optimizer, name, None) for name in OPTIMIZERS[optimizer.name]}
+    parameters = {
+        **OPTIMIZERS[optimizer.name],
+        **{n: value for n, value in given.items() if value is not None},
     }
-    accepted = OPTIMIZERS[optimizer.name]
-    parameters = {name: value for name, value in given.items() if name in accepted and value is not None}
+    # Adam decays weights apart from gradients, and a step of SGD is a gradient of the mean.
+    by_size = {"sgd": (), "adam": ("eps",)}.get(optimizer.name, ("eps", "weight_decay", "l1", "l2"))
+    scales = {**dict.fromkeys(by_size, batch_size), "initial_accumulator": batch_size**2}
+    return {name: value / scales.get(name, 1) for name, value in parameters.items()}
+
+
+def _table_spec(
+    column: ColumnInfo,
+    dim: int,
+    parameters: Mapping[str, float],
+    optimizer: str,
+    dynamic: r.Dynamic | None,
+    seed: int,
+) -> TableSpec:
     waits = dynamic is not None and column.size is None and dynamic.admit_after > 1
     return TableSpec(
         name=_table_name(column),
         dim=dim,
-        optimizer=optimizer.name,
+        optimizer=optimizer,
         parameters=parameters,
         num_rows=column.size,
         init_scale=0.0 if dim == 1 else column.size**-0.5 if column.size else _DYNAMIC_SCALE,

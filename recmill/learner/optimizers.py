@@ -77,7 +77,7 @@ def rate_factor(schedule: r.Schedule, done: float) -> float:
     """What the learning rate is multiplied by when a fraction `done` (0 to 1) of all steps is done."""
     if done < schedule.warmup:
         return done / schedule.warmup
-    if done <= schedule.decay_from or schedule.decay_from >= 1:
+    if schedule.decay_from is None or done <= schedule.decay_from or schedule.decay_from >= 1:
         return 1.0
     left = (1 - done) / (1 - schedule.decay_from)
     if schedule.decay == "cosine":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -19,8 +20,10 @@ from recmill.features.chain import ColumnInfo
 from recmill.features.labels import check_binary
 from recmill.learner.base import Learner, StepResult, check_numbers, columns_of, norm_of
 from recmill.learner.gradients import RowGradients
+from recmill.learner.trees import fit_blend
 from recmill.metrics import ScoreSums
 from recmill.models.dlrm import DLRM
+from recmill.models.trees import BlendedRanker, Trees
 from recmill.models.wide_deep import WideDeep
 from recmill.recipe import recipe as r
 
@@ -42,19 +45,31 @@ class Ranker(Learner):
         self.dynamic = spec.dynamic
         deep = Layout.of(columns, spec.features or None)
         by_name = {column.name: column for column in columns}
-        self.layout = Layout.of(
-            columns, [*deep.features, *(name for name in spec.wide if name not in deep.keys)]
-        )
+        of_trees = spec.trees.features if spec.trees is not None else ()
+        others = [name for name in (*spec.wide, *of_trees) if name not in deep.features]
+        self.layout = Layout.of(columns, [*deep.features, *others])
         deep_columns = [by_name[name] for name in deep.keys]
         self.add_tables("deep", deep_columns, spec.embedding_dim, spec.train.sparse, spec.dynamic)
         if spec.wide:
-            wide_optimizer = spec.wide_optimizer or r.Optimizer("ftrl", 0.005)
+            wide_optimizer = spec.wide_optimizer or r.Optimizer("ftrl", 0.05, initial_accumulator=1.0)
             self.add_tables("wide", [by_name[name] for name in spec.wide], 1, wide_optimizer, spec.dynamic)
         make = MODELS.get(spec.model) or own_model(spec.model)
-        self.set_model(make(spec, len(deep.numbers), len(deep.keys)))
+        model = make(spec, len(deep.numbers), len(deep.keys))
+        if spec.trees is not None:
+            model = BlendedRanker(model, len(deep.numbers), Trees(spec.trees.rounds, spec.trees.depth))
+        self.set_model(model)
         self._bfloat16 = spec.train.precision == "bfloat16"
         if self._bfloat16:
             check_bfloat16()
+
+    def start(self, batch: Batch, add_up: Callable[[float], float] = float) -> None:
+        """Begin with the share of positive rows as the answer for all, which the first batch has to estimate."""
+        labels = batch.labels[self.spec.label]
+        positives = add_up(float(labels.sum()))
+        bias = getattr(self.model, "output_bias", None)
+        if isinstance(bias, nn.Parameter):
+            with torch.no_grad():
+                bias.fill_(math.log((positives + 0.5) / (batch.total - positives + 0.5)))
 
     def step(self, batch: Batch, rate_factor: float = 1.0) -> StepResult:
         """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
@@ -92,6 +107,20 @@ class Ranker(Learner):
 
         return np.concatenate(self.map_slices(predict_slice, batch.size) or [np.empty(0, np.float32)])
 
+    def fit_blend(self, batches: Iterable[tuple[Batch, Cursor]]) -> None:
+        """Blend the scores of model and trees so that the batches' labels are predicted best."""
+        assert isinstance(self.model, BlendedRanker)
+        self.model.eval()
+        logits, labels = [], []
+        for batch, _ in batches:
+            lookups = self._look_up(batch, train=False)
+            with torch.no_grad():
+                inputs = _inputs(torch.from_numpy(batch.numbers), _vectors(lookups, slice(0, batch.size)))
+                both = self.model.logits(*inputs)
+            logits.append(torch.stack([found for found in both if found is not None], dim=1).numpy())
+            labels.append(batch.labels[self.spec.label])
+        self.model.blend.copy_(fit_blend(np.concatenate(logits), np.concatenate(labels)))
+
     def evaluate(self, batches: Iterable[tuple[Batch, Cursor]]) -> ScoreSums:
         """How well the batches' labels are predicted."""
         sums = ScoreSums()
@@ -126,7 +155,7 @@ class Ranker(Learner):
         return float(loss.detach()), dense, norm_of(gradients[len(dense) :])
 
     def _logits(self, numbers_BF: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        inputs = [numbers_BF, vectors[0], *(wide.squeeze(2) for wide in vectors[1:])]
+        inputs = _inputs(numbers_BF, vectors)
         if self._bfloat16:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 logits = self.model(*inputs).float()
@@ -138,6 +167,11 @@ class Ranker(Learner):
                 f"expected one logit for each row: ({len(numbers_BF)},)."
             )
         return logits  # type: ignore[no-any-return]
+
+
+def _inputs(numbers_BF: Tensor, vectors: Sequence[Tensor]) -> list[Tensor]:
+    """As models are called: numbers, pooled embeddings and, if there are any, wide weights."""
+    return [numbers_BF, vectors[0], *(wide.squeeze(2) for wide in vectors[1:])]
 
 
 def _vectors(lookups: dict[str, BatchLookup], rows: slice) -> list[Tensor]:

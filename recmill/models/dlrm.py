@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recmill.models.layers import MLP, CrossNetwork, DotInteraction
+from recmill.models.layers import MLP, CrossNetwork, DotInteraction, scoring_mlp
 from recmill.recipe.recipe import Ranking
 
 
 class DLRM(nn.Module):
-    """Logits from numbers [B, F] and pooled embeddings [B, T, D]. `dot`, `cat` or low-rank `cross` interaction."""
+    """Logits from numbers [B, F], pooled embeddings [B, T, D] and wide weights [B, W].
+
+    `dot`, `cat` or low-rank `cross` interaction.
+    """
 
     def __init__(self, spec: Ranking, num_numbers: int, num_embedded: int) -> None:
         super().__init__()
@@ -23,9 +26,13 @@ class DLRM(nn.Module):
             width = width_below + self.dot.num_pairs
         elif spec.interaction == "cross":
             self.cross = CrossNetwork(width, spec.cross_layers, spec.cross_rank)
-        self.top = MLP([width, *spec.top, 1], last_relu=False, dropout=spec.dropout)
+        self.top = scoring_mlp([width, *spec.top], spec.dropout)
 
-    def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor) -> Tensor:
+    @property
+    def output_bias(self) -> nn.Parameter:
+        return self.top.layers[-1].bias  # type: ignore[return-value]
+
+    def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor, wide_BW: Tensor | None = None) -> Tensor:
         below = self.bottom(numbers_BF) if numbers_BF.shape[1] else numbers_BF
         if self.dot is not None:
             vectors = [below.unsqueeze(1), pooled_BTD] if below.shape[1] else [pooled_BTD]
@@ -33,4 +40,5 @@ class DLRM(nn.Module):
         else:
             mixed = torch.cat([below, pooled_BTD.flatten(1)], dim=1)
             mixed = self.cross(mixed) if self.cross is not None else mixed
-        return self.top(mixed).squeeze(1)  # type: ignore[no-any-return]
+        deep = self.top(mixed).squeeze(1)
+        return deep if wide_BW is None else deep + wide_BW.sum(dim=1)  # type: ignore[no-any-return]

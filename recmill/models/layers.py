@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from recmill import _native
 
+_FIRST_SPREAD = 0.1  # of logits before training, against that of activations
+
 
 class MLP(nn.Module):
     """Linear layers with ReLU between them; no batch statistics, so a row's result depends on that row alone."""
@@ -73,6 +75,16 @@ class _FusedMLP(torch.autograd.Function):
             if number or ctx.needs_input_grad[0]:
                 grad = torch.mm(grad, weights[number])
         return grad if ctx.needs_input_grad[0] else None, None, *reversed(found)
+
+
+def scoring_mlp(sizes: Sequence[int], dropout: float = 0.0) -> MLP:
+    """An MLP to one logit, which starts near its bias: before training, all rows get about the same score."""
+    mlp = MLP([*sizes, 1], last_relu=False, dropout=dropout)
+    last = mlp.layers[-1]
+    with torch.no_grad():
+        last.weight.mul_(_FIRST_SPREAD)  # type: ignore[operator]
+        last.bias.zero_()  # type: ignore[operator]
+    return mlp
 
 
 def _linear(width: int, next_width: int) -> nn.Linear:

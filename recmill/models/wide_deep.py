@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recmill.models.layers import MLP
+from recmill.models.layers import scoring_mlp
 from recmill.recipe.recipe import Ranking
 
 
@@ -18,7 +18,11 @@ class WideDeep(nn.Module):
     def __init__(self, spec: Ranking, num_numbers: int, num_embedded: int) -> None:
         super().__init__()
         width = num_numbers + num_embedded * spec.embedding_dim
-        self.deep = MLP([width, *spec.hidden, 1], last_relu=False, dropout=spec.dropout)
+        self.deep = scoring_mlp([width, *spec.hidden], spec.dropout)
+
+    @property
+    def output_bias(self) -> nn.Parameter:
+        return self.deep.layers[-1].bias  # type: ignore[return-value]
 
     def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor, wide_BW: Tensor | None = None) -> Tensor:
         deep = self.deep(torch.cat([numbers_BF, pooled_BTD.flatten(1)], dim=1)).squeeze(1)

@@ -33,6 +33,9 @@ def _check_ranking(
     for name in ranking.wide:
         if name in kinds and not _has_rows(kinds[name]):
             yield f'ranking.wide has "{name}", which ends as {describe(kinds[name])}; only ids and keys have weights'
+    for name in ranking.trees.features if ranking.trees is not None else ():
+        if name in kinds and not _is_number(kinds[name]):
+            yield f'ranking.trees.features has "{name}", which ends as {describe(kinds[name])}; trees take numbers'
     if ranking.model == "dlrm" and all(name in kinds for name in names):
         num_numbers = sum(_is_number(kinds[name]) for name in names)
         yield from _check_vectors(ranking, num_numbers, sum(_has_rows(kinds[name]) for name in names))

@@ -16,7 +16,7 @@ _OWN_MODEL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 # Settings that only some models have. The user's own module gets all of them.
 _SETTINGS_OF = {
     "dlrm": ("bottom", "top", "interaction", "cross_layers", "cross_rank"),
-    "wide_deep": ("wide", "hidden", "wide_optimizer"),
+    "wide_deep": ("hidden",),
 }
 _OPTIMIZER_SETTINGS: dict[str, tuple[str, ...]] = {
     "sgd": ("weight_decay",),
@@ -105,7 +105,7 @@ def _check_training(model: str, training: r.Training) -> Iterator[str]:
     if training.sparse.name in _DENSE_ONLY:
         yield f"{path}.sparse.name is {training.sparse.name}, which is for dense weights; use adam"
     schedule = training.schedule
-    if schedule.warmup > schedule.decay_from:
+    if schedule.decay_from is not None and schedule.warmup > schedule.decay_from:
         yield (
             f"{path}.schedule.warmup must be at most decay_from, "
             f"got {schedule.warmup} and {schedule.decay_from}"
@@ -160,6 +160,8 @@ def _features_named(recipe: r.Recipe) -> Iterator[tuple[str, tuple[str, ...]]]:
     if recipe.ranking:
         yield "ranking.features", recipe.ranking.features
         yield "ranking.wide", recipe.ranking.wide
+        if recipe.ranking.trees is not None:
+            yield "ranking.trees.features", recipe.ranking.trees.features
     if recipe.retrieval:
         yield "retrieval.user", recipe.retrieval.user
         yield "retrieval.item", recipe.retrieval.item

@@ -94,7 +94,9 @@ def crossed_features(recipe: r.Recipe) -> list[str]:
         return []
     names = recipe.ranking.features or [feature.name for feature in recipe.features]
     parts = parts_of_features(recipe)
-    return [name for name in dict.fromkeys((*names, *recipe.ranking.wide)) if parts[name] == "crossed"]
+    of_trees = recipe.ranking.trees.features if recipe.ranking.trees is not None else ()
+    used = dict.fromkeys((*names, *recipe.ranking.wide, *of_trees))
+    return [name for name in used if parts[name] == "crossed"]
 
 
 def kinds_along(feature: r.Feature | r.Label, kinds: Mapping[str, str]) -> list[str]:

@@ -21,6 +21,7 @@ Whole = Annotated[int, Bounds("a whole number from 0", lambda number: number >= 
 NumIds = Annotated[int, Bounds("a whole number from 1 to 2147483646", lambda number: 1 <= number < 2**31 - 1)]
 Id = Annotated[int, Bounds("a whole number from 0 to 2147483646", lambda number: 0 <= number < 2**31 - 1)]
 Several = Annotated[int, Bounds("a whole number from 2", lambda number: number >= 2)]
+TreeDepth = Annotated[int, Bounds("a whole number from 1 to 10", lambda number: 1 <= number <= 10)]
 
 AboveZero = Annotated[float, Bounds("a number above 0", lambda number: number > 0)]
 NotNegative = Annotated[float, Bounds("a number from 0", lambda number: number >= 0)]

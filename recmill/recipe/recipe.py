@@ -14,6 +14,7 @@ from recmill.recipe.numbers import (
     Positive,
     Share,
     ShareOrAll,
+    TreeDepth,
     Whole,
 )
 from recmill.recipe.steps import Step, Value
@@ -244,7 +245,11 @@ class TableLayout:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An update rule and its learning rate."""
+    """An update rule and its learning rate.
+
+    For embedding rows, all other numbers are on the scale of the gradient of one log row, so that they mean the same
+    for every batch size. Those of dense weights are on the scale of a batch's mean gradient.
+    """
 
     name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "lamb", "ftrl", "adagrad_decay"]
     learning_rate: AboveZero
@@ -261,11 +266,12 @@ class Optimizer:
 class Schedule:
     """Learning rate over the run, as fractions of all steps: warm up, hold, decay.
 
-    `drop_factor` multiplies the rate each time an evaluation is worse than the best one before it.
+    Without `decay_from`, rankers decay from the middle on and two towers not at all. `drop_factor` multiplies the rate
+    each time an evaluation is worse than the best one before it.
     """
 
     warmup: Fraction = 0.0
-    decay_from: Fraction = 1.0
+    decay_from: Fraction | None = None
     decay: Literal["polynomial", "cosine"] = "polynomial"
     power: AboveZero = 2.0
     drop_factor: Share | None = None
@@ -289,12 +295,13 @@ class Saving:
 class Training:
     """How a model is trained.
 
-    A step takes `batch_size` rows; `micro_batches` computes them in so many pieces, one after the other, for less
-    memory. The run ends after `epochs`, or earlier: after `max_steps`, after `max_minutes`, when an evaluation meets
-    `target`, or when `patience` evaluations brought nothing better.
+    A step takes `batch_size` rows; without it, their number follows from that of the training rows (see defaults.py).
+    `micro_batches` computes them in so many pieces, one after the other, for less memory. The run ends after `epochs`,
+    or earlier: after `max_steps`, after `max_minutes`, when an evaluation meets `target`, or when `patience`
+    evaluations brought nothing better.
     """
 
-    batch_size: Positive = 2048
+    batch_size: Positive | None = None
     micro_batches: Positive = 1
     epochs: AboveZero = 1.0
     max_steps: Positive | None = None
@@ -328,6 +335,24 @@ class Dynamic:
 
 
 @dataclass(frozen=True)
+class Trees:
+    """Gradient-boosted trees over number features beside a ranker's model; the score is a blend fitted on eval rows.
+
+    At most `rounds` trees of `depth` levels, whose leaves hold `min_rows` rows or more; each round sees a fraction of
+    the features and of the rows.
+    """
+
+    features: Names
+    rounds: Positive = 600
+    depth: TreeDepth = 6
+    learning_rate: AboveZero = 0.05
+    min_rows: Positive = 100
+    feature_fraction: ShareOrAll = 0.3
+    row_fraction: ShareOrAll = 0.8
+    l2: NotNegative = 10.0
+
+
+@dataclass(frozen=True)
 class Ranking:
     """A model that scores (user, item, context) rows."""
 
@@ -345,6 +370,7 @@ class Ranking:
     dropout: Dropout = 0.0
     dynamic: Dynamic | None = None
     wide_optimizer: Optimizer | None = None
+    trees: Trees | None = None
     train: Training = field(default_factory=Training)
 
 

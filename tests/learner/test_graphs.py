@@ -22,6 +22,7 @@ from recmill.learner.graphs.graphs import Graphs, write_graphs
 from recmill.learner.graphs.split import FeatureIndices, Parts, split_model
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
+from recmill.models.trees import BlendedRanker
 from recmill.recipe import recipe as r
 from recmill.recipe.load import recipe_from_dict
 
@@ -104,6 +105,8 @@ SPECS = {
     "deep": r.Ranking("wide_deep", "click", (), DIM, hidden=(16, 8), dropout=0.5),
     "linear": r.Ranking("wide_deep", "click", (), DIM, wide=("item", "user")),
     "wide and deep": r.Ranking("wide_deep", "click", (), DIM, hidden=(8,), wide=("item", "user")),
+    "dot, wide": r.Ranking("dlrm", "click", (), DIM, (8, DIM), (16, 8), "dot", wide=("item", "user")),
+    "trees": r.Ranking("wide_deep", "click", (), DIM, hidden=(8,), trees=r.Trees(("price", "age"), 3, 2)),
     "own": r.Ranking(f"{__name__}:OwnModel", "click", (), DIM),
     "own, wide": r.Ranking(f"{__name__}:OwnModel", "click", (), DIM, wide=("item",)),
 }
@@ -132,6 +135,11 @@ def trained_ranker(spec: r.Ranking, columns: Sequence[ColumnInfo]) -> Ranker:
     ranker = Ranker(spec, columns)
     for number in range(3):
         ranker.step(random_batch(ranker.layout, 40 + number))
+    if isinstance(ranker.model, BlendedRanker):
+        trees = ranker.model.trees
+        trees.features.random_(len(ranker.layout.numbers))
+        for values in (trees.thresholds, trees.values, ranker.model.blend):
+            values.normal_()
     return ranker
 
 
@@ -197,6 +205,7 @@ def ranker_of(spec: str, columns: str) -> Ranker:
         SPECS[spec],
         wide=tuple(name for name in SPECS[spec].wide if name in known),
         bottom=SPECS[spec].bottom if has_numbers else (),
+        trees=SPECS[spec].trees if {"price", "age"} <= set(known) else None,
     )
     return trained_ranker(chosen, COLUMN_SETS[columns])
 
@@ -221,6 +230,7 @@ CASES = [
     ("dot", "no item numbers"),
     ("cross", "mixed"),
     ("wide and deep", "mixed"),
+    ("trees", "mixed"),
     ("own", "no numbers"),
 ]
 

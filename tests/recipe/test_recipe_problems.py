@@ -331,7 +331,6 @@ def test_table(table: dict[str, Any], problem: str) -> None:
         ({**RANKING, "model": "dlmr"}, 'ranking.model is "dlmr"; expected dlrm, wide_deep, or your own module as package.module:Class; did you mean "dlrm"?'),
         ({**RANKING, "label": "click"}, 'ranking.label is "click", but there is no such label; did you mean "clicked"?'),
         ({**RANKING, "features": "user, itm"}, 'ranking.features has "itm", but there is no such feature; did you mean "item"?'),
-        ({**RANKING, "wide": "user"}, 'ranking.wide has no meaning for model = "dlrm"; remove it'),
         ({**RANKING, "hidden": [8]}, 'ranking.hidden has no meaning for model = "dlrm"; remove it'),
         ({**WIDE, "bottom": [8]}, 'ranking.bottom has no meaning for model = "wide_deep"; remove it'),
         ({**WIDE, "hidden": [8, 0]}, "ranking.hidden[1] must be a positive integer, got 0"),
@@ -340,7 +339,7 @@ def test_table(table: dict[str, Any], problem: str) -> None:
         ({**RANKING, "bottom": [32, 8]}, 'ranking.bottom ends with 8, but embedding_dim is 16; interaction = "dot" needs them equal'),
         ({**RANKING, "cross_rank": 8}, 'ranking.cross_rank has no meaning for interaction = "dot"; remove it'),
         ({**RANKING, "dynamic": {}}, "ranking.dynamic has no meaning without features that end with key; remove it"),
-        ({**WIDE, "wide_optimizer": {"name": "ftrl", "learning_rate": 0.1, "eps": 1e-8}}, "ranking.wide_optimizer.eps has no meaning for ftrl, which takes: learning_rate, l1, l2, initial_accumulator"),
+        ({**WIDE, "wide": "user", "wide_optimizer": {"name": "ftrl", "learning_rate": 0.1, "eps": 1e-8}}, "ranking.wide_optimizer.eps has no meaning for ftrl, which takes: learning_rate, l1, l2, initial_accumulator"),
     ],
 )  # fmt: skip
 def test_ranking(ranking: dict[str, Any], problem: str) -> None:

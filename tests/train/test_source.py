@@ -39,12 +39,12 @@ def ranker_of(source: LogData) -> Ranker:
 def test_a_log_is_measured_before_anybody_asked_for_its_batches(log):
     ranker = ranker_of(log)
     measured = log.evaluation(ranker)()
-    assert measured["rows"] == log.num_rows(ranker, "eval") > 0
+    assert measured["rows"] == log.num_rows("eval") > 0
 
 
 def test_a_log_counts_its_rows_before_anybody_asked_for_its_batches(log):
     ranker = ranker_of(log)
-    num_rows = log.num_rows(ranker, "train")
+    num_rows = log.num_rows("train")
     assert num_rows == sum(batch.size for batch, _ in log.batches(ranker).read()) > 0
 
 
@@ -53,7 +53,7 @@ def test_two_towers_are_sent_from_a_log_to_a_table(folder):
     table = prepare(recipe, str(folder / "shop"), folder / "table").table
     retriever = Retriever(recipe, table.columns)
     log = LogData(recipe, str(folder / "shop"), folder / "table")
-    for ask in (log.batches, log.evaluation, lambda learner: log.num_rows(learner, "train")):
+    for ask in (log.batches, log.evaluation):
         with pytest.raises(RecmillError, match="trains from a Table"):
             ask(retriever)
 

@@ -123,10 +123,7 @@ class SplitWideDeep(nn.Module):
     def forward(self, inputs: Inputs) -> Tensor:
         once = _beside(inputs.get("user_numbers"), _flat(inputs.get("user_pooled")))
         rows = _beside(inputs.get("item_numbers"), _flat(inputs.get("item_pooled")))
-        logits: Tensor = self.deep(once, rows).squeeze(1)
-        for name in ("user_wide", "item_wide"):
-            logits = logits + inputs[name].sum(dim=1) if name in inputs else logits
-        return logits
+        return _with_wide(self.deep(once, rows).squeeze(1), inputs)
 
 
 class SplitDLRM(nn.Module):
@@ -154,7 +151,7 @@ class SplitDLRM(nn.Module):
 
     def forward(self, inputs: Inputs) -> Tensor:
         once, rows = self._dot(inputs) if self.is_dot else self._cat(inputs)
-        return self.top(once, rows).squeeze(1)  # type: ignore[no-any-return]
+        return _with_wide(self.top(once, rows).squeeze(1), inputs)
 
     def _cat(self, inputs: Inputs) -> tuple[Tensor | None, Tensor | None]:
         below_once, below = self.bottom(inputs)
@@ -209,6 +206,12 @@ class _ColumnsOfPooled:
         return [
             self.start + feature * self.dim + column for feature in features for column in range(self.dim)
         ]
+
+
+def _with_wide(logits: Tensor, inputs: Inputs) -> Tensor:
+    for name in ("user_wide", "item_wide"):
+        logits = logits + inputs[name].sum(dim=1) if name in inputs else logits
+    return logits
 
 
 def _vectors(parts: Parts, once_below: bool) -> FeatureIndices:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+from recmill.recipe.defaults import DEFAULT_BATCH_SIZE
 from recmill.recipe.load import load_recipe
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress
@@ -126,6 +127,7 @@ def _summary(
     entries = [_train_entry(setup, runs) for setup, runs in trained.items()]
     ranking = load_recipe(RECIPE).ranking
     assert ranking is not None
+    batch_size = ranking.train.batch_size or DEFAULT_BATCH_SIZE
     several = [entry for entry in entries if entry["workers"] > 1]
     alone = next(entry for entry in entries if entry["threads"] == 1 and entry["workers"] == 1)
     measured = MachineRates(
@@ -137,7 +139,7 @@ def _summary(
     return {
         **header("scale"),
         "recipe": RECIPE,
-        "batch_size": ranking.train.batch_size,
+        "batch_size": batch_size,
         "rows": rows,
         "repeat": repeat,
         "train": entries,
@@ -146,7 +148,7 @@ def _summary(
         "network": asdict(network),
         "forecast": [
             asdict(forecast(measured, network, workers, rows_each))
-            for rows_each in (256, ranking.train.batch_size)
+            for rows_each in (256, batch_size)
             for workers in FORECAST_WORKERS
         ],
     }

@@ -16,6 +16,7 @@ import numpy as np
 
 from recmill.dataset.loader import Batches
 from recmill.errors import MissingPackage, RecmillError
+from recmill.recipe.defaults import DEFAULT_BATCH_SIZE
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Optimizer, Recipe, Training
 from recmill.reporting.machine import available_cores
@@ -94,7 +95,7 @@ def recipe_of(shape: Shape) -> Recipe:
     assert deeprec is not None
     # Optimizers that every contestant has, without a schedule.
     train = Training(
-        batch_size=deeprec.train.batch_size,
+        batch_size=DEFAULT_BATCH_SIZE,
         dense=Optimizer("adam", 0.001),
         sparse=Optimizer("rowwise_adagrad", 0.02),
     )
@@ -107,12 +108,13 @@ def make_task(shape: Shape, rows: int, data: Path, seconds: float, min_steps: in
     table = prepare(recipe_of(shape), str(log), folder / "table").table
     spec = table.recipe.ranking
     assert spec is not None
-    if table.num_rows() < spec.train.batch_size:
+    batch_size = spec.train.batch_size or DEFAULT_BATCH_SIZE
+    if table.num_rows() < batch_size:
         raise RecmillError(
-            f"bench train needs at least one batch of {spec.train.batch_size} rows, but {rows} rows have only "
+            f"bench train needs at least one batch of {batch_size} rows, but {rows} rows have only "
             f"{table.num_rows()} to train on. Ask for more rows."
         )
-    batches = Batches(table, spec.train.batch_size, features=spec.features or None)
+    batches = Batches(table, batch_size, features=spec.features or None)
     write_batches(_arrays(batches, spec.label), folder / "batches")
     return Task(
         shape=shape,

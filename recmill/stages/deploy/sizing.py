@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from recmill.recipe.defaults import DEFAULT_BATCH_SIZE
 from recmill.recipe.recipe import Recipe
 from recmill.stages.deploy.model_size import STORE_BYTES, ModelSize, Traffic, traffic_of
 
@@ -256,13 +257,14 @@ def _train(shape: ModelSize, sheet: _Sheet) -> tuple[Resources, float]:
     for name, spec, weights in shape.models:
         tables = sum(table.memory for table in shape.tables if table.model.startswith(name))
         floats = shape.floats_per_row(name)
-        batch = spec.batch_size / spec.micro_batches * floats * 4 * _COPIES
+        batch_size = spec.batch_size or DEFAULT_BATCH_SIZE
+        batch = batch_size / spec.micro_batches * floats * 4 * _COPIES
         need = _PROGRAM["train"] + 1.5 * tables + batch
         memory = max(memory, need)
         sheet.add(
             "train memory",
             f"{name}: program {_bytes(_PROGRAM['train'])} + tables {_bytes(tables)} x 1.5 while they are saved + "
-            f"batch {spec.batch_size:,} x {floats:,} floats x 4 B x {_COPIES}",
+            f"batch {batch_size:,} x {floats:,} floats x 4 B x {_COPIES}",
             _bytes(need),
         )
         each = 6e-3 * weights / _GFLOPS + _ID_MICROSECONDS * shape.ids_per_row(name) + _ROW_MICROSECONDS

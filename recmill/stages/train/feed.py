@@ -147,8 +147,8 @@ class FedData:
         feed = self._feed(learner, "eval")
         return lambda: evaluate_ranker(learner, feed.read(), workers).metrics().as_dict()
 
-    def num_rows(self, learner: Learners, split: str) -> int:
-        return self._open(learner).num_rows[split]
+    def num_rows(self, split: str) -> int:
+        return self.workers.by_first(lambda: self.inner.num_rows(split))
 
     def _feed(self, learner: Learners, split: str) -> Feed:
         opened = self._open(learner)
@@ -177,12 +177,11 @@ class FedData:
             .remote(splits, self.workers.size, self.data_workers)
         )
         sizes = {split: (len(units.units), units.batches_per_epoch) for split, units in splits.items()}
-        num_rows = {split: self.inner.num_rows(learner, split) for split in ("train", "eval")}
-        return _DispatcherInfo(name, sizes, num_rows)
+        return _DispatcherInfo(name, sizes)
 
     def _units(self, learner: Learners) -> dict[str, Units]:
         train: Any = self.inner.batches(learner)
-        if isinstance(learner, Retriever) or not self.inner.num_rows(learner, "eval"):
+        if isinstance(learner, Retriever) or not self.inner.num_rows("eval"):
             return {"train": train}
         if isinstance(train, LogBatches):
             return {"train": train, "eval": train.of_split("eval", EVALUATION_BATCH)}
@@ -197,4 +196,3 @@ class _DispatcherInfo:
 
     dispatcher: str  # its name
     splits: Mapping[str, tuple[int, int]]  # units, batches of an epoch
-    num_rows: Mapping[str, int]

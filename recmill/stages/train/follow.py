@@ -184,7 +184,7 @@ class Follower:
         return float(np.mean(losses)) if losses else 0.0
 
     def _batches(self, learner: Learners, batch: Batch) -> Iterator[Batch]:
-        size = learner.train_spec.batch_size
+        size = learner.batch_size
         for start in range(0, batch.size, size):
             part = between(batch, start, min(start + size, batch.size))
             if isinstance(learner, Retriever) and part.size < size:

@@ -42,7 +42,15 @@ from recmill.reporting.progress import Progress as Bars
 from recmill.stages.train.config import RayTrainConfig, TrainConfig
 from recmill.stages.train.feed import FedData
 from recmill.stages.train.source import TrainingData
-from recmill.stages.train.train import ALONE, OnStep, TrainContext, TrainResult, open_folder, train_locked
+from recmill.stages.train.train import (
+    ALONE,
+    OnStep,
+    TrainContext,
+    TrainResult,
+    open_folder,
+    resolved,
+    train_locked,
+)
 from recmill.stages.train.trainer import Metrics, TrainProgress
 
 MakeSource = Callable[[Callable[[str], None]], TrainingData]  # given where notes go; runs on every node
@@ -71,9 +79,9 @@ def launch(
     """
     into = into.resolve()
     with lock_folder(into):
-        open_folder(
-            recipe, make_source(note), into, options
-        )  # what is wrong is reported before anything starts
+        source = make_source(note)
+        recipe = resolved(recipe, source)
+        open_folder(recipe, source, into, options)  # what is wrong is reported before anything starts
         return _launch(recipe, make_source, into, options, scale, bars, note, context)
 
 

@@ -41,7 +41,7 @@ class PartialTableData:
 
     def batches(self, learner: Learners) -> BatchSource:
         if learner.trains_on is None and self.plan.num_rows:
-            return PartialTableBatches(self.growing, learner.train_spec.batch_size, learner.layout.features)
+            return PartialTableBatches(self.growing, learner.batch_size, learner.layout.features)
         if not self.growing.is_finished():
             self.note("how many rows there are to train on is known only at the end: waits for the Table")
         return self._finished().batches(learner)
@@ -50,10 +50,10 @@ class PartialTableData:
         # All workers of a run must agree, so that it may not depend on how far the Table is.
         return None if self.plan.recipe.split is None else lambda: self._evaluate(learner, workers)
 
-    def num_rows(self, learner: Learners, split: str) -> int:
+    def num_rows(self, split: str) -> int:
         """Rows held out are 0 as long as the Table is not finished."""
         if self.growing.is_finished():
-            return self._finished().num_rows(learner, split)
+            return self._finished().num_rows(split)
         return self.plan.num_rows if split == "train" else 0
 
     def _evaluate(self, learner: Learners, workers: Workers) -> Metrics:

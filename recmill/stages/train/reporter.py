@@ -78,11 +78,11 @@ def _note(progress: TrainProgress, metrics: Metrics) -> str:
 
 def run_facts(recipe: r.Recipe, model: str, trainer: Trainer, threads: Threads) -> dict[str, str | float]:
     train, total = trainer.spec, trainer.total_steps
-    decay_start = round(train.schedule.decay_from * total)
+    decay_start = round((train.schedule.decay_from or 0.0) * total)
     return {
         "recipe": recipe.name,
         "model": model,
-        "batch_size": train.batch_size,
+        "batch_size": trainer.learner.batch_size,
         "optimizer": train.dense.name,
         "learning_rate": train.dense.learning_rate,
         "embedding_optimizer": train.sparse.name,

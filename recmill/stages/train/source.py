@@ -20,10 +20,13 @@ from recmill.features.plan import Plan
 from recmill.features.plan_artifact import check_plan, plan_at
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
+from recmill.learner.trees import fit_trees
 from recmill.logs.config import DEFAULT_MAX_BAD
 from recmill.logs.counted import Each
 from recmill.logs.inputs import open_inputs
+from recmill.models.trees import BlendedRanker
 from recmill.recipe import recipe as r
+from recmill.recipe.defaults import DEFAULT_BATCH_SIZE
 from recmill.stages.train.trainer import BatchSource, Metrics
 
 EVALUATION_BATCH = 8192
@@ -54,7 +57,7 @@ class TrainingData(Protocol):
     def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
         """Metrics of the eval rows, measured by all workers; None when the recipe holds none out."""
 
-    def num_rows(self, learner: Learners, split: str) -> int: ...
+    def num_rows(self, split: str) -> int: ...
 
 
 class TableData:
@@ -77,7 +80,7 @@ class TableData:
         train = learner.train_spec
         seed = train.seed if self.table.recipe.table.order == "shuffle" else None
         features = learner.layout.features
-        return Batches(self.table, train.batch_size, "train", features, seed, learner.trains_on)
+        return Batches(self.table, learner.batch_size, "train", features, seed, learner.trains_on)
 
     def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
         if not self.table.num_rows("eval"):
@@ -85,10 +88,41 @@ class TableData:
         if isinstance(learner, Retriever):
             return lambda: evaluate_retriever(learner, self.table, workers).means()
         batches = Batches(self.table, EVALUATION_BATCH, "eval", learner.layout.features)
-        return lambda: evaluate_ranker(learner, batches.read(), workers).metrics().as_dict()
 
-    def num_rows(self, learner: Learners, split: str) -> int:
+        def evaluate() -> Metrics:
+            if learner.spec.trees is not None:
+                learner.fit_blend(batches.read())
+            return evaluate_ranker(learner, batches.read(), workers).metrics().as_dict()
+
+        return evaluate
+
+    def num_rows(self, split: str) -> int:
         return self.table.num_rows(split)
+
+
+def fit_ranker_trees(
+    source: TrainingData, learner: Learners, workers: Workers, report: Callable[[int], None]
+) -> None:
+    """Fit the trees of a ranker that has some, before its model is trained."""
+    if not isinstance(learner, Ranker) or learner.spec.trees is None:
+        return
+    if not isinstance(source, TableData) or workers.size > 1:
+        raise RecmillError(
+            "[ranking.trees] is fitted on all rows at once: train it from a Table (--table), in one process."
+        )
+    spec, train = learner.spec, learner.train_spec
+    assert spec.trees is not None
+    assert isinstance(learner.model, BlendedRanker)
+    fit_trees(
+        spec.trees,
+        learner.model.trees,
+        source.table,
+        learner.layout.numbers,
+        spec.label,
+        train.seed,
+        learner.num_threads,
+        report,
+    )
 
 
 class LogData:
@@ -112,45 +146,43 @@ class LogData:
         self.plan = _plan(recipe, plan_from)
         self.name = f"log {self.data} ({_digest(recipe, self.data)}), plan {self.plan.digest()}"
         self.columns = self.plan.columns()
-        self._opened: LogBatches | None = None
+        self._counted: LogBatches | None = None
 
     def check(self, recipe: r.Recipe) -> None:
         check_plan(self.plan, recipe)
 
     def batches(self, learner: Learners) -> BatchSource:
-        return self._open(_ranker(learner))
+        ranker = _ranker(learner)
+        return self._opened().of_split("train", ranker.batch_size, ranker.layout.features)
 
     def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
         ranker = _ranker(learner)
-        if not self.num_rows(ranker, "eval"):
+        if not self.num_rows("eval"):
             return None
-        batches = self._open(ranker).of_split("eval", EVALUATION_BATCH)
+        batches = self._opened().of_split("eval", EVALUATION_BATCH, ranker.layout.features)
         return lambda: evaluate_ranker(ranker, batches.read(), workers).metrics().as_dict()
 
-    def num_rows(self, learner: Learners, split: str) -> int:
-        return self._open(_ranker(learner)).log.num_rows(split)
+    def num_rows(self, split: str) -> int:
+        return self._opened().log.num_rows(split)
 
-    def _open(self, learner: Ranker) -> LogBatches:
+    def _opened(self) -> LogBatches:
         """The log, counted once."""
-        if self._opened is None:
-            train = learner.train_spec
-            self._opened = LogBatches(
+        if self._counted is None:
+            self._counted = LogBatches(
                 self.recipe,
                 self.plan,
                 self.data,
-                train.batch_size,
-                features=learner.layout.features,
-                num_workers=learner.num_threads,
+                DEFAULT_BATCH_SIZE,
                 max_bad=self.max_bad,
                 each=self.each,
             )
-            for line in self._opened.notes:
+            for line in self._counted.notes:
                 self.note(line)
-            if self._opened.bad:
-                self.note(f"{self._opened.bad:,} bad rows are left out")
-                for line in self._opened.tally.describe():
+            if self._counted.bad:
+                self.note(f"{self._counted.bad:,} bad rows are left out")
+                for line in self._counted.tally.describe():
                     self.note(f"  {line}")
-        return self._opened
+        return self._counted
 
 
 def open_table_data(path: str, note: Callable[[str], None]) -> TrainingData:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,14 @@ from recmill.embeddings.table import DiskTier
 from recmill.errors import ArtifactError, RecmillError
 from recmill.learner.saved import models_of, new_learner
 from recmill.recipe import recipe as r
+from recmill.recipe.defaults import is_resolved, resolve
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress as Bars
 from recmill.reporting.tracking import Trackers, open_trackers
 from recmill.stages.train.config import TrainConfig
 from recmill.stages.train.profile import profiled
 from recmill.stages.train.reporter import Reporter, run_facts, values_of
-from recmill.stages.train.source import TrainingData
+from recmill.stages.train.source import TrainingData, fit_ranker_trees
 from recmill.stages.train.threads import Threads, choose_threads, keep_freed_memory
 from recmill.stages.train.trainer import Metrics, State, Trainer, TrainProgress
 
@@ -106,6 +107,7 @@ def train_locked(
         bars, report, context = None, lambda trained: None, replace(context, warn=lambda message: None)
     try:
         models = _chosen(recipe, options)
+        recipe = resolved(recipe, source)
         folder = open_folder(recipe, source, into, options, workers)
         threads = _threads(options, workers)
         keep_freed_memory()
@@ -130,6 +132,11 @@ def _threads(options: TrainConfig, workers: Workers) -> Threads:
     cores = available_cores()
     threads = choose_threads(max(1, cores // workers.num_here))
     return replace(threads, reason=f"{cores} cores for {workers.num_here} workers")
+
+
+def resolved(recipe: r.Recipe, source: TrainingData) -> r.Recipe:
+    """The recipe with all that its rows decide. A log is counted only when something is open."""
+    return recipe if is_resolved(recipe) else resolve(recipe, source.num_rows("train"))
 
 
 def _chosen(recipe: r.Recipe, options: TrainConfig) -> list[str]:
@@ -232,6 +239,9 @@ def _train_model(
         trainer.resume(last)
     else:
         checkpoints.forget_after(0)
+        rounds = recipe.ranking.trees.rounds if recipe.ranking is not None and recipe.ranking.trees else 0
+        with bars.stage("trees", rounds) if rounds else nullcontext() as bar:
+            fit_ranker_trees(source, learner, workers, lambda done: bar.advance(done, 0) if bar else None)
     with (
         _trackers(options, folder.path / model, last, workers) as trackers,
         profiled(
@@ -239,7 +249,7 @@ def _train_model(
         ) as after_step,
         bars.stage(model, trainer.total_steps) as bar,
     ):
-        rows = {f"{split}_rows": source.num_rows(learner, split) for split in ("train", "eval")}
+        rows = {f"{split}_rows": source.num_rows(split) for split in ("train", "eval")}
         trackers.begin({**run_facts(recipe, model, trainer, threads), **rows})
         trackers.event("init_stop")
         trackers.event("run_start")

@@ -119,6 +119,8 @@ class Trainer:
         with closing(self._worker_batches()) as batches:
             for batch, after in meter.watch(batches):
                 self.state.cursor, factor = after, self._rate_factor()
+                if not self.learner.steps:
+                    self.learner.start(batch, self.workers.sum)
                 self._send_flags(clock)
                 loss = self.learner.step(batch, factor).loss
                 meter.count(loss, batch.total, self.state)

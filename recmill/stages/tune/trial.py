@@ -16,13 +16,15 @@ from queue import SimpleQueue
 from typing import Any
 
 from recmill.dataset.table import Table
+from recmill.distributed.workers import SINGLE_WORKER
 from recmill.errors import RecmillError
 from recmill.learner.base import Learner
 from recmill.learner.saved import new_learner
+from recmill.recipe.defaults import resolve
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import Recipe
 from recmill.recipe.tuning import QUALITY
-from recmill.stages.train.source import TableData
+from recmill.stages.train.source import TableData, fit_ranker_trees
 from recmill.stages.train.threads import choose_threads, keep_freed_memory
 from recmill.stages.train.trainer import Trainer, TrainProgress
 
@@ -43,7 +45,8 @@ def run_trial(recipe: Recipe, model: str, table: Path, num_threads: int, hear: H
     source.check(recipe)
     choose_threads(num_threads)
     keep_freed_memory()
-    learner = new_learner(recipe, model, source.columns, num_threads)
+    learner = new_learner(resolve(recipe, source.num_rows("train")), model, source.columns, num_threads)
+    fit_ranker_trees(source, learner, SINGLE_WORKER, lambda done: None)
     evaluate = source.evaluation(learner)
     if evaluate is None:
         raise RecmillError(f"Table {table} has no eval rows, so no trial can be measured. Add a [split].")

@@ -1,0 +1,78 @@
+"""Gradient-boosted trees as a module without parameters, and a ranker whose score is a blend of a model's and theirs.
+
+Trees are perfect: all leaves are at the same depth, so that a row goes through all trees at once, level by level, in
+plain tensor operations that graphs for servers have too. A leaf that was higher is repeated below itself.
+
+Shapes: B rows, F numbers, R trees (rounds), N inner nodes of a tree, L leaves of a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Trees(nn.Module):
+    """The sum of what R trees say of a row: a logit. Before they are fitted, they all say 0."""
+
+    features: Tensor  # [R, N], index among numbers
+    thresholds: Tensor  # [R, N]; a row goes right when its number is above
+    values: Tensor  # [R, L]
+    first_nodes: Tensor  # [R], of each tree when all are laid flat
+    first_leaves: Tensor
+
+    def __init__(self, rounds: int, depth: int) -> None:
+        super().__init__()
+        nodes, leaves = 2**depth - 1, 2**depth
+        self.depth, self.num_nodes = depth, nodes
+        self.register_buffer("features", torch.zeros((rounds, nodes), dtype=torch.int64))
+        self.register_buffer("thresholds", torch.zeros((rounds, nodes)))
+        self.register_buffer("values", torch.zeros((rounds, leaves)))
+        self.register_buffer("first_nodes", torch.arange(rounds) * nodes, persistent=False)
+        self.register_buffer("first_leaves", torch.arange(rounds) * leaves, persistent=False)
+
+    def forward(self, numbers_BF: Tensor) -> Tensor:
+        features, thresholds = self.features.flatten(), self.thresholds.flatten()
+        node_BR = torch.zeros(
+            (numbers_BF.shape[0], self.first_nodes.shape[0]), dtype=torch.int64, device=numbers_BF.device
+        )
+        for _ in range(self.depth):
+            at_BR = node_BR + self.first_nodes
+            is_right = torch.gather(numbers_BF, 1, features[at_BR]) > thresholds[at_BR]
+            node_BR = 2 * node_BR + 1 + is_right.to(torch.int64)
+        leaf_BR = node_BR - self.num_nodes + self.first_leaves
+        return self.values.flatten()[leaf_BR].sum(dim=1)
+
+
+class BlendedRanker(nn.Module):
+    """In training, the model alone; elsewhere blend[0] model + blend[1] trees + blend[2], fitted on eval rows."""
+
+    blend: Tensor
+
+    def __init__(self, model: nn.Module, num_numbers: int, trees: Trees) -> None:
+        """The model has the first `num_numbers` numbers; the trees have all."""
+        super().__init__()
+        self.model = model
+        self.trees = trees
+        self.num_numbers = num_numbers
+        self.register_buffer("blend", torch.tensor([1.0, 0.0, 0.0]))
+
+    @property
+    def output_bias(self) -> nn.Parameter | None:
+        return getattr(self.model, "output_bias", None)
+
+    def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor, wide_BW: Tensor | None = None) -> Tensor:
+        model_B, trees_B = self.logits(numbers_BF, pooled_BTD, wide_BW)
+        if trees_B is None:
+            return model_B
+        return self.blend[0] * model_B + self.blend[1] * trees_B + self.blend[2]
+
+    def logits(
+        self, numbers_BF: Tensor, pooled_BTD: Tensor, wide_BW: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of the model, and of the trees unless it is in training."""
+        inputs: Sequence[Tensor] = (pooled_BTD,) if wide_BW is None else (pooled_BTD, wide_BW)
+        model_B = self.model(numbers_BF[:, : self.num_numbers], *inputs)
+        return model_B, None if self.training else self.trees(numbers_BF)
