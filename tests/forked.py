@@ -11,11 +11,12 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 
 PRELOADED = [
-    "torch",
+    "torch._dynamo",  # which optimizers import
     "recmill.stages.prepare.prepare",
     "recmill.stages.train.train",
     "recmill.stages.export.export",
     "recmill.stages.score.score",
+    "onnxscript",
 ]
 
 

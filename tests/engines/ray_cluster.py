@@ -48,7 +48,8 @@ def shared_ray() -> Cluster:
 
 def _two_raylets() -> Cluster:
     node = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, connect=False, head_node_args=node)
+    soon = {"_system_config": {"metrics_report_interval_ms": 1000}}
+    cluster = Cluster(initialize_head=True, connect=False, head_node_args={**node, **soon})
     cluster.add_node(**node)
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     return cluster

@@ -6,7 +6,9 @@ import json
 import os
 import random
 import signal
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +52,17 @@ def table(tmp_path_factory) -> Path:
     return folder / "table"
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory, where there is such a place: a busy disk takes minutes to sync hundreds of checkpoints."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="recmill-resume-", dir=memory) as found:
+        yield Path(found)
+
+
 def start(table: Path, into: Path, *flags: str) -> ForkedCommand:
     overrides = [part for value in SET for part in ("--set", value)]
     command = ["train", "criteo-deeprec", "--table", table, "--into", into, *overrides]
@@ -77,27 +90,27 @@ def weights(into: Path) -> dict[str, bytes]:
     return found
 
 
-def test_a_run_killed_again_and_again_gives_the_same_bits(table, tmp_path):
-    undisturbed = finish(start(table, tmp_path / "whole"))
+def test_a_run_killed_again_and_again_gives_the_same_bits(table, folder):
+    undisturbed = finish(start(table, folder / "whole"))
     moments = random.Random(7)
     kills, during_write = 0, 0
     while kills < NUM_KILLS:
-        process = start(table, tmp_path / "killed", "--resume")
-        before = progress_of(tmp_path / "killed")
-        while process.poll() is None and progress_of(tmp_path / "killed") <= before + moments.randrange(3):
+        process = start(table, folder / "killed", "--resume")
+        before = progress_of(folder / "killed")
+        while process.poll() is None and progress_of(folder / "killed") <= before + moments.randrange(3):
             time.sleep(0.002)
         time.sleep(moments.random() * 0.02)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         assert process.returncode == -signal.SIGKILL, "the run came to its end before it could be killed"
         kills += 1
-        during_write += any((tmp_path / "killed/ranking").glob("*.partial"))
+        during_write += any((folder / "killed/ranking").glob("*.partial"))
     assert during_write
-    resumed = finish(start(table, tmp_path / "killed", "--resume"))
+    resumed = finish(start(table, folder / "killed", "--resume"))
     assert resumed["resumed_from"] > 0
     assert (resumed["samples"], resumed["metrics"]) == (undisturbed["samples"], undisturbed["metrics"])
-    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-    steps = [line["step"] for line in read_history(tmp_path / "killed/ranking/history.jsonl")]
+    assert weights(folder / "killed") == weights(folder / "whole")
+    steps = [line["step"] for line in read_history(folder / "killed/ranking/history.jsonl")]
     assert steps == sorted(set(steps))
 
 
@@ -107,20 +120,20 @@ def progress_of(into: Path) -> int:
     return max(steps, default=0)
 
 
-def test_a_second_writer_is_refused_and_the_first_goes_on(table, tmp_path):
-    first = start(table, tmp_path / "c", "--resume", "--set", "ranking.train.epochs=1")
-    while not progress_of(tmp_path / "c"):
+def test_a_second_writer_is_refused_and_the_first_goes_on(table, folder):
+    first = start(table, folder / "c", "--resume", "--set", "ranking.train.epochs=1")
+    while not progress_of(folder / "c"):
         assert first.poll() is None, first.communicate()
         time.sleep(0.01)
     os.kill(first.pid, signal.SIGSTOP)  # so that it cannot end before the second one looks
     try:
-        second = start(table, tmp_path / "c", "--resume")
+        second = start(table, folder / "c", "--resume")
         _, said = second.communicate(timeout=120)
     finally:
         os.kill(first.pid, signal.SIGCONT)
     assert second.returncode == 1
     assert f"process {first.pid} on" in said
     finish(first)
-    checkpoints = Checkpoint.open(tmp_path / "c").of("ranking")
+    checkpoints = Checkpoint.open(folder / "c").of("ranking")
     for checkpoint in checkpoints.all():
         checkpoints.chain(checkpoint)
