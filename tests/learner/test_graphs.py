@@ -230,6 +230,7 @@ CASES = [
     ("dot", "no item numbers"),
     ("cross", "mixed"),
     ("wide and deep", "mixed"),
+    ("deep", "mixed"),  # with dropout
     ("trees", "mixed"),
     ("own", "no numbers"),
 ]

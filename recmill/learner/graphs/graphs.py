@@ -187,9 +187,11 @@ def _traced_by_script(part: _Dense) -> ModelProto | None:
     import onnx
 
     inputs, content = part.random_inputs(num_rows=3), io.BytesIO()
+    # A new module is in training mode, and the exporter gives that mode to all of its parts when it is done.
+    positional = _Positional(part.module, list(inputs)).eval()
     try:
         torch.onnx.export(
-            _Positional(part.module, list(inputs)),
+            positional,
             tuple(inputs.values()),
             content,
             dynamo=False,
