@@ -79,6 +79,4 @@ def test_a_blend_knows_what_its_trees_found(table, tmp_path):
     rows = table.to_polars("eval")
     scores = ranker.predict(collate(rows, ranker.layout))
     assert ((scores > 0.5) == (rows["click"].to_numpy() == 1)).mean() > 0.95
-    assert set(write_graphs(ranker, tmp_path / "graphs", {})) == {
-        "rank"
-    }
+    assert set(write_graphs(ranker, tmp_path / "graphs", {})) == {"rank"}
