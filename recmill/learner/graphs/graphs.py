@@ -193,7 +193,7 @@ def _traced_by_script(part: _Dense) -> ModelProto | None:
         torch.onnx.export(
             positional,
             tuple(inputs.values()),
-            content,
+            content,  # type: ignore[arg-type]  # the first exporter takes one
             dynamo=False,
             do_constant_folding=False,
             opset_version=_OPSET,
