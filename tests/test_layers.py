@@ -33,7 +33,7 @@ LAYERS = (
     ("dataset.log_loader",),
     ("models", "engines", "logs", "synthetic", "reporting.html"),
     ("artifacts",),
-    ("embeddings", "artifacts.vector_index", "metrics"),
+    ("embeddings", "artifacts.vector_index", "metrics", "logistic"),
     ("dataset",),
     ("features", "artifacts.work"),
     ("features.kernels",),

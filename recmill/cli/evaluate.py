@@ -139,9 +139,9 @@ def say_evaluated(evaluated: list[EvaluateResult], report: Any, say: Say) -> Non
         metrics = model.metrics
         say(f"{model.model}   step {model.checkpoint.step:,}   {model.split} rows")
         if "auc" in metrics:
-            say(
-                f"AUC {metrics['auc']:.4f}   95% CI +-{metrics['auc_margin']:.4f}   {metrics['rows']:,.0f} rows"
-            )
+            beside = "".join(f"   {name} {found['auc']:.4f}" for name, found in model.baselines.items())
+            margin, rows = metrics["auc_margin"], metrics["rows"]
+            say(f"AUC {metrics['auc']:.4f}{beside}   95% CI +-{margin:.4f}   {rows:,.0f} rows")
             say(
                 f"log loss {metrics['log_loss']:.4f}   normalised entropy {metrics['normalised_entropy']:.4f}"
             )

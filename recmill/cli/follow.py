@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from recmill.cli.arguments import say_of, warn
 from recmill.cli.flags import read_config
 from recmill.errors import ArtifactError
+from recmill.recipe.defaults import is_resolution
 from recmill.stages.train.config import FollowConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def follow(parsed: argparse.Namespace, recipe: Recipe, config: TrainConfig) -> N
     from recmill.stages.train.threads import choose_threads
 
     folder = Checkpoint.open(parsed.into)
-    if folder.recipe != recipe:
+    if not is_resolution(folder.recipe, recipe):
         raise ArtifactError(f'{folder.path} was trained with another recipe than "{recipe.name}" is now.')
     threads = choose_threads(config.threads).number
     options = read_config(parsed, FollowConfig, threads=threads, warn=warn)

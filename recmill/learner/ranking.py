@@ -45,6 +45,7 @@ class Ranker(Learner):
         self.dynamic = spec.dynamic
         deep = Layout.of(columns, spec.features or None)
         by_name = {column.name: column for column in columns}
+        self.deep_features = deep.features
         of_trees = spec.trees.features if spec.trees is not None else ()
         others = [name for name in (*spec.wide, *of_trees) if name not in deep.features]
         self.layout = Layout.of(columns, [*deep.features, *others])

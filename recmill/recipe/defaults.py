@@ -29,6 +29,21 @@ def is_resolved(recipe: Recipe) -> bool:
     return resolve(recipe, 0) == recipe
 
 
+def is_resolution(stored: Recipe, recipe: Recipe) -> bool:
+    """Whether a stored recipe is this one, with what it leaves open decided."""
+    ranking, retrieval = recipe.ranking, recipe.retrieval
+    if ranking is not None and stored.ranking is not None:
+        ranking = _resolved_like(ranking, stored.ranking)
+    if retrieval is not None and stored.retrieval is not None:
+        retrieval = _resolved_like(retrieval, stored.retrieval)
+    return stored == replace(recipe, ranking=ranking, retrieval=retrieval)
+
+
+def _resolved_like(model: Model, stored: Model) -> Model:
+    train = stored.train
+    return _resolved(model, train.batch_size or DEFAULT_BATCH_SIZE, train.schedule.decay_from or 0.0)
+
+
 def ranking_batch_size(num_rows: int) -> int:
     """The power of two nearest to so many rows that an epoch has enough steps."""
     nearest = 1 << round(math.log2(max(1.0, num_rows / _STEPS_IN_EPOCH)))

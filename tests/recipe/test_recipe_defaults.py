@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recmill.recipe.defaults import is_resolved, ranking_batch_size, resolve
+from recmill.recipe.defaults import is_resolution, is_resolved, ranking_batch_size, resolve
 from recmill.recipe.load import load_recipe
 
 
@@ -31,6 +31,14 @@ def test_what_is_open_is_resolved_once():
     assert is_resolved(resolved)
     assert resolve(resolved, 7) == resolved
     assert not is_resolved(load_recipe("criteo-dlrm", open_keys))
+
+
+def test_a_stored_recipe_is_known_again_by_one_that_leaves_things_open():
+    recipe = load_recipe("quickstart", ["ranking.train.batch_size=", "ranking.train.schedule="])
+    stored = resolve(recipe, 300_000)
+    assert is_resolution(stored, recipe)
+    assert is_resolution(stored, stored)
+    assert not is_resolution(stored, load_recipe("quickstart", ["ranking.train.batch_size=17"]))
 
 
 def test_two_towers_keep_their_rate_and_their_negatives():

@@ -53,7 +53,7 @@ def test_one_entry_covers_many_columns() -> None:
         "label", *(f"i{n}" for n in range(1, 14)), *(f"c{n}" for n in range(1, 27))
     ]  # fmt: skip
     assert [feature.name for feature in recipe.features[:14]] == [*(f"i{n}" for n in range(1, 14)), "c1"]
-    assert recipe.features[0].steps == (s.Fill(value=0), s.Clip(min=0.0), s.Log())
+    assert recipe.features[0].steps == (s.Fill(value=0), s.Clip(min=0.0), s.Log(), s.Standardise())
 
 
 def test_a_name_may_hold_the_column() -> None:
@@ -134,7 +134,7 @@ def test_overrides_change_values_before_they_are_checked() -> None:
         [
             "split.held_out=0.25",
             "features[1].steps=[{ hash = 1000 }]",
-            "features[1].dim=64",
+            "features[1].dim=16",
             "ranking.train.target=auc >= 0.7",
             'log.files=["a", "b"]',
         ],
@@ -142,7 +142,7 @@ def test_overrides_change_values_before_they_are_checked() -> None:
     assert recipe.split is not None
     assert recipe.ranking is not None
     assert recipe.split.held_out == 0.25
-    assert recipe.features[-1] == r.Feature("c26", ("c26",), (s.Hash(1000),), dim=64)
+    assert recipe.features[38] == r.Feature("c26", ("c26",), (s.Hash(1000),), dim=16)
     assert recipe.ranking.train.target == "auc >= 0.7"
     assert recipe.log.files == ("a", "b")
 

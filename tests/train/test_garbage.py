@@ -131,7 +131,7 @@ class Mine(OneLogitForAll):
 
 
 def own(name: str, **changes):
-    spec = dataclasses.replace(recipe().ranking, model=f"{__name__}:{name}", bottom=(), top=())
+    spec = dataclasses.replace(recipe().ranking, model=f"{__name__}:{name}", bottom=(), top=(), wide=())
     return dataclasses.replace(spec, **changes)
 
 

@@ -57,7 +57,8 @@ def bench_prepare(
 
 def _prepare(recipe: str, log: Path, into: Path, memory: int, workers: int) -> Result:
     shutil.rmtree(into, ignore_errors=True)
-    command = [sys.executable, "-m", "recmill", "prepare", recipe, "--set", f'log.files=["{log.name}"]']
+    changes = ["--set", "table.order=log", "--set", f'log.files=["{log.name}"]']
+    command = [sys.executable, "-m", "recmill", "prepare", recipe, *changes]
     command += ["--data", str(log.parent), "--into", str(into), "--memory", str(memory)]
     result = run_command([*command, "--workers", str(workers), "--quiet", "--json"])
     return {**result, "seconds": sum(result["seconds"].values())}

@@ -99,7 +99,7 @@ def recipe_of(shape: Shape) -> Recipe:
         dense=Optimizer("adam", 0.001),
         sparse=Optimizer("rowwise_adagrad", 0.02),
     )
-    return replace(load_recipe("criteo-dlrm"), ranking=replace(deeprec, dynamic=None, train=train))
+    return replace(load_recipe("criteo-dlrm"), ranking=replace(deeprec, wide=(), dynamic=None, train=train))
 
 
 def make_task(shape: Shape, rows: int, data: Path, seconds: float, min_steps: int) -> Task:

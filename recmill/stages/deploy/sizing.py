@@ -208,7 +208,10 @@ def _checkpoint(shape: ModelSize, sheet: _Sheet) -> float:
     total = 0.0
     for name, spec, weights in shape.models:
         tables = sum(table.saved for table in shape.tables if table.model.startswith(name))
-        copies = min(spec.evaluations, 2)  # a full one, and deltas that come to as much
+        # A full one, and deltas that come to as much; after the first epoch each has nearly all rows.
+        copies = min(
+            spec.evaluations, 2 if spec.epochs <= 1 or spec.evaluations < spec.saving.full_every else 3
+        )
         total += copies * (tables + 12.0 * weights)
         sheet.add(
             "checkpoints",

@@ -24,6 +24,7 @@ from recmill.recipe.protocols import Protocol, protocol_for
 from recmill.recipe.recipe import SPLITS
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress, ProgressBar
+from recmill.stages.evaluate.baselines import Baselines, ranking_baselines
 from recmill.stages.evaluate.config import EvaluateConfig
 from recmill.stages.evaluate.gate import Condition, GateError, Verdict, judge, parse_gate
 from recmill.stages.evaluate.live import Live, as_planned, find_live, misses_counted
@@ -46,6 +47,9 @@ class EvaluateResult:
     verdicts: list[Verdict] = field(default_factory=list)
     tables: dict[str, Any] = field(default_factory=dict)
     protocol: Protocol | None = None
+    baselines: Baselines = field(
+        default_factory=dict
+    )  # of a ranker: metrics of simple models on the same rows
     notes: list[str] = field(default_factory=list)  # why published numbers must not be compared with these
 
     @property
@@ -87,7 +91,8 @@ def _measure_live(
         return None
     needed = (split,) if model == "ranking" else tuple(one for one in SPLITS if table.num_rows(one))
     with as_planned(live.folder, table, needed, beside) as own_table:
-        found = _measure(live.folder, model, live.which(model), own_table, split, options, bars).metrics
+        which = live.which(model)
+        found = _measure(live.folder, model, which, own_table, split, options, bars, baselines=False).metrics
     return misses_counted(found, measured.metrics)
 
 
@@ -141,6 +146,7 @@ def _measure(
     split: str,
     options: EvaluateConfig,
     bars: Progress,
+    baselines: bool = True,
 ) -> EvaluateResult:
     saved = open_learner(folder, model, which, options.threads or available_cores())
     learner = saved.learner
@@ -159,7 +165,10 @@ def _measure(
         sums, exact = _score(learner, table, split, segments, stage)
     metrics = sums.metrics().as_dict()
     metrics |= {"auc": exact} if exact is not None else {}
-    return EvaluateResult(model, saved.checkpoint, split, metrics, sums, segments, tables=statistics)
+    simple = ranking_baselines(learner, table, split) if baselines else {}
+    return EvaluateResult(
+        model, saved.checkpoint, split, metrics, sums, segments, tables=statistics, baselines=simple
+    )
 
 
 def _score(

@@ -84,6 +84,7 @@ def _as_json(folder: Checkpoint, model: EvaluateResult, earlier: Mapping[str, An
         "last_step": last_step,
         "split": model.split,
         "metrics": model.metrics,
+        "baselines": model.baselines,
         "protocol": model.protocol.name if model.protocol else None,
         "notes": model.notes,
         "segments": {
@@ -120,6 +121,10 @@ def _facts(model: EvaluateResult) -> list[Fact]:
         margin = f"± {model.metrics['auc_margin']:.4f}, {model.split} rows, step {model.checkpoint.step:,}"
         return [
             Fact("AUC", model.metrics["auc"], margin),
+            *(
+                Fact(f"AUC of a {name}", found["auc"], "the same rows")
+                for name, found in model.baselines.items()
+            ),
             Fact("normalised entropy", model.metrics["normalised_entropy"], "below 1 beats a constant"),
         ]
     names = [name for name in model.metrics if name.startswith(("recall@", "ndcg@")) and "margin" not in name]

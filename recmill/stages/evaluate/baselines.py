@@ -1,0 +1,76 @@
+"""What a ranker must beat: a constant, and a logistic regression over the same features, on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from recmill.dataset.table import Table
+from recmill.learner.ranking import Ranker
+from recmill.logistic import Array, LogisticRegression, bucket_edges, hashed
+from recmill.metrics import ScoreSums, exact_auc
+
+MAX_ROWS = 200_000  # of each split: enough for a baseline, and a second or two of work
+
+Baselines = dict[str, dict[str, float]]
+
+
+def ranking_baselines(ranker: Ranker, table: Table, split: str) -> Baselines:
+    """AUC and log loss by name. Lists and what only trees read are left out; empty without anything to learn."""
+    features, label = _features(ranker, table), ranker.spec.label
+    train = _last_rows(table, "train", [*features, label])
+    if not features or train is None or train[label].n_unique() < 2:
+        return {}
+    held_out = _first_rows(table, split, [*features, label])
+    edges = {name: bucket_edges(train[name].to_numpy()) for name in features if train[name].dtype.is_float()}
+    regression = LogisticRegression().fit(_slots(train, features, edges), train[label].to_numpy())
+    constant = np.full(held_out.height, train[label].mean())
+    found = {
+        "logistic regression": regression.predict(_slots(held_out, features, edges)),
+        "constant": constant,
+    }
+    return {name: _measured(held_out[label].to_numpy(), scores) for name, scores in found.items()}
+
+
+def _features(ranker: Ranker, table: Table) -> list[str]:
+    read = dict.fromkeys((*ranker.deep_features, *ranker.spec.wide))
+    single = {column.name for column in table.columns if column.kind in ("number", "id", "key")}
+    return [name for name in read if name in single]
+
+
+def _slots(rows: pl.DataFrame, features: Sequence[str], edges: dict[str, Array]) -> Array:
+    return hashed(
+        [
+            np.searchsorted(edges[name], rows[name].to_numpy(), side="right")
+            if name in edges
+            else rows[name].to_numpy()
+            for name in features
+        ]
+    )
+
+
+def _measured(labels: Array, scores: Array) -> dict[str, float]:
+    sums = ScoreSums()
+    sums.add(labels, scores)
+    return {"auc": exact_auc(labels, scores), "log_loss": sums.metrics().log_loss}
+
+
+def _first_rows(table: Table, split: str, columns: Sequence[str]) -> pl.DataFrame:
+    frames: list[pl.DataFrame] = []
+    for shard in table.files(split):
+        frames += shard.frames(list(columns))
+        if sum(frame.height for frame in frames) >= MAX_ROWS:
+            break
+    return pl.concat(frames).head(MAX_ROWS)
+
+
+def _last_rows(table: Table, split: str, columns: Sequence[str]) -> pl.DataFrame | None:
+    """The newest, where a Table keeps the log's order."""
+    frames: list[pl.DataFrame] = []
+    for shard in reversed(table.files(split)):
+        frames = [*shard.frames(list(columns)), *frames]
+        if sum(frame.height for frame in frames) >= MAX_ROWS:
+            break
+    return pl.concat(frames).tail(MAX_ROWS) if frames else None
