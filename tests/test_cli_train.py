@@ -144,7 +144,14 @@ def test_a_log_and_a_table_of_the_same_rows_teach_the_same(recmill, tmp_path):
         "--set",
         "ranking.top=[16]",
     ]
-    recipe += ["--set", "ranking.train.batch_size=100", "--set", "ranking.train.target="]
+    recipe += [
+        "--set",
+        "ranking.train.batch_size=100",
+        "--set",
+        "ranking.train.target=",
+        "--set",
+        "table.order=log",
+    ]
     recmill("prepare", *recipe, "--data", tmp_path / "log", "--into", tmp_path / "table", "--quiet")
     found = []
     for source in (
