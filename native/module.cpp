@@ -9,6 +9,7 @@ void register_hashing(nanobind::module_& m);
 void register_exact_sum(nanobind::module_& m);
 void register_embedding(nanobind::module_& m);
 void register_dense(nanobind::module_& m);
+void register_neighbours(nanobind::module_& m);
 
 NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);  // threads of a server may still hold objects when the process ends
@@ -21,4 +22,5 @@ NB_MODULE(_native, m) {
   register_exact_sum(m);
   register_embedding(m);
   register_dense(m);
+  register_neighbours(m);
 }

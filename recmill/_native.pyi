@@ -153,3 +153,28 @@ def owners_of(keys: Array, bounded: bool, num_owners: int, /) -> Array: ...
 def __getattr__(name: str) -> Any: ...
 def bias_relu(values: Array, bias: Array, relu: bool) -> None: ...
 def bias_relu_backward(grads: Array, activations: Array, bias_grads: Array, relu: bool) -> None: ...
+def related_items(
+    offsets: Array,
+    items: Array,
+    num_items: int,
+    max_gap: int,
+    own_power: float,
+    other_power: float,
+    shrink: float,
+    n: int,
+    threads: int,
+    /,
+) -> tuple[Array, Array]: ...
+def co_counts(offsets: Array, items: Array, num_items: int, threads: int, /) -> Array: ...
+def recommend_related(
+    offsets: Array,
+    items: Array,
+    profile_weights: Array,
+    indices: Array,
+    weights: Array,
+    n: int,
+    banned_offsets: Array,
+    banned: Array,
+    allowed: Array | None,
+    k: int,
+) -> tuple[Array, Array]: ...

@@ -23,11 +23,12 @@ from recmill.features.history import add_history
 from recmill.features.plan import Plan
 from recmill.logs.tail import Tail
 from recmill.logs.tally import Tally
+from recmill.recall.parameters import UNFITTED
 from recmill.recipe import recipe as r
 from recmill.recipe.load import recipe_from_dict, recipe_to_dict
 from recmill.recipe.recipe import POSITION
 from recmill.stages.export.sides import write_items, write_users
-from recmill.stages.export.snapshot import read_as_of_end
+from recmill.stages.export.snapshot import read_snapshot
 from recmill.stages.serve.lookup import FeatureLookup
 from recmill.stages.serve.messages import Query
 from recmill.stages.train.follow import Histories
@@ -161,10 +162,10 @@ def exported(recipe: r.Recipe, folder: Path) -> Bundle:
     """A bundle of users and items as export writes them; the model's own files are not there."""
     plan, into = Plan(recipe), folder / "bundle"
     plan.pending()
-    found = read_as_of_end(recipe, plan, str(folder / "log"), folder / "work")
+    found = read_snapshot(recipe, plan, str(folder / "log"), folder / "work")
     columns = plan.columns()
     write_users(into / "users", found, plan, side_layout(columns, MODELS, "user"))
-    write_items(into / "items", found, plan, side_layout(columns, MODELS, "item"))
+    write_items(into / "items", found, plan, side_layout(columns, MODELS, "item"), UNFITTED, threads=1)
     plan.save(into / "plan")
     fields = {"recipe": recipe_to_dict(recipe), "columns": [asdict(column) for column in columns]}
     return publish_bundle(into, {**fields, "models": MODELS, "rows_dtype": "float32"})

@@ -19,6 +19,7 @@ PACKAGE = Path(recmill.__file__).parent
 LAYERS = (
     ("cli", "api", "__main__"),
     ("stages.run", "stages.tune", "stages.bench", "stages.check"),
+    ("stages.replay",),
     (
         "stages.prepare",
         "stages.train",
@@ -33,7 +34,7 @@ LAYERS = (
     ("dataset.log_loader",),
     ("models", "engines", "logs", "synthetic", "reporting.html"),
     ("artifacts",),
-    ("embeddings", "artifacts.vector_index", "metrics", "logistic"),
+    ("embeddings", "artifacts.vector_index", "metrics", "logistic", "recall"),
     ("dataset",),
     ("features", "artifacts.work"),
     ("features.kernels",),
@@ -43,7 +44,7 @@ LAYERS = (
 )
 LAYER_OF = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 BELOW_ALL = ("", "_native")  # the version, and the compiled core
-STAGES = 2  # the layer whose packages never import each other: between them there is only an artifact on disk
+STAGES = 3  # the layer whose packages never import each other: between them there is only an artifact on disk
 SEPARATE = {("features", "engines"), ("engines", "features"), ("engines", "logs"), ("logs", "engines")}
 HEAVY = ("torch", "ray", "pyspark", "pandas", "polars", "pyarrow", "numpy", "rich")
 

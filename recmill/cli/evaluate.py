@@ -19,10 +19,14 @@ from recmill.cli.arguments import (
 from recmill.cli.flags import UsageError, add_flags, read_config, refuse_flags, typed
 from recmill.config import SECONDS
 from recmill.stages.evaluate.config import EvaluateConfig
+from recmill.stages.replay.config import ReplayConfig
 
 if TYPE_CHECKING:
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+    from recmill.dataset.table import Table
+    from recmill.reporting.progress import Progress
     from recmill.stages.evaluate.evaluate import EvaluateResult
+    from recmill.stages.replay.replay import ServedResult
 
 
 def add(commands: Any) -> None:
@@ -36,6 +40,7 @@ recmill evaluate quickstart --checkpoint runs/quickstart/checkpoint --table runs
 recmill evaluate criteo-dlrm --checkpoint c --table t --gate "auc>=0.80,ne<=live" --live runs/live/checkpoint
 recmill evaluate quickstart --checkpoint c --table t --gate "ne<=live" --live bundles --allow-no-live --verdict v
 recmill evaluate quickstart --checkpoint c --table t --only ranking --by device --by price
+recmill evaluate movielens --checkpoint c --table t --served --gate "served.recall@10>=popular"
 recmill evaluate quickstart --checkpoint c --requests requests --data /data/shop   what was served, and then clicked
 """,
     )
@@ -44,7 +49,16 @@ recmill evaluate quickstart --checkpoint c --requests requests --data /data/shop
     rows = parser.add_mutually_exclusive_group(required=True)
     add_folder(rows, "--table", "the Table with held-out rows")
     add_folder(rows, "--requests", "what `recmill serve --request-log` wrote; needs --data")
-    add_folder(parser, "--data", "with --requests: the log with what users clicked then")
+    add_folder(
+        parser,
+        "--data",
+        "with --requests: the log with what users clicked then; with --served: the log (default: the Table's)",
+    )
+    parser.add_argument(
+        "--served",
+        action="store_true",
+        help="also fit how channels are merged on eval, and measure the list that users will be served",
+    )
     parser.add_argument(
         "--window",
         type=typed(SECONDS),
@@ -52,6 +66,7 @@ recmill evaluate quickstart --checkpoint c --requests requests --data /data/shop
         help="with --requests: how long after a request a click counts (default: 86400)",
     )
     add_flags(parser, EvaluateConfig)
+    add_flags(parser, ReplayConfig)
     parser.add_argument(
         "--verdict",
         metavar="FILE",
@@ -77,6 +92,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     from recmill.reporting.progress import Progress
     from recmill.stages.evaluate.evaluate import evaluate
     from recmill.stages.evaluate.write import write_evaluation
+    from recmill.stages.replay.write import served_json
 
     folder = Checkpoint.open(parsed.checkpoint)
     if folder.recipe.name != recipe.name:
@@ -85,9 +101,14 @@ def _evaluate(parsed: argparse.Namespace) -> int:
         )
     if parsed.requests:
         return _evaluate_requests(parsed, folder)
-    evaluated = evaluate(folder, Table.open(parsed.table), config, Progress(parsed.quiet))
+    table, progress = Table.open(parsed.table), Progress(parsed.quiet)
+    served = _replay(parsed, folder, table, config, progress) if parsed.served else None
+    evaluated = evaluate(folder, table, config, progress)
     report = Path(parsed.report) if parsed.report else folder.path / "report.html"
-    written = write_evaluation(folder, evaluated, report)
+    content = served_json(served) if served is not None else None
+    written = write_evaluation(folder, evaluated, report, content)
+    if served is not None:
+        say_served(served, say_of(parsed))
     say_evaluated(evaluated, report, say_of(parsed))
     if parsed.json:
         print(json.dumps(written))
@@ -97,10 +118,34 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     return 0 if written["passed"] else 1
 
 
+def _replay(
+    parsed: argparse.Namespace, folder: Checkpoint, table: Table, config: EvaluateConfig, progress: Progress
+) -> ServedResult:
+    from recmill.stages.replay.replay import replay
+    from recmill.stages.replay.write import write_recall
+
+    data = parsed.data or table.manifest["data"]
+    if data is None:
+        raise UsageError(
+            "--served reads the log again, and the Table does not have its address: add --data DIR."
+        )
+    options = read_config(parsed, ReplayConfig, which=config.which, threads=config.threads)
+    result = replay(folder, data, options, progress).judged(config.gate)
+    write_recall(folder, result)
+    return result
+
+
 def _check_flags(parsed: argparse.Namespace, config: EvaluateConfig) -> None:
-    if bool(parsed.requests) != bool(parsed.data):
+    if parsed.requests and not parsed.data:
         raise UsageError("--requests and --data go together.")
+    if parsed.data and not (parsed.requests or parsed.served):
+        raise UsageError("--data is for --requests and for --served. Add one of them, or remove --data.")
+    if not parsed.served:
+        refuse_flags(parsed, ReplayConfig, "is for --served. Add it, or remove this one.")
+        if "served." in (config.gate or ""):
+            raise UsageError("Conditions on served lists need --served. Add it, or change --gate.")
     if parsed.requests:
+        refuse(parsed, ("served",), "is for --table. Remove it.")
         refuse_flags(parsed, EvaluateConfig, "is for --table. Remove it.")
         refuse(parsed, ("verdict", "report"), "is for --table. Remove it.")
     else:
@@ -132,6 +177,38 @@ def _evaluate_requests(parsed: argparse.Namespace, folder: Checkpoint) -> int:
             f"finds {shown.find_rate:.4f}   click rate {shown.click_rate:.4f}{auc}"
         )
     return 0
+
+
+def say_served(served: ServedResult, say: Say) -> None:
+    """The list that users get, beside what is simpler."""
+    metrics, baselines = served.metrics, {name: sums.means() for name, sums in served.baselines.items()}
+    best = served.best_baseline
+    popular = baselines["popular"]["recall@10"]
+    say(
+        f"served recall@10 {metrics['recall@10']:.4f}   popular {popular:.4f}   "
+        f"best baseline {best} {baselines[best]['recall@10']:.4f}"
+    )
+    say(f"  95% CI +-{metrics['recall@10_margin']:.4f}   {served.sums.users:,} users of {served.split}")
+    for name, means in {"served": metrics, **baselines}.items():
+        shown = "   ".join(
+            f"{metric} {means[metric]:.4f}" for metric in ("recall@10", "ndcg@10", "hit@10", "mrr@10")
+        )
+        say(f"  {name:<16} {shown}")
+    for name, sums in served.segments.items():
+        if sums.users:
+            say(f"  {name:<16} recall@10 {sums.means()['recall@10']:.4f}   {sums.users:,} users")
+    say("  kept   " + "   ".join(f"{name} {part:.1%}" for name, part in served.losses.items()))
+    weights = served.fit.parameters.fusion.weights
+    say("  channels   " + "   ".join(f"{name} {weight:g}" for name, weight in weights.items()))
+    left_out = {name: number for name, number in served.left_out.items() if number}
+    if left_out:
+        say("  left out   " + "   ".join(f"{number:,} {name}" for name, number in left_out.items()))
+    for verdict in served.verdicts:
+        say(str(verdict))
+    if not served.passed:
+        say(
+            "FAIL   the served list is worse than its gate or than the most popular items: it will not be published"
+        )
 
 
 def say_evaluated(evaluated: list[EvaluateResult], report: Any, say: Say) -> None:

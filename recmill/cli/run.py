@@ -18,7 +18,7 @@ from recmill.cli.arguments import (
     say_of,
     warn,
 )
-from recmill.cli.evaluate import say_evaluated
+from recmill.cli.evaluate import say_evaluated, say_served
 from recmill.cli.export import exported_json, say_exported
 from recmill.cli.flags import UsageError, add_flags, is_given, read_config, refuse_flags
 from recmill.cli.generate import say_generated
@@ -137,6 +137,8 @@ def _say_stage(stage: str, result: Any, into: Path, data: str, say: Say) -> None
     elif stage == "train":
         for trained in result:
             say_trained(trained, say)
+    elif stage == "served":
+        say_served(result, say)
     elif stage == "evaluate":
         say_evaluated(result, into / "report.html", say)
     elif stage == "export":
@@ -162,6 +164,12 @@ def _as_json(ran: Any) -> dict[str, Any]:
         "table": str(table.path),
         "digest": table.digest,
         "trained": [trained_json(model) for model in ran.results.get("train", [])],
+        "served": {
+            "metrics": ran.results["served"].metrics,
+            "baselines": {name: sums.means() for name, sums in ran.results["served"].baselines.items()},
+        }
+        if "served" in ran.results
+        else None,
         "evaluated": {model.model: model.metrics for model in evaluated},
         "exported": exported_json(ran.results["export"]) if "export" in ran.results else None,
         "passed": ran.passed,

@@ -53,9 +53,9 @@ def test_of_equal_times_the_later_row_of_the_log_wins(tmp_path: Path) -> None:
 def test_items_come_by_their_clicks_and_ties_by_id(tmp_path: Path) -> None:
     found = as_of_end(clicks_recipe(), tmp_path, EVENTS, MORE_EVENTS)
     assert found.items is not None
-    assert found.popularity is not None
+    assert found.counts is not None
     assert found.items["item"].to_list() == [1, 2, 3]
-    assert found.popularity.tolist() == [2, 2, 0]
+    assert found.counts.tolist() == [2, 2, 0]
 
 
 @pytest.mark.usefixtures("memory")
@@ -74,9 +74,9 @@ def test_rows_that_a_history_takes_out_of_the_table_still_happened(tmp_path: Pat
     """min_length and last choose what is learned from; a first click is a click all the same."""
     found = as_of_end(clicks_recipe(rows=[history(min_length=1, last=1)]), tmp_path, EVENTS)
     assert found.users is not None
-    assert found.popularity is not None
+    assert found.counts is not None
     assert dict(found.users.select("user", "item_history").iter_rows()) == {"ann": [1, 2, 3], "bob": [1]}
-    assert found.popularity.tolist() == [1, 1, 0]
+    assert found.counts.tolist() == [1, 1, 0]
 
 
 def test_filtered_rows_do_not_count(tmp_path: Path) -> None:
@@ -104,9 +104,9 @@ def test_of_rows_that_dedupe_calls_equal_one_counts(
     rows = [dedupe, {"filter": "country in ('DE', 'AT', 'IT')"}]
     found = as_of_end(clicks_recipe(rows=rows), tmp_path, EVENTS, MORE_EVENTS)
     assert found.items is not None
-    assert found.popularity is not None
+    assert found.counts is not None
     assert dict(found.items.iter_rows())[1] == price
-    assert found.popularity[found.items["item"].to_list().index(1)] == clicks
+    assert found.counts[found.items["item"].to_list().index(1)] == clicks
 
 
 def test_cold_items_and_users_of_side_tables_are_there(tmp_path: Path) -> None:
@@ -124,10 +124,10 @@ def test_cold_items_and_users_of_side_tables_are_there(tmp_path: Path) -> None:
     )
     assert found.items is not None
     assert found.users is not None
-    assert found.popularity is not None
+    assert found.counts is not None
     assert found.items.columns == ["item", "price", "title"]
     assert found.items.rows() == [(1, 6.0, "one"), (2, 7.0, None), (3, 8.0, "three"), (9, None, "nine")]
-    assert found.popularity.tolist() == [1, 1, 0, 0]
+    assert found.counts.tolist() == [1, 1, 0, 0]
     assert found.users.rows() == [
         ("ann", "AT", None, [1, 2, 3]),
         ("bob", "FR", 40, [1]),
@@ -147,9 +147,9 @@ def test_rows_without_user_or_item_are_nobodys(tmp_path: Path) -> None:
     found = as_of_end(clicks_recipe(), tmp_path, ",1,5,a,1,2.0,DE\nann,,6,a,1,3.0,FR")
     assert found.items is not None
     assert found.users is not None
-    assert found.popularity is not None
+    assert found.counts is not None
     assert found.items.rows() == [(1, 2.0)]
-    assert found.popularity.tolist() == [1]
+    assert found.counts.tolist() == [1]
     assert found.users.rows() == [("ann", "FR")]
 
 
@@ -166,8 +166,8 @@ def test_an_item_feature_of_a_context_column_takes_its_last_value(tmp_path: Path
 
 def test_without_a_model_every_row_is_a_click(tmp_path: Path) -> None:
     found = as_of_end(clicks_recipe(retrieval=None, labels=[]), tmp_path, EVENTS)
-    assert found.popularity is not None
-    assert found.popularity.tolist() == [2, 1, 1]
+    assert found.counts is not None
+    assert found.counts.tolist() == [2, 1, 1]
 
 
 @pytest.mark.usefixtures("memory")

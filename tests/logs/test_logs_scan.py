@@ -7,6 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from recmill.features.plan import Plan
 from recmill.logs.base import open_source
 from recmill.logs.counted import CountedLog
 from recmill.logs.scan import LogScan, scan
@@ -59,7 +60,7 @@ def test_all_passes_over_a_log_agree_on_good_and_bad_rows(data: Path, recipe: Re
     assert _rows([frame for piece in counted.pieces for frame in counted.read(piece)]) == GOOD
     assert (counted.tally.rows, counted.tally.reasons, counted.tally.shown) == (6, tally.reasons, tally.shown)
 
-    exported = LogRows(recipe, str(data), 1 << 30, Progress(quiet=True))
+    exported = LogRows(recipe, Plan(recipe), str(data), 1 << 30, Progress(quiet=True))
     assert _rows(list(exported.read())) == GOOD
     assert (exported.tally.rows, exported.tally.reasons) == (6, tally.reasons)
 

@@ -8,9 +8,11 @@ from shop import Shop
 
 from recmill.artifacts.bundle.bundle import Bundle
 from recmill.errors import StoreError
+from recmill.recall.fusion import Fusion
 from recmill.stages.serve import messages as m
-from recmill.stages.serve.recall import NAMES, merge_channels
-from recmill.stages.serve.recommender import Recommender
+from recmill.stages.serve.recall import CHANNELS as NAMES
+from recmill.stages.serve.recall import fuse
+from recmill.stages.serve.recommender import Recommender, scores_with_ranking
 from recmill.stages.serve.roles import RemoteRecommender
 
 
@@ -26,19 +28,27 @@ CHANNELS = {
 }
 
 
+EQUAL = Fusion({"two_tower": 1.0, "co_clicks": 1.0, "popular": 1.0}, offset=60.0)
+
+
 def test_an_item_that_several_channels_found_is_first_whatever_their_scores() -> None:
-    candidates = merge_channels(CHANNELS, 10)
-    order = candidates.indices[np.lexsort((candidates.indices, -candidates.fused))]
-    assert order.tolist() == [7, 1, 3, 4, 5, 2]
-    assert candidates.fused[candidates.indices == 7] == pytest.approx(1 / 62 + 1 / 62 + 1 / 63)
+    candidates = fuse(CHANNELS, EQUAL, 10)
+    assert candidates.indices.tolist() == [7, 1, 3, 4, 5, 2]
+    assert candidates.fused[0] == pytest.approx((60 / 61 + 60 / 61 + 60 / 62) / 3)
 
 
-def test_candidates_keep_their_own_channel_and_its_score() -> None:
-    candidates = merge_channels(CHANNELS, 10)
+def test_candidates_keep_the_channel_that_counted_most_and_its_score() -> None:
+    candidates = fuse(CHANNELS, Fusion({"two_tower": 1.0, "co_clicks": 2.0, "popular": 1.0}), 10)
     indices = candidates.indices.tolist()
     assert sorted(indices) == [1, 2, 3, 4, 5, 7]
-    assert NAMES[candidates.channels[indices.index(7)]] == "two_tower"
-    assert candidates.scores[indices.index(7)] == pytest.approx(0.8)
+    assert NAMES[candidates.channels[indices.index(7)]] == "co_clicks"
+    assert candidates.scores[indices.index(7)] == pytest.approx(2.0)
+
+
+def test_a_channel_without_a_weight_only_fills_up() -> None:
+    candidates = fuse(CHANNELS, Fusion({"co_clicks": 1.0}), 4)
+    assert candidates.indices.tolist() == [3, 7, 1, 2]
+    assert candidates.fused.tolist() == pytest.approx([1.0, 60 / 61, 0.0, 0.0])
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -52,7 +62,7 @@ def test_an_answer_without_ranking_is_not_sorted_by_clicks(shop: Shop, is_late: 
     answer = recommender.recommend(m.Recommend(user=user, k=8, deadline_ms=60_000))
     scores = [item.score for item in answer.items]
     assert scores == sorted(scores, reverse=True)
-    assert 0 < scores[0] <= 4 / 61
+    assert 0 < scores[0] <= 1
 
 
 class _RecallAlone(RemoteRecommender):
@@ -72,10 +82,21 @@ class _RecallAlone(RemoteRecommender):
         raise StoreError("No server answers.")
 
 
-def test_split_roles_without_ranks_interleave_channels() -> None:
-    of_tower = [m.Item(id=f"t{number}", score=0.9 - number / 10, channel="two_tower") for number in range(3)]
-    popular = [m.Item(id=f"p{number}", score=1_400.0 - number, channel="popular") for number in range(2)]
-    answer = _RecallAlone([*of_tower, *popular]).recommend(m.Recommend(k=4))
-    assert [item.id for item in answer.items] == ["t0", "p0", "t1", "p1"]
-    assert [item.recall_score for item in answer.items] == pytest.approx([0.9, 1_400.0, 0.8, 1_399.0])
+def test_split_roles_without_ranks_keep_the_order_of_recall() -> None:
+    items = [
+        m.Item(id="t0", score=0.9, channel="two_tower", recall_score=0.4),
+        m.Item(id="p0", score=0.8, channel="popular", recall_score=1_400.0),
+        m.Item(id="t1", score=0.7, channel="two_tower", recall_score=0.3),
+    ]
+    answer = _RecallAlone(items).recommend(m.Recommend(k=2))
+    assert [(item.id, item.recall_score) for item in answer.items] == [("t0", 0.4), ("p0", 1_400.0)]
     assert any("order of recall" in reason for reason in answer.degraded)
+
+
+def test_the_ranker_takes_part_as_much_as_it_helped() -> None:
+    fused = np.array([0.5, 0.4, 0.3], np.float32)
+    probabilities = np.array([0.1, 0.2, 0.9], np.float32)
+    alone = scores_with_ranking(fused, probabilities, m.RankingPart())
+    assert alone.tolist() == probabilities.tolist()
+    together = scores_with_ranking(fused, probabilities, m.RankingPart(share=0.5, offset=1.0))
+    assert together.tolist() == pytest.approx([0.5 + 0.5 / 3, 0.4 + 0.5 / 2, 0.3 + 0.5])

@@ -86,7 +86,7 @@ def test_features_alone_tell_one_unknown_user_from_another(shared: Recommender) 
 def test_recent_clicks_change_what_is_recommended_at_once(shared: Recommender) -> None:
     before = shared.recall(Recall(user="new here", k=50, channels=["two_tower"]))
     after = shared.recall(Recall(user="new here", k=50, channels=["two_tower"], recent=["i1", "i2", "i3"]))
-    assert [item.score for item in before.items] != [item.score for item in after.items]
+    assert [item.recall_score for item in before.items] != [item.recall_score for item in after.items]
     assert not {"i1", "i2", "i3"} & set(ids(after))
 
 
@@ -136,7 +136,7 @@ def test_each_channel_can_be_asked_alone(shared: Recommender, channel: str) -> N
 
 
 def test_popular_items_come_by_number_of_clicks(shared: Recommender) -> None:
-    scores = [item.score for item in shared.recall(Recall(k=50, channels=["popular"])).items]
+    scores = [item.recall_score for item in shared.recall(Recall(k=50, channels=["popular"])).items]
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > scores[-1]
 

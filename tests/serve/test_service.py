@@ -725,6 +725,6 @@ def test_the_status_tells_what_serves(service: Service, shop: Shop) -> None:
     assert status.ready
     assert status.recipe == "quickstart"
     assert status.models == ["retrieval", "ranking"]
-    assert set(status.channels) <= {"two_tower", "similar", "co_clicks", "popular"}
+    assert set(status.channels) <= {"two_tower", "similar", "co_clicks", "transitions", "ease", "popular"}
     assert status.num_items > 50
     assert "device" in status.manifest["context_columns"]

@@ -26,7 +26,7 @@ from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress, ProgressBar
 from recmill.stages.evaluate.baselines import Baselines, ranking_baselines
 from recmill.stages.evaluate.config import EvaluateConfig
-from recmill.stages.evaluate.gate import Condition, GateError, Verdict, judge, parse_gate
+from recmill.stages.evaluate.gate import SERVED, Condition, GateError, Verdict, judge, parse_gate
 from recmill.stages.evaluate.live import Live, as_planned, find_live, misses_counted
 from recmill.stages.evaluate.segments import Segments
 
@@ -64,7 +64,7 @@ def evaluate(
     progress: Progress | None = None,
 ) -> list[EvaluateResult]:
     """Every model of the checkpoint on held-out rows of the Table."""
-    gate = parse_gate(options.gate) if options.gate else []
+    gate = [one for one in parse_gate(options.gate or "") if not one.metric.startswith(SERVED)]
     split = _split(table, options)
     _check_columns(folder, table)
     live = find_live(options.live, options.which, options.allow_no_live) if options.live is not None else None

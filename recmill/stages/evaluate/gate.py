@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from recmill.errors import RecmillError
 
 SHORT = {"ne": "normalised_entropy"}
-_CONDITION = re.compile(r"([a-z_]+(?:@\d+)?)\s*(>=|<=)\s*(live|constant|[-+]?[\d.]+(?:[eE][-+]?\d+)?)")
+SERVED = "served."  # metrics of the list that users are served begin with it
+_BASELINES = ("live", "constant", "popular")
+_CONDITION = re.compile(
+    rf"((?:served\.)?[a-z_]+(?:@\d+)?)\s*(>=|<=)\s*({'|'.join(_BASELINES)}|[-+]?[\d.]+(?:[eE][-+]?\d+)?)"
+)
 
 Metrics = Mapping[str, float]
 
@@ -22,7 +26,7 @@ class GateError(RecmillError):
 
 @dataclass(frozen=True)
 class Condition:
-    """`auc >= 0.80`; the bound may also be that of the live model or of the constant predictor."""
+    """`auc >= 0.80`; the bound may also be that of the live model, the constant predictor or the most popular items."""
 
     metric: str
     operator: str
@@ -62,17 +66,34 @@ def is_better(operator: str, found: float, other: float) -> bool:
 
 
 def parse_gate(text: str) -> list[Condition]:
-    """Conditions from `auc>=0.80,ne<=live`."""
+    """Conditions from `auc>=0.80,ne<=live`; none from an empty text."""
     conditions = []
-    for part in text.split(","):
+    for part in text.split(",") if text else ():
         match = _CONDITION.fullmatch(part.strip())
         if match is None:
             raise GateError(
-                f'Gate "{text}": "{part.strip()}" must look like auc>=0.80, ne<=live or accuracy>=constant.'
+                f'Gate "{text}": "{part.strip()}" must look like auc>=0.80, ne<=live, accuracy>=constant or '
+                "served.recall@10>=popular."
             )
-        bound = match[3] if match[3] in ("live", "constant") else float(match[3])
+        bound = match[3] if match[3] in _BASELINES else float(match[3])
+        if (bound == "popular") != match[1].startswith(SERVED) and isinstance(bound, str):
+            raise GateError(
+                f'Gate "{part.strip()}": popular is a bound of served lists, live and constant are bounds of models.'
+            )
         conditions.append(Condition(SHORT.get(match[1], match[1]), match[2], bound))
     return conditions
+
+
+def judge_served(conditions: Sequence[Condition], metrics: Metrics, popular: Metrics) -> list[Verdict]:
+    """Conditions on the served list, whose bound may be what the most popular items reach for the same users."""
+    verdicts = []
+    for condition in (one for one in conditions if one.metric.startswith(SERVED)):
+        name = condition.metric.removeprefix(SERVED)
+        if name not in metrics:
+            raise GateError(f'Gate: served lists have no metric "{name}"; there are: {", ".join(metrics)}.')
+        bound = condition.bound if not isinstance(condition.bound, str) else popular[name]
+        verdicts.append(Verdict(condition, metrics[name], bound))
+    return verdicts
 
 
 def judge(

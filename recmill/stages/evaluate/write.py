@@ -22,6 +22,7 @@ from recmill.reporting.html.sections import (
     tables_section,
     training_sections,
 )
+from recmill.reporting.html.served import served_facts, served_sections
 from recmill.reporting.tracking import JSONL_FILE, plain, read_history
 from recmill.stages.evaluate.evaluate import EvaluateResult
 from recmill.stages.evaluate.gate import is_better
@@ -29,14 +30,19 @@ from recmill.stages.evaluate.gate import is_better
 EVALUATION = "evaluation.json"
 
 
-def write_evaluation(folder: Checkpoint, evaluated: Sequence[EvaluateResult], report: Path) -> dict[str, Any]:
-    """Write both; what the JSON holds is returned.
+def write_evaluation(
+    folder: Checkpoint,
+    evaluated: Sequence[EvaluateResult],
+    report: Path,
+    served: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write both; what the JSON holds is returned. `served` is what was measured of the lists that users get.
 
     `outcome` is passed, improving (not yet passed, but better than the evaluation before, or the first) or failed.
     """
     earlier = _read_earlier(folder)
     models = {model.model: _as_json(folder, model, earlier.get(model.model, {})) for model in evaluated}
-    passed = all(model.passed for model in evaluated)
+    passed = all(model.passed for model in evaluated) and (served is None or served["passed"])
     content: dict[str, Any] = plain(
         {
             "checkpoint": str(folder.path),
@@ -44,10 +50,11 @@ def write_evaluation(folder: Checkpoint, evaluated: Sequence[EvaluateResult], re
             "outcome": "passed" if passed else "improving" if _improves(models) else "failed",
             "report": str(report.absolute()),
             "models": models,
+            **({"served": served} if served is not None else {}),
         }
     )
     report.parent.mkdir(parents=True, exist_ok=True)
-    write_report(report, _report(folder, evaluated))
+    write_report(report, _report(folder, evaluated, served))
     write_whole(folder.path / EVALUATION, json.dumps(content, indent=1) + "\n", contended=True)
     return content
 
@@ -103,12 +110,16 @@ def _as_json(folder: Checkpoint, model: EvaluateResult, earlier: Mapping[str, An
     }
 
 
-def _report(folder: Checkpoint, evaluated: Sequence[EvaluateResult]) -> Report:
-    sections: list[Section] = [_gate_section(evaluated)] if any(model.verdicts for model in evaluated) else []
+def _report(
+    folder: Checkpoint, evaluated: Sequence[EvaluateResult], served: Mapping[str, Any] | None
+) -> Report:
+    sections: list[Section] = list(served_sections(served)) if served is not None else []
+    sections += [_gate_section(evaluated)] if any(model.verdicts for model in evaluated) else []
     for model in evaluated:
         sections += [_titled(section, model.model) for section in _sections(folder, model)]
     recipe = json.dumps(recipe_to_dict(folder.recipe), indent=1)
-    facts = [fact for model in evaluated for fact in _facts(model)]
+    facts = [*served_facts(served)] if served is not None else []
+    facts += [fact for model in evaluated for fact in _facts(model)]
     return Report(
         f"{folder.recipe.name}: evaluation",
         tuple(facts),

@@ -28,6 +28,7 @@ from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
 from recmill.logs.inputs import Inputs, open_inputs
 from recmill.logs.tail import sizes_of
+from recmill.recall.parameters import UNFITTED, RecallParameters
 from recmill.recipe.kinds import parts_of_features
 from recmill.recipe.load import recipe_to_dict
 from recmill.recipe.trust import modules_of
@@ -36,10 +37,11 @@ from recmill.reporting.progress import Progress
 from recmill.stages.export.check import check_bundle
 from recmill.stages.export.config import ExportConfig
 from recmill.stages.export.sides import write_items, write_users, write_vectors
-from recmill.stages.export.snapshot import AsOfEnd, read_as_of_end
+from recmill.stages.export.snapshot import Snapshot, read_snapshot
 from recmill.stages.export.versions import exporting, is_whole, keep_newest, written_aside
 
 EVALUATION = "evaluation.json"  # `recmill evaluate` writes it beside the checkpoints
+RECALL = "recall.json"  # and what recall was fitted with
 REPORT = "report.html"  # its report, in a bundle
 
 
@@ -75,12 +77,12 @@ def export(
         was_there = is_whole(into / version)
         if not was_there:
             with written_aside(into, version) as aside:
-                found = read_as_of_end(
+                snapshot = read_snapshot(
                     folder.recipe, folder.plan, data, aside / "work", progress, options.memory
                 )
-                num_rows, num_bad = found.num_rows, found.num_bad
+                num_rows, num_bad = snapshot.num_rows, snapshot.num_bad
                 inputs.check_unchanged()
-                _write(aside, version, folder, chosen, found, sizes_of(inputs.log), options)
+                _write(aside, version, folder, chosen, snapshot, sizes_of(inputs.log), options)
         if options.publish:
             set_current(into, version)
         removed = keep_newest(into, options.keep) if options.keep is not None else []
@@ -103,80 +105,130 @@ def _write(
     version: str,
     folder: Checkpoint,
     chosen: Mapping[str, StepCheckpoint],
-    found: AsOfEnd,
+    snapshot: Snapshot,
     log_sizes: Mapping[str, int],
     options: ExportConfig,
 ) -> None:
     """All files of a bundle, checked, and then the manifest that makes it one."""
-    owners = parts_of_features(folder.recipe)
-    learners = {
-        model: open_learner(folder, model, str(checkpoint.step), options.threads or available_cores()).learner
+    learners = open_learners(folder, chosen, options)
+    models = write_models(aside, folder, learners, options)
+    recall = read_recall(folder, chosen) or UNFITTED
+    write_sides(aside, folder, models, learners.get("retrieval"), snapshot, recall, options)
+    _copy_report(folder, chosen, aside)
+    shutil.rmtree(aside / "work", ignore_errors=True)
+    manifest = {
+        **describe_bundle(aside, version, folder, models, snapshot, recall, options),
+        **_facts(folder, chosen, log_sizes),
+    }
+    checked = check_bundle(
+        Bundle(aside, manifest, modules_of(folder.recipe)), learners, folder.plan, snapshot.sample
+    )
+    publish_bundle(aside, {**manifest, "check": checked})
+
+
+# The parts that bundles as of an earlier time are made of too.
+
+
+def open_learners(
+    folder: Checkpoint, chosen: Mapping[str, StepCheckpoint], options: ExportConfig
+) -> dict[str, Ranker | Retriever]:
+    threads = options.threads or available_cores()
+    return {
+        model: open_learner(folder, model, str(checkpoint.step), threads).learner
         for model, checkpoint in chosen.items()
     }
+
+
+def write_models(
+    aside: Path, folder: Checkpoint, learners: Mapping[str, Ranker | Retriever], options: ExportConfig
+) -> dict[str, Any]:
+    """Plan, graphs and embedding rows; what the manifest has of each model is returned."""
+    owners = parts_of_features(folder.recipe)
     folder.plan.save(aside / "plan")
     for learner in learners.values():
         write_graphs(learner, aside / "graphs", owners)
         for name, collection in learner.collections.items():
             for table in collection.tables.values():
                 write_rows(aside / "tables" / name / file_name(table.spec.name), table, options.rows)
-    models = {model: _describe(learner, aside) for model, learner in learners.items()}
-    _write_sides(aside, folder, models, learners.get("retrieval"), found, options)
-    _copy_report(folder, chosen, aside)
-    shutil.rmtree(aside / "work", ignore_errors=True)
-    manifest = {
-        "version": version,
-        "models": models,
-        "rows_dtype": options.rows,
-        "index": _kind_of_index(aside),
-        **_facts(folder, chosen, found, log_sizes),
-    }
-    checked = check_bundle(
-        Bundle(aside, manifest, modules_of(folder.recipe)), learners, folder.plan, found.sample
-    )
-    publish_bundle(aside, {**manifest, "check": checked})
+    return {model: _describe(learner, aside) for model, learner in learners.items()}
 
 
-def _write_sides(
+def write_sides(
     aside: Path,
     folder: Checkpoint,
     models: Mapping[str, Any],
     retriever: Ranker | Retriever | None,
-    found: AsOfEnd,
+    snapshot: Snapshot,
+    recall: RecallParameters,
     options: ExportConfig,
 ) -> None:
+    """Users and items with all that recall reads of them."""
     plan, columns = folder.plan, folder.columns
-    if found.users is not None:
-        write_users(aside / "users", found, plan, side_layout(columns, models, "user"))
-    if found.items is not None:
-        write_items(aside / "items", found, plan, side_layout(columns, models, "item"))
+    if snapshot.users is not None:
+        write_users(aside / "users", snapshot, plan, side_layout(columns, models, "user"))
+    if snapshot.items is not None:
+        layout, threads = side_layout(columns, models, "item"), options.threads or available_cores()
+        write_items(aside / "items", snapshot, plan, layout, recall, threads)
         if isinstance(retriever, Retriever):
-            write_vectors(aside / "items", found, plan, retriever, options.index)
+            write_vectors(aside / "items", snapshot, plan, retriever, options.index)
+
+
+def describe_bundle(
+    aside: Path,
+    version: str,
+    folder: Checkpoint,
+    models: Mapping[str, Any],
+    snapshot: Snapshot,
+    recall: RecallParameters,
+    options: ExportConfig,
+) -> dict[str, Any]:
+    """What a server must know to open it."""
+    recipe = recipe_to_dict(folder.recipe)
+    return {
+        "version": version,
+        "models": models,
+        "rows_dtype": options.rows,
+        "index": _kind_of_index(aside),
+        "recall": recall.as_dict(),
+        "created_at": time.time(),
+        "recipe": recipe,
+        "recipe_digest": _digest(recipe),
+        "columns": [asdict(column) for column in folder.columns],
+        "log_end": snapshot.log_end,
+        "num_items": snapshot.items.height if snapshot.items is not None else 0,
+        "num_users": snapshot.users.height if snapshot.users is not None else 0,
+    }
+
+
+def read_recall(folder: Checkpoint, chosen: Mapping[str, StepCheckpoint]) -> RecallParameters | None:
+    """What `evaluate --served` fitted for these very checkpoints; None when it has not."""
+    path = folder.path / RECALL
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        steps = {model: checkpoint.step for model, checkpoint in chosen.items()}
+        return RecallParameters.from_dict(content["parameters"]) if content["steps"] == steps else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}. Run `recmill evaluate` again.") from None
 
 
 # the manifest
 
 
 def _facts(
-    folder: Checkpoint, chosen: Mapping[str, StepCheckpoint], found: AsOfEnd, log_sizes: Mapping[str, int]
+    folder: Checkpoint, chosen: Mapping[str, StepCheckpoint], log_sizes: Mapping[str, int]
 ) -> dict[str, Any]:
     """What the bundle was made of."""
-    recipe = recipe_to_dict(folder.recipe)
     evaluation, gate = _evaluation(folder, chosen)
     return {
-        "created_at": time.time(),
-        "recipe": recipe,
-        "recipe_digest": _digest(recipe),
-        "columns": [asdict(column) for column in folder.columns],
         "evaluation": evaluation,
         "gate": gate,
         "checkpoint": {
             "path": str(folder.path.resolve()),
             "steps": {model: checkpoint.step for model, checkpoint in chosen.items()},
         },
-        "log_end": found.log_end,
         "log_sizes": log_sizes,
-        "num_items": found.items.height if found.items is not None else 0,
-        "num_users": found.users.height if found.users is not None else 0,
     }
 
 
@@ -218,6 +270,11 @@ def _evaluation(
     }
     verdicts = [{"model": model, **verdict} for model, found in measured.items() for verdict in found["gate"]]
     passed = all(verdict["passed"] for verdict in verdicts)
+    served = _served(folder, chosen)
+    if served is not None:
+        evaluation["served"] = {
+            name: served[name] for name in ("split", "users", "metrics", "baselines", "stages")
+        }
     return evaluation, {"passed": passed, "verdicts": verdicts} if verdicts else None
 
 
@@ -232,6 +289,13 @@ def _copy_report(folder: Checkpoint, chosen: Mapping[str, StepCheckpoint], aside
 
 def _check_gate(folder: Checkpoint, chosen: Mapping[str, StepCheckpoint], options: ExportConfig) -> None:
     gate = _evaluation(folder, chosen)[1]
+    served = _served(folder, chosen)
+    if served is not None and not served["passed"] and not options.despite_gate:
+        found, popular = (part["recall@10"] for part in (served["metrics"], served["baselines"]["popular"]))
+        raise ArtifactError(
+            f"The list that {folder.path} would serve did not meet its gate: recall@10 {found:.4f}, most popular items "
+            f"{popular:.4f}. It is not published. Change the recipe, or add --despite-gate."
+        )
     if gate is not None and not gate["passed"] and not options.despite_gate:
         raise ArtifactError(
             f"{folder.path} did not meet the conditions that it was evaluated against, so it is not published. "
@@ -239,13 +303,26 @@ def _check_gate(folder: Checkpoint, chosen: Mapping[str, StepCheckpoint], option
         )
 
 
+def _served(folder: Checkpoint, chosen: Mapping[str, StepCheckpoint]) -> dict[str, Any] | None:
+    """What was measured of the lists of these very checkpoints."""
+    served = _read_evaluation(folder).get("served")
+    steps = {model: checkpoint.step for model, checkpoint in chosen.items()}
+    return dict(served) if served is not None and served["steps"] == steps else None
+
+
 def _evaluated(folder: Checkpoint) -> dict[str, Any]:
+    return dict(_read_evaluation(folder).get("models", {}))
+
+
+def _read_evaluation(folder: Checkpoint) -> dict[str, Any]:
     path = folder.path / EVALUATION
     if not path.is_file():
         return {}
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["models"])
-    except (ValueError, KeyError, TypeError) as error:
+        content = dict(json.loads(path.read_text(encoding="utf-8")))
+        content["models"].items()
+        return content
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}. Run `recmill evaluate` again.") from None
 
 
@@ -260,6 +337,7 @@ def _version(
         steps,
         inputs.fingerprint(),
         _evaluation(folder, chosen),
+        (read_recall(folder, chosen) or UNFITTED).as_dict(),
         options.rows,
         options.index,
     ]

@@ -14,36 +14,45 @@ from recmill.artifacts.vector_index import build_index
 from recmill.dataset.batch import Layout, collate
 from recmill.features.plan import Plan
 from recmill.learner.retrieval import Retriever
-from recmill.stages.export.snapshot import AsOfEnd
+from recmill.recall.neighbours import MAX_ITEMS, fit_neighbours
+from recmill.recall.parameters import RecallParameters
+from recmill.recall.popularity import popularity
+from recmill.stages.export.snapshot import Snapshot
 
 _ROWS_AT_ONCE = 1 << 16
 _NUM_QUERIES = 200  # users whose vectors the index is tuned on
 
 
-def write_users(into: Path, found: AsOfEnd, plan: Plan, layout: Layout) -> None:
+def write_users(into: Path, snapshot: Snapshot, plan: Plan, layout: Layout) -> None:
     """Users, and the items that each has clicked."""
-    users = found.users
+    users = snapshot.users
     assert users is not None
     write_entities(into, "user", users, features_of(plan, users, layout.features), layout, users.columns[0])
-    if found.clicks is not None:
-        found.clicks.write_seen(into)
+    if snapshot.clicks is not None:
+        snapshot.clicks.write_seen(into)
 
 
-def write_items(into: Path, found: AsOfEnd, plan: Plan, layout: Layout) -> None:
-    """Items, how often each was clicked, and the items that are clicked by the same users."""
-    items = found.items
+def write_items(
+    into: Path, snapshot: Snapshot, plan: Plan, layout: Layout, recall: RecallParameters, threads: int
+) -> None:
+    """Items, how popular each is, and the neighbours of each by the item-item models that take part in recall."""
+    items = snapshot.items
     assert items is not None
-    assert found.popularity is not None
+    assert snapshot.counts is not None
     write_entities(into, "item", items, features_of(plan, items, layout.features), layout, items.columns[0])
-    np.save(into / "popularity.npy", found.popularity)
-    similar = found.clicks.similar() if found.clicks is not None else None
-    if similar is not None:
-        np.save(into / "similar.npy", similar)
+    if snapshot.clicks is None:
+        np.save(into / "popularity.npy", snapshot.counts)
+        return
+    interactions = snapshot.clicks.interactions()
+    np.save(into / "popularity.npy", popularity(interactions, recall.popular_half_life))
+    for name, parameters in recall.neighbours.items() if len(interactions) else ():
+        if interactions.num_items <= MAX_ITEMS:
+            fit_neighbours(name, parameters.variant, interactions, threads).save(into, name)
 
 
-def write_vectors(into: Path, found: AsOfEnd, plan: Plan, retriever: Retriever, kind: str) -> None:
+def write_vectors(into: Path, snapshot: Snapshot, plan: Plan, retriever: Retriever, kind: str) -> None:
     """The items' vectors, and the index that finds the nearest of them for users like those of the log."""
-    items = found.items
+    items = snapshot.items
     assert items is not None
     layout = retriever.layouts["item"]
     vectors = None
@@ -57,7 +66,7 @@ def write_vectors(into: Path, found: AsOfEnd, plan: Plan, retriever: Retriever, 
     assert vectors is not None, "a log that is not empty has items"
     vectors.flush()
     layout = retriever.layouts["user"]
-    asking = plan.apply(found.sample[:_NUM_QUERIES], labels=False, only=layout.features)
+    asking = plan.apply(snapshot.sample[:_NUM_QUERIES], labels=False, only=layout.features)
     queries = retriever.user_vectors(collate(asking, layout, with_labels=False))
     build_index(vectors, kind, queries if len(queries) else None).save(into / "index")
 

@@ -1,4 +1,4 @@
-"""What the log says of users and items as of its end: their last values, histories, clicks.
+"""Users and items as of the log's end, or as of the rows before a split: their last values, histories, clicks.
 
 The log is read in pieces and each piece is reduced at once, so that memory follows from the number of users and items,
 not of events. Rows that `filter`, `sample` and `dedupe` take out of the Table do not count. `min_length` and `last` of
@@ -26,9 +26,11 @@ from recmill.features.kernels import hash_positions
 from recmill.features.numeric import dtype_of
 from recmill.features.plan import Plan
 from recmill.logs.base import LogFiles, LogRange, open_source
+from recmill.logs.held_out import find_split
 from recmill.logs.reduced import ReducedRows
 from recmill.logs.rows import RowFunction, join_side, keep_one, keep_share, read_side_table
 from recmill.logs.scan import scan
+from recmill.logs.splits import SplitFunction
 from recmill.logs.tally import Tally
 from recmill.recipe import recipe as r
 from recmill.recipe.kinds import kinds_of_columns, owners_of_columns
@@ -43,33 +45,38 @@ _SIDES: tuple[r.Owner, ...] = ("item", "user")
 
 
 @dataclass(frozen=True)
-class AsOfEnd:
-    """Users and items by place: the row of their frame. The raw id is the first column; ids are unique."""
+class Snapshot:
+    """Users and items by index: the row of their frame. The raw id is the first column; ids are unique."""
 
     items: pl.DataFrame | None  # most clicked first; None when the log does not say what its items are
     users: pl.DataFrame | None
-    popularity: np.ndarray[Any, np.dtype[np.float32]] | None  # clicks of each item
+    counts: np.ndarray[Any, np.dtype[np.float32]] | None  # clicks of each item
     clicks: Clicks | None
     sample: pl.DataFrame  # some raw rows, each with its user's history as of the end
     log_end: float | int | None
     num_rows: int
     num_bad: int
+    held_out: pl.DataFrame | None = (
+        None  # user and item of the positive rows of the split that it ends before
+    )
 
 
-def read_as_of_end(
+def read_snapshot(
     recipe: r.Recipe,
     plan: Plan,
     data: str,
     work: Path,
     progress: Progress | None = None,
     memory: int = DEFAULT_MEMORY,
-) -> AsOfEnd:
+    before: str | None = None,
+) -> Snapshot:
     """Read the whole log once (once more for each dedupe); clicks lie in `work` until they are asked for.
 
-    Of a log that says neither who nor what nor when, a few pieces are enough.
+    `before`: a split, such as "test"; it and those after it have not happened yet. Of a log that says neither who nor
+    what nor when, a few pieces are enough.
     """
-    log = LogRows(recipe, data, memory, progress or Progress(quiet=True))
-    reading = _LogPass(recipe, plan, log, work)
+    log = LogRows(recipe, plan, data, memory, progress or Progress(quiet=True), before)
+    reading = _LogPass(recipe, log, work)
     all_of_it = (recipe.log.user, recipe.log.item, recipe.log.time) != (None, None, None)
     for frame in log.read() if all_of_it else log.look_into():
         reading.add(frame)
@@ -87,8 +94,16 @@ def columns_of_side(recipe: r.Recipe, side: r.Owner) -> list[str]:
 class LogRows:
     """The rows of a log that a Table would hold, without the columns that other rows are looked at for."""
 
-    def __init__(self, recipe: r.Recipe, data: str, memory: int, progress: Progress) -> None:
-        self.recipe = recipe
+    def __init__(
+        self,
+        recipe: r.Recipe,
+        plan: Plan,
+        data: str,
+        memory: int,
+        progress: Progress,
+        before: str | None = None,
+    ) -> None:
+        self.recipe, self.plan = recipe, plan
         self.kinds = kinds_of_columns(recipe)
         self.source: LogFiles = open_source(recipe.log, data, may_grow=True)
         self.progress = progress
@@ -103,6 +118,14 @@ class LogRows:
         self._changes: list[RowFunction] = []  # the same without histories: what a dedupe reads
         for operation in recipe.rows:
             self._add(operation)
+        self.held_out = ReducedRows(
+            pl.DataFrame.unique
+        )  # user and item of positive rows of the split `before`
+        if before is not None:
+            assert recipe.split is not None
+            assign = find_split(self.source, recipe.split, self._rows_of_table)
+            # Before all else, so that what is held out is in no history.
+            self._steps.insert(0, partial(self._hold_out, assign, r.SPLITS.index(before)))
 
     def read(self) -> Iterator[pl.DataFrame]:
         """Every row, some at a time, in log order; histories see them on their way."""
@@ -113,6 +136,14 @@ class LogRows:
         units = self.source.units()
         for unit in units[:: -(-len(units) // _LOOKS)]:
             yield from islice(self._read("log", [unit], self._steps), 1)
+
+    def positive(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Rows that teach what users want. Where the label's columns are not known, all of them are taken to."""
+        label = self.recipe.click_label
+        read = {name for known in self.recipe.labels if known.name == label for name in known.columns}
+        if label is None or not read <= set(frame.columns):
+            return frame
+        return self.plan.keep_positive(label, frame)
 
     def cold(self, side: r.Owner) -> pl.DataFrame | None:
         """Users or items of side tables that are made for them, whether they occur in the log or not."""
@@ -145,6 +176,20 @@ class LogRows:
         if change is not None:
             self._steps.append(change)
             self._changes.append(change)
+
+    def _rows_of_table(self) -> Iterator[pl.DataFrame]:
+        return self._read("split", self.source.units(), self._changes)
+
+    def _hold_out(self, assign: SplitFunction, first: int, frame: pl.DataFrame) -> pl.DataFrame:
+        """Rows before a split; of those in it, note what the users went on to click."""
+        rows = assign(frame)
+        user, item = str(self.recipe.log.user), str(self.recipe.log.item)
+        later = rows.filter(pl.col(r.SPLIT) == first).drop(r.SPLIT)
+        for change in self._changes:
+            later = change(later)
+        clicks = self.positive(later).select(pl.col(user).alias("user"), pl.col(item).alias("item"))
+        self.held_out.add(clicks.drop_nulls())
+        return rows.filter(pl.col(r.SPLIT) < first).drop(r.SPLIT)
 
     def _note_events(self, history: r.History, frame: pl.DataFrame) -> pl.DataFrame:
         """Note the events among rows, which go on as they are. Where a column is not known, histories stay missing."""
@@ -187,7 +232,7 @@ class LogRows:
 class _LogPass:
     """Everything that one pass over the log collects."""
 
-    def __init__(self, recipe: r.Recipe, plan: Plan, log: LogRows, work: Path) -> None:
+    def __init__(self, recipe: r.Recipe, log: LogRows, work: Path) -> None:
         self.recipe, self.log = recipe, log
         spec = recipe.log
         order = [spec.time, POSITION] if spec.time else [POSITION]
@@ -197,7 +242,6 @@ class _LogPass:
             for side in _SIDES
             if getattr(spec, side) is not None
         }
-        self.plan = plan
         self.counts = ReducedRows(partial(_add_up, str(spec.item)))
         both = spec.item is not None and spec.user is not None
         self.clicks = ClickWriter(work, str(spec.user), str(spec.item), log.source.files) if both else None
@@ -210,7 +254,7 @@ class _LogPass:
             wanted = [name for name in columns_of_side(self.recipe, side) if name in frame.columns]
             last.add(frame.select(*dict.fromkeys([*wanted, *self.order])).drop_nulls(wanted[0]))
         if spec.item is not None:
-            clicks = self._clicks(frame).drop_nulls(spec.item)
+            clicks = self.log.positive(frame).drop_nulls(spec.item)
             self.counts.add(clicks.select(spec.item, pl.lit(1, pl.Int64).alias("__count")))
             if self.clicks is not None:
                 columns = [spec.user, spec.item, *self.order]
@@ -220,26 +264,26 @@ class _LogPass:
         if end is not None and (self.log_end is None or end > self.log_end):  # type: ignore[operator]
             self.log_end = end  # type: ignore[assignment]
 
-    def result(self) -> AsOfEnd:
+    def result(self) -> Snapshot:
         users, items = self._side("user"), self._side("item")
-        popularity = None
+        counts = None
         if items is not None:
-            items, popularity = self._by_popularity(items)
+            items, counts = self._by_popularity(items)
         clicks = None
         if self.clicks is not None and users is not None and items is not None:
             clicks = self.clicks.finish(users.to_series(0), items.to_series(0))
         tally = self.log.tally
-        return AsOfEnd(
-            items, users, popularity, clicks, self._rows(users), self.log_end, tally.rows, tally.bad
+        return Snapshot(
+            items,
+            users,
+            counts,
+            clicks,
+            self._rows(users),
+            self.log_end,
+            tally.rows,
+            tally.bad,
+            self.log.held_out.result(),
         )
-
-    def _clicks(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Rows that teach what users want. Where the label's columns are not known, all of them are taken to."""
-        label = self.recipe.click_label
-        read = {name for known in self.recipe.labels if known.name == label for name in known.columns}
-        if label is None or not read <= set(frame.columns):
-            return frame
-        return self.plan.keep_positive(label, frame)
 
     def _side(self, side: r.Owner) -> pl.DataFrame | None:
         """Last values of each id, those never seen in the log behind; columns that cannot be known are missing."""
@@ -260,6 +304,7 @@ class _LogPass:
     def _by_popularity(
         self, items: pl.DataFrame
     ) -> tuple[pl.DataFrame, np.ndarray[Any, np.dtype[np.float32]]]:
+        """The most clicked first, and the clicks of each."""
         column = str(self.recipe.log.item)
         counts = self.counts.result()
         assert counts is not None, "frames were added, so counts were"

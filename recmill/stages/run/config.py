@@ -19,6 +19,10 @@ class RunConfig:
     gate: Annotated[
         str | None, Flag("exit with 1 unless the models meet them; see evaluate", metavar="CONDITIONS")
     ] = None
+    served: Annotated[
+        bool,
+        Flag("measure the served list before it is published, and fit how its channels are merged"),
+    ] = True
     at_once: Annotated[
         bool,
         Flag("train while the Table is prepared, in log order; so it is when both stages run on clusters"),

@@ -30,6 +30,9 @@ from recmill.stages.evaluate.config import EvaluateConfig
 from recmill.stages.evaluate.write import write_evaluation
 from recmill.stages.export import export as exporting
 from recmill.stages.prepare import prepare as preparation
+from recmill.stages.replay.config import ReplayConfig
+from recmill.stages.replay.replay import ServedResult, can_replay, replay
+from recmill.stages.replay.write import served_json, write_recall
 from recmill.stages.run.config import RunConfig
 from recmill.stages.run.overlap import preparing
 from recmill.stages.serve.messages import Answer, Id
@@ -56,7 +59,10 @@ class RunResult:
     @property
     def passed(self) -> bool:
         """Whether the models met the gate; what did not is not exported."""
-        return all(model.passed for model in self.results.get("evaluate", []))
+        served = self.results.get("served")
+        return all(model.passed for model in self.results.get("evaluate", [])) and (
+            served is None or served.passed
+        )
 
     @property
     def table(self) -> Table:
@@ -135,7 +141,14 @@ def _run(
             source = _source_of_finished(into, ran.data)
             stage("train", lambda: _train(recipe, source, into, options, progress))
     if models_of(recipe):
-        stage("evaluate", lambda: _evaluate(into, ran.results["prepare"].table, options, progress))
+        if options.served and options.train.only is None and can_replay(recipe):
+            stage("served", lambda: _replay(into, ran.data, options, progress))
+        stage(
+            "evaluate",
+            lambda: _evaluate(
+                into, ran.results["prepare"].table, options, progress, ran.results.get("served")
+            ),
+        )
         if ran.passed and options.train.only is None:
             stage("export", lambda: _export(into, ran.data, progress))
     ran.total_seconds = time.perf_counter() - started
@@ -183,13 +196,21 @@ def _known_place(data: str) -> str | None:
     return os.path.abspath(data)
 
 
+def _replay(into: Path, data: str, options: RunConfig, progress: Progress) -> ServedResult:
+    folder = Checkpoint.open(into / "checkpoint")
+    result = replay(folder, data, ReplayConfig(threads=options.train.threads), progress).judged(options.gate)
+    write_recall(folder, result)
+    return result
+
+
 def _evaluate(
-    into: Path, table: Any, options: RunConfig, progress: Progress
+    into: Path, table: Any, options: RunConfig, progress: Progress, served: ServedResult | None
 ) -> list[evaluation.EvaluateResult]:
     folder = Checkpoint.open(into / "checkpoint")
     config = EvaluateConfig(only=options.train.only, gate=options.gate, threads=options.train.threads)
     evaluated = evaluation.evaluate(folder, table, config, progress)
-    write_evaluation(folder, evaluated, into / "report.html")
+    content = served_json(served) if served is not None else None
+    write_evaluation(folder, evaluated, into / "report.html", content)
     return evaluated
 
 

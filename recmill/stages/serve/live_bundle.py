@@ -138,7 +138,7 @@ class LiveBundle:
         for (user, _), index in zip(clicks, indices.tolist(), strict=True):
             if index >= 0:
                 recaller.seen.add(user, index)
-        recaller.count_clicks(indices[indices >= 0])
+        recaller.popularity.add_clicks(indices[indices >= 0])
 
     def apply(self, changes: Changes, in_store: bool = True) -> None:
         """Apply a delta: rows and dense weights, items, users, clicks; all of it, or an error and nothing.

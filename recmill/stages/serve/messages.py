@@ -129,9 +129,10 @@ class NewItem(Message, frozen=True, kw_only=True):
 
 
 class Item(Message, frozen=True, kw_only=True):
-    """One item: the probability of a click, or the fused ranks of its channels when it was not ranked; its origin.
+    """One item, its score and the channel that it comes from.
 
-    `recall_score` is what its channel gave, to be compared within the channel alone.
+    The score is made of the item's ranks, 1 for the first of every channel, or is the probability of a click when
+    only the ranker decides. `recall_score` is what its channel gave, to be compared within the channel alone.
     """
 
     id: Id
@@ -140,10 +141,20 @@ class Item(Message, frozen=True, kw_only=True):
     recall_score: float = 0.0
 
 
+class RankingPart(Message, frozen=True, kw_only=True):
+    """How a ranker's order takes part in an item's score: its share, and the offset of its reciprocal ranks.
+
+    With a share of 1, the score is the probability of a click.
+    """
+
+    share: float = 1.0
+    offset: float = 60.0
+
+
 class Answer(Message, frozen=True, kw_only=True):
     """Items, best first. `degraded` lists what could not be done in time or at all; empty if nothing.
 
-    `stages` are milliseconds of each stage.
+    `stages` are milliseconds of each stage; `ranking` is for whoever ranks what the recall stage found.
     """
 
     items: list[Item]
@@ -151,6 +162,7 @@ class Answer(Message, frozen=True, kw_only=True):
     version: str = ""
     stages: dict[str, float] = {}
     trace: Trace | None = None
+    ranking: RankingPart | None = None
 
     def _repr_html_(self) -> str:
         rows = [(str(item.id), f"{item.score:.4f}", item.channel) for item in self.items]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,21 +13,26 @@ from recmill.artifacts.bundle.models import TowerModel
 from recmill.artifacts.vector_index import Index, open_index
 from recmill.dataset.batch import Array
 from recmill.errors import BadRequest
+from recmill.recall.fusion import Fusion
+from recmill.recall.interactions import Sequences
+from recmill.recall.neighbours import MAX_PROFILE, VARIANTS, ItemNeighbours
+from recmill.recall.parameters import RANKING, UNFITTED, RecallParameters
 from recmill.stages.serve.lookup import UserRow
 from recmill.stages.serve.masks import Masks
-from recmill.stages.serve.messages import Recall
+from recmill.stages.serve.messages import RankingPart, Recall
 
-# Channel -> the share of candidates that is its own; what one cannot fill is filled by the others in this order.
-CHANNEL_SHARES: Mapping[str, float] = {"two_tower": 0.7, "similar": 0.1, "co_clicks": 0.1, "popular": 0.1}
+CHANNELS = ("two_tower", "similar", *VARIANTS, "popular")
 _MAX_SCANNED = 20_000  # up to so many allowed items are all scored
 _MAX_FETCHED = 5_000
-_MAX_RECENT = 20
-_RANK_OFFSET = 60  # of reciprocal rank fusion, as Cormack, Clarke and Buettcher chose it
+_NUM_SIMILAR_TO = 3  # of the latest items that a user clicked
+_MAX_DOUBLINGS = 60  # of the weight of a click, before popularity is scaled down again
+
+ChannelList = tuple[Array, Array]  # indices of items, best first, and the scores that the channel gave
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Items by index, best first within their channel, with the score that the channel gave and its name.
+    """Items by index, best first: their fused score, and score and name of the channel that counted most.
 
     Scores of two channels cannot be compared; `fused` can, for it is made of ranks alone.
     """
@@ -45,16 +50,15 @@ class Candidates:
 
 _NO_SCORES = np.empty(0, np.float32)
 NO_CANDIDATES = Candidates(np.empty(0, np.int64), _NO_SCORES, np.empty(0, np.int8), _NO_SCORES)
-NAMES = tuple(CHANNEL_SHARES)
 
 
 @dataclass(frozen=True)
 class ItemFilter:
-    """Which items may be shown: not `banned`, those of the mask `allowed` (None: all), and if given those of `only`."""
+    """Which items may be shown: not `banned`, those of the mask `allowed` (None: all), and if given those of `few`."""
 
     banned: Array
     allowed: Array | None
-    only: Array | None
+    few: Array | None = None  # all items that may be shown, when they are few enough to score each
 
     def keeps(self, indices: Array) -> Array:
         kept = indices >= 0
@@ -75,62 +79,70 @@ class Recaller:
         assert bundle.items is not None
         self.bundle, self.items = bundle, bundle.items
         folder = bundle.path / "items"
+        content = bundle.manifest.get("recall")
+        self.parameters = RecallParameters.from_dict(content) if content is not None else UNFITTED
         self.tower: TowerModel | None = None
         self.vector_index: Index | None = None
         if "retrieval" in bundle.manifest["models"]:
             self.tower = TowerModel(bundle, "user")
             self.vectors = GrowingArray(map_array(folder / "vectors.npy"))
             self.vector_index = open_index(folder / "index", self.vectors.whole())
-        self.popularity = GrowingArray(map_array(folder / "popularity.npy"))
-        similar = folder / "similar.npy"
-        self.neighbours = map_array(similar) if similar.is_file() else None
+        self.popularity = Popularity(map_array(folder / "popularity.npy"), self.parameters.popular_half_life)
+        self.neighbours = {
+            name: ItemNeighbours(
+                map_array(folder / f"{name}.indices.npy"), map_array(folder / f"{name}.weights.npy")
+            )
+            for name in self.parameters.neighbours
+            if (folder / f"{name}.indices.npy").is_file()
+        }
         self.seen = ClickedItems(bundle)
         self._is_removed = np.zeros(len(self.items), bool)
-        self._by_popularity: Array | None = None
         self._masks = Masks(self.items)
 
     @property
     def channels(self) -> list[str]:
-        has = {"two_tower": self.tower is not None, "similar": self.tower is not None}
-        has |= {"co_clicks": self.neighbours is not None, "popular": True}
-        return [name for name in CHANNEL_SHARES if has[name]]
+        """Those that can be asked for."""
+        has = {"two_tower": self.tower is not None, "similar": self.tower is not None, "popular": True}
+        return [name for name in CHANNELS if has.get(name, name in self.neighbours)]
 
-    def recall(
+    def lists(
         self, user_row: UserRow, query: Recall, number: int, deadline: float | None = None
-    ) -> Candidates:
-        """About `number` candidates: fewer only when no more may be shown."""
+    ) -> dict[str, ChannelList]:
+        """What each channel that takes part finds for a user: together `number` items, unless no more may be shown."""
         item_filter = self._item_filter(user_row, query, deadline)
-        channels = self._channels_of(query)
-        few = self._few(item_filter)
-        if few is not None:
-            return self._scan(few, user_row, number)
-        find: dict[str, Callable[[UserRow, int, ItemFilter], tuple[Array, Array]]] = {
-            "two_tower": self._two_tower,
-            "similar": self._similar,
-            "co_clicks": self._co_clicks,
-            "popular": self._popular,
-        }
-        found = {
-            name: find[name](
-                user_row,
-                number if name in ("two_tower", "popular") else self._quota(name, number),
-                item_filter,
-            )
-            for name in channels
-        }
-        return merge_channels(found, number)
+        channels = self._channels_of(user_row, query)
+        lists = {name: self._list(name, user_row, number, item_filter) for name in channels}
+        is_short = max((len(indices) for indices, _ in lists.values()), default=0) < number
+        if is_short and query.channels is None and "popular" not in lists:
+            # Nobody gets an empty answer because nobody else clicked what they did.
+            lists["popular"] = self.popularity.best(number, item_filter)
+        return lists
 
-    @staticmethod
-    def _quota(name: str, number: int) -> int:
-        return max(1, round(number * CHANNEL_SHARES[name]))
+    def fused(self, lists: Mapping[str, ChannelList], user_row: UserRow, number: int) -> Candidates:
+        """The best of all lists together."""
+        return fuse(lists, self.fusion_of(user_row), number)
 
-    def _channels_of(self, query: Recall) -> list[str]:
+    def fusion_of(self, user_row: UserRow) -> Fusion:
+        """How lists are fused: of users without any clicks, in a way of its own."""
+        is_new = not len(self._profile(user_row))
+        return self.parameters.new_users if is_new else self.parameters.fusion
+
+    def ranking_part(self, user_row: UserRow) -> RankingPart:
+        """How much of an item's score is the ranker's: all of it when nothing was fitted."""
+        if not self.parameters.is_fitted:
+            return RankingPart()
+        fusion = self.fusion_of(user_row)
+        return RankingPart(share=fusion.share(RANKING), offset=fusion.offset)
+
+    def _channels_of(self, user_row: UserRow, query: Recall) -> list[str]:
+        known = self.channels
         if query.channels is None:
-            return self.channels
+            weights = self.fusion_of(user_row).weights
+            return [name for name in known if weights.get(name)]
         for name in query.channels:
-            if name not in CHANNEL_SHARES:
-                raise BadRequest(f'No channel "{name}"; there are: {", ".join(self.channels)}.')
-        return [name for name in self.channels if name in query.channels]
+            if name not in CHANNELS:
+                raise BadRequest(f'No channel "{name}"; there are: {", ".join(known)}.')
+        return [name for name in known if name in query.channels]
 
     # what may be shown
 
@@ -138,55 +150,51 @@ class Recaller:
         banned = [np.asarray(user_row.recent, np.int64), self.items.indices(query.exclude)]
         if not query.show_seen:
             banned.append(self.seen.of(user_row.index, user_row.id))
-        only = None if query.only is None else np.unique(self.items.indices(query.only))
         allowed = self._masks.of(query.where, deadline) if query.where else None
         if self._is_removed.any():
             allowed = ~self._is_removed if allowed is None else allowed & ~self._is_removed
         together = np.concatenate(banned)
-        return ItemFilter(
-            np.unique(together[together >= 0]), allowed, None if only is None else only[only >= 0]
-        )
+        item_filter = ItemFilter(np.unique(together[together >= 0]), allowed)
+        return replace(item_filter, few=self._few(item_filter, query))
 
-    def _few(self, item_filter: ItemFilter) -> Array | None:
+    def _few(self, item_filter: ItemFilter, query: Recall) -> Array | None:
         """All items that may be shown, if they are few enough to score each."""
-        if item_filter.only is not None:
-            return item_filter.only[item_filter.keeps(item_filter.only)]
-        if item_filter.allowed is None:
-            return None
-        indices = np.flatnonzero(item_filter.allowed)
-        return indices[item_filter.keeps(indices)] if len(indices) <= _MAX_SCANNED else None
-
-    def _scan(self, indices: Array, user_row: UserRow, number: int) -> Candidates:
-        """The best of these items by the towers, or by popularity without them."""
-        if self.tower is not None:
-            scores = (
-                self.vectors.take(indices) @ self.tower.vectors(user_row.features.batch(self.tower.layout))[0]
-            )
-            channel = "two_tower"
+        if query.only is not None:
+            indices = np.unique(self.items.indices(query.only))
+        elif item_filter.allowed is not None and np.count_nonzero(item_filter.allowed) <= _MAX_SCANNED:
+            indices = np.flatnonzero(item_filter.allowed)
         else:
-            scores, channel = self.popularity.take(indices), "popular"
-        best = np.lexsort((indices, -scores))[:number]
-        channels = np.full(len(best), NAMES.index(channel), np.int8)
-        return Candidates(
-            indices[best], scores[best].astype(np.float32), channels, reciprocal_ranks(len(best))
-        )
+            return None
+        return indices[item_filter.keeps(indices)]
 
     # channels
 
-    def _two_tower(self, user_row: UserRow, number: int, item_filter: ItemFilter) -> tuple[Array, Array]:
-        assert self.tower is not None
-        return self._near(self.tower.vectors(user_row.features.batch(self.tower.layout)), number, item_filter)
+    def _list(self, name: str, user_row: UserRow, number: int, item_filter: ItemFilter) -> ChannelList:
+        if name == "two_tower":
+            return self._two_tower(user_row, number, item_filter)
+        if name == "similar":
+            return self._similar(user_row, number, item_filter)
+        if name == "popular":
+            return self.popularity.best(number, item_filter)
+        return self._related(name, user_row, number, item_filter)
 
-    def _similar(self, user_row: UserRow, number: int, item_filter: ItemFilter) -> tuple[Array, Array]:
+    def _two_tower(self, user_row: UserRow, number: int, item_filter: ItemFilter) -> ChannelList:
+        assert self.tower is not None
+        vectors = self.tower.vectors(user_row.features.batch(self.tower.layout))
+        return self._near(vectors, number, item_filter)
+
+    def _similar(self, user_row: UserRow, number: int, item_filter: ItemFilter) -> ChannelList:
         """Items near the last ones that the user clicked."""
-        recent = self._recent(user_row)[-3:]
+        recent = self._profile(user_row)[-_NUM_SIMILAR_TO:]
         if not len(recent):
             return NO_CANDIDATES.indices, NO_CANDIDATES.scores
         middle = self.vectors.take(recent).mean(axis=0, keepdims=True)
         return self._near(middle / max(1e-9, float(np.linalg.norm(middle))), number, item_filter)
 
-    def _near(self, vectors: Array, number: int, item_filter: ItemFilter) -> tuple[Array, Array]:
+    def _near(self, vectors: Array, number: int, item_filter: ItemFilter) -> ChannelList:
         assert self.vector_index is not None
+        if item_filter.few is not None:
+            return best_of(item_filter.few, self.vectors.take(item_filter.few) @ vectors[0], number)
         share = 1.0 if item_filter.allowed is None else max(1e-3, float(item_filter.allowed.mean()))
         fetched = int(
             min(len(self.items), number / share + min(len(item_filter.banned), 1_000), _MAX_FETCHED)
@@ -195,52 +203,43 @@ class Recaller:
         kept = item_filter.keeps(indices[0])
         return indices[0][kept][:number], scores[0][kept][:number]
 
-    def _co_clicks(self, user_row: UserRow, number: int, item_filter: ItemFilter) -> tuple[Array, Array]:
-        """Items that others clicked who clicked what this user did; later clicks count more."""
-        assert self.neighbours is not None
-        recent = self._recent(user_row)
-        recent = recent[recent < len(self.neighbours)]  # newer items have no neighbours yet
-        if not len(recent):
+    def _related(self, name: str, user_row: UserRow, number: int, item_filter: ItemFilter) -> ChannelList:
+        """Items that an item-item model relates to what the user clicked; later clicks count more."""
+        profile = self._profile(user_row)
+        if not len(profile):
             return NO_CANDIDATES.indices, NO_CANDIDATES.scores
-        near = self.neighbours[recent].astype(np.int64)
-        weights = np.broadcast_to(np.linspace(0.5, 1.0, len(recent), dtype=np.float32)[:, None], near.shape)
-        indices, inverse = np.unique(near.ravel(), return_inverse=True)
-        scores = np.bincount(inverse, weights.ravel()).astype(np.float32)
-        kept = item_filter.keeps(indices)
-        indices, scores = indices[kept], scores[kept]
-        best = np.lexsort((indices, -scores))[:number]
-        return indices[best], scores[best]
+        allowed = item_filter.allowed
+        if item_filter.few is not None:
+            allowed = np.zeros(len(self.items), bool)
+            allowed[item_filter.few] = True
+        indices, scores = self.neighbours[name].lists(
+            one_sequence(profile),
+            self.parameters.neighbours[name].half_life,
+            one_sequence(item_filter.banned),
+            number,
+            allowed,
+        )
+        num_found = int((indices[0] >= 0).sum())
+        return indices[0][:num_found].astype(np.int64), scores[0][:num_found]
 
-    def _popular(self, user_row: UserRow, number: int, item_filter: ItemFilter) -> tuple[Array, Array]:
-        if self._by_popularity is None:
-            counts = self.popularity.whole()
-            self._by_popularity = np.lexsort((np.arange(len(counts)), -counts))
-        order, size = self._by_popularity, 2 * number + len(item_filter.banned)
-        while True:
-            indices = order[:size]
-            indices = indices[item_filter.keeps(indices)][:number]
-            if len(indices) == number or size >= len(order):
-                return indices, self.popularity.take(indices)
-            size *= 4
-
-    def _recent(self, user_row: UserRow) -> Array:
-        """Places of the last items that the user clicked, latest last."""
+    def _profile(self, user_row: UserRow) -> Array:
+        """Indices of the last items that the user clicked, latest last."""
         seen = self.seen.of(user_row.index, user_row.id)
-        return np.concatenate([seen, np.asarray(user_row.recent, np.int64)])[-_MAX_RECENT:]
+        return np.concatenate([seen, np.asarray(user_row.recent, np.int64)])[-MAX_PROFILE:]
 
     # changes
 
     def put_items(self, indices: Array, vectors: Array | None) -> None:
         """Items that are new or have changed. Those that were removed stay so."""
         num_new = len(self.items) - len(self._is_removed)
-        self.popularity.append(np.zeros(num_new, np.float32))
+        self.popularity.add_items(num_new)
         self._is_removed = np.concatenate([self._is_removed, np.zeros(num_new, bool)])
         if vectors is not None and self.vector_index is not None:
             self.vectors.append(np.zeros((num_new, vectors.shape[1]), np.float32))
             self.vectors.put(indices, vectors)
             self.vector_index.add(indices, vectors)
             self.vector_index.remove(indices[self._is_removed[indices]])
-        self.items_changed()
+        self._masks.clear()
 
     def show_items(self, indices: Array) -> None:
         """Items that may have been removed can be recommended again."""
@@ -251,18 +250,51 @@ class Recaller:
         if self.vector_index is not None:
             self.vector_index.remove(indices)
 
-    def count_clicks(self, indices: Array) -> None:
-        different, counts = np.unique(indices, return_counts=True)
-        self.popularity.put(different, self.popularity.take(different) + counts.astype(np.float32))
-        self._by_popularity = None
 
-    def items_changed(self) -> None:
-        self._masks.clear()
-        self._by_popularity = None
+class Popularity:
+    """How popular each item is; later clicks may count more than earlier ones."""
+
+    def __init__(self, scores: Array, half_life: float | None) -> None:
+        self._scores = GrowingArray(scores)
+        self._half_life = half_life
+        self._doublings = 0.0  # of the weight of a click, since the scores were last scaled
+        self._order: Array | None = None
+
+    def best(self, number: int, item_filter: ItemFilter) -> ChannelList:
+        if item_filter.few is not None:
+            return best_of(item_filter.few, self._scores.take(item_filter.few), number)
+        if self._order is None:
+            scores = self._scores.whole()
+            self._order = np.lexsort((np.arange(len(scores)), -scores))
+        size = 2 * number + len(item_filter.banned)
+        while True:
+            indices = self._order[:size]
+            indices = indices[item_filter.keeps(indices)][:number]
+            if len(indices) == number or size >= len(self._order):
+                return indices, self._scores.take(indices)
+            size *= 4
+
+    def add_items(self, number: int) -> None:
+        self._scores.append(np.zeros(number, np.float32))
+        self._order = None
+
+    def add_clicks(self, indices: Array) -> None:
+        different, counts = np.unique(indices, return_counts=True)
+        # Each click counts more than the one before: the same as if all earlier ones counted less from now on.
+        if self._half_life is not None:
+            self._doublings += len(indices) / self._half_life
+            if self._doublings > _MAX_DOUBLINGS:
+                everything = np.arange(len(self._scores.whole()))
+                self._scores.put(everything, self._scores.whole() * np.float32(0.5**self._doublings))
+                self._doublings = 0.0
+        weight = 2.0**self._doublings
+        added = (counts * weight).astype(np.float32)
+        self._scores.put(different, self._scores.take(different) + added)
+        self._order = None
 
 
 class ClickedItems:
-    """The items that each user clicked, oldest first: as of the log's end, and since."""
+    """The items that each user clicked, latest last: as of the log's end, and since."""
 
     def __init__(self, bundle: Bundle) -> None:
         folder = bundle.path / "users"
@@ -284,37 +316,30 @@ class ClickedItems:
         self._since.setdefault(str(user), []).append(item)
 
 
-def merge_channels(found: Mapping[str, tuple[Array, Array]], number: int) -> Candidates:
-    """Each channel's share first, then what is left of each in turn; an item counts where it came first.
-
-    Ranks are fused: an item's reciprocal ranks in all channels that found it are added up.
-    """
-    heads: list[Candidates] = []
-    tails: list[Candidates] = []
-    for name, (indices, scores) in found.items():
-        own = max(1, round(number * CHANNEL_SHARES[name]))
-        channel = np.full(len(indices), NAMES.index(name), np.int8)
-        candidates = Candidates(indices, scores, channel, reciprocal_ranks(len(indices)))
-        heads.append(candidates.take(slice(0, own)))
-        tails.append(candidates.take(slice(own, None)))
-    together = concat([*heads, *tails])
-    _, first, inverse = np.unique(together.indices, return_index=True, return_inverse=True)
-    fused = np.bincount(inverse, together.fused, minlength=len(first)).astype(np.float32)
-    together = replace(together, fused=fused[inverse])
-    return together.take(np.sort(first)[:number])
+def one_sequence(items: Array) -> Sequences:
+    return Sequences(np.array([0, len(items)], np.int64), items.astype(np.int32))
 
 
-def reciprocal_ranks(number: int) -> Array:
-    """What the best of a channel, its second and so on add to an item's fused score."""
-    return (1 / (_RANK_OFFSET + np.arange(1, number + 1))).astype(np.float32)
+def best_of(indices: Array, scores: Array, number: int) -> ChannelList:
+    best = np.lexsort((indices, -scores))[:number]
+    return indices[best], scores[best].astype(np.float32)
 
 
-def concat(parts: Sequence[Candidates]) -> Candidates:
-    if not parts:
+def fuse(lists: Mapping[str, ChannelList], fusion: Fusion, number: int) -> Candidates:
+    """The best of all channels' items by their fused score; each is of the channel that counted most."""
+    if not lists:
         return NO_CANDIDATES
-    return Candidates(
-        np.concatenate([part.indices for part in parts]),
-        np.concatenate([part.scores for part in parts]).astype(np.float32),
-        np.concatenate([part.channels for part in parts]),
-        np.concatenate([part.fused for part in parts]),
+    by_weight = sorted(lists, key=lambda name: -fusion.weights.get(name, 0.0))
+    gains = np.concatenate([fusion.gains(name, len(lists[name][0])) for name in by_weight])
+    together = Candidates(
+        np.concatenate([lists[name][0] for name in by_weight]),
+        np.concatenate([lists[name][1] for name in by_weight]).astype(np.float32),
+        np.concatenate([np.full(len(lists[name][0]), CHANNELS.index(name), np.int8) for name in by_weight]),
+        gains,
     )
+    order = np.argsort(-gains, kind="stable")
+    _, first, inverse = np.unique(together.indices[order], return_index=True, return_inverse=True)
+    fused = np.bincount(inverse, gains[order], minlength=len(first)).astype(np.float32)
+    items = replace(together.take(order[first]), fused=fused)
+    # Items of equal score, such as those of a channel without a weight, stay in their channel's order.
+    return items.take(np.lexsort((first, -fused))[:number])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Unpack
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -18,11 +20,12 @@ from recmill.artifacts.feature_store.codec import RowCodec
 from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.dataset.batch import Array
 from recmill.errors import BadRequest, NotFound, RecmillError, TooLate
+from recmill.recall.parameters import RANKING
 from recmill.stages.serve import messages as m
 from recmill.stages.serve.config import MAX_CANDIDATES, MAX_K
 from recmill.stages.serve.live_bundle import LiveBundle
 from recmill.stages.serve.lookup import UserRow
-from recmill.stages.serve.recall import NAMES, Candidates
+from recmill.stages.serve.recall import CHANNELS, NO_CANDIDATES, Candidates, ChannelList
 
 _SMOOTHING = 0.1  # of the time that ranking one candidate takes
 _ROWS_AT_ONCE = 4_096
@@ -54,6 +57,18 @@ class Clock:
             raise TooLate("The deadline passed before there was anything to answer.")
 
 
+@dataclass(frozen=True)
+class _Recommendation:
+    """The list for a query, and what it was made of."""
+
+    user_row: UserRow
+    lists: Mapping[str, ChannelList]
+    candidates: Candidates
+    chosen: Candidates
+    scores: Array
+    degraded: list[str]
+
+
 class Recommender(LiveBundle):
     """Answers from one bundle. Safe to call from many threads."""
 
@@ -73,34 +88,49 @@ class Recommender(LiveBundle):
         query = m.query_of(m.Recommend, user, fields)
         clock = Clock(query.deadline_ms)
         check_sizes(query.k, query.candidates)
-        recaller = self._recaller()
         with self.lock.reading():
-            with clock.stage("user"):
-                user_row = self.lookup.user_row(query, clock.deadline)
-            degraded = list(user_row.degraded)
-            clock.check()
-            with clock.stage("recall"):
-                candidates = recaller.recall(user_row, query, max(query.candidates, query.k), clock.deadline)
-            if self.ranker is not None and len(candidates.indices):
-                chosen, scores = self._ranked(user_row, candidates, query.k, clock, degraded)
-            else:
-                chosen, scores = candidates, candidates.fused
-            best = np.lexsort((chosen.indices, -scores))[: query.k]
-            chosen, scores = chosen.take(best), scores[best]
-            trace = self._trace(user_row, chosen, candidates, clock) if query.trace else None
-            return self._answer(chosen, scores, degraded, clock.stages, trace)
+            found = self._recommend(query, clock)
+            trace = self._trace(found, clock) if query.trace else None
+            return self._answer(found.chosen, found.scores, found.degraded, clock.stages, trace)
+
+    def _recommend(self, query: m.Recommend, clock: Clock) -> _Recommendation:
+        recaller, number = self._recaller(), max(query.candidates, query.k)
+        with clock.stage("user"):
+            user_row = self.lookup.user_row(query, clock.deadline)
+        degraded = list(user_row.degraded)
+        clock.check()
+        with clock.stage("recall"):
+            lists = recaller.lists(user_row, query, number, clock.deadline)
+            candidates = recaller.fused(lists, user_row, number)
+        chosen, scores, part = candidates, candidates.fused, recaller.ranking_part(user_row)
+        if self.ranker is not None and part.share and len(candidates.indices):
+            chosen, probabilities = self._ranked(user_row, candidates, query.k, clock, degraded)
+            scores = scores_with_ranking(chosen.fused, probabilities, part)
+        best = np.lexsort((chosen.indices, -scores))[: query.k]
+        return _Recommendation(user_row, lists, candidates, chosen.take(best), scores[best], degraded)
+
+    def recommend_by_stage(self, query: m.Recommend) -> dict[str, Array]:
+        """Item indices that are left after each stage: what channels find, the candidates, the list."""
+        with self.lock.reading():
+            found = self._recommend(query, Clock(None))
+        recalled = np.concatenate([NO_CANDIDATES.indices, *(indices for indices, _ in found.lists.values())])
+        return {
+            "recall": np.unique(recalled),
+            "candidates": found.candidates.indices,
+            "list": found.chosen.indices,
+        }
 
     def _ranked(
         self, user_row: UserRow, candidates: Candidates, k: int, clock: Clock, degraded: list[str]
-    ) -> tuple[Candidates, Array]:
-        """Probabilities of as many candidates as there is time for; recall's own order when there is none."""
+    ) -> tuple[Candidates, Array | None]:
+        """Probabilities of as many candidates as there is time for; None when there is none."""
         assert self.ranker is not None
         chosen = candidates
         affordable = clock.left / self._seconds_each
         if affordable < len(candidates.indices):
             if affordable < k:
                 degraded.append("rank: no time was left, items are in the order of recall")
-                return candidates, candidates.fused
+                return candidates, None
             chosen = candidates.take(slice(0, int(affordable)))
             degraded.append(
                 f"rank: there was time for {len(chosen.indices)} of {len(candidates.indices)} candidates"
@@ -116,7 +146,7 @@ class Recommender(LiveBundle):
         return chosen, scores
 
     def recall(self, user: m.Recall | m.Id | None = None, **fields: Unpack[m.RecallFields]) -> m.Answer:
-        """Candidates alone, by their recall score within each channel."""
+        """Candidates alone, by the fused ranks of their channels."""
         query = m.query_of(m.Recall, user, fields)
         clock = Clock(query.deadline_ms)
         check_sizes(1, query.k)
@@ -126,8 +156,23 @@ class Recommender(LiveBundle):
                 user_row = self.lookup.user_row(query, clock.deadline)
             clock.check()
             with clock.stage("recall"):
-                candidates = recaller.recall(user_row, query, query.k, clock.deadline)
-            return self._answer(candidates, candidates.scores, list(user_row.degraded), clock.stages)
+                lists = recaller.lists(user_row, query, query.k, clock.deadline)
+                candidates = recaller.fused(lists, user_row, query.k)
+            answer = self._answer(candidates, candidates.fused, list(user_row.degraded), clock.stages)
+            return msgspec.structs.replace(answer, ranking=recaller.ranking_part(user_row))
+
+    def channel_lists(self, query: m.Recall) -> dict[str, Array]:
+        """Item indices by every channel that there is, best first, and by the ranker's order of all of them."""
+        recaller = self._recaller()
+        with self.lock.reading():
+            user_row = self.lookup.user_row(query)
+            every = msgspec.structs.replace(query, channels=recaller.channels)
+            lists = {name: found[0] for name, found in recaller.lists(user_row, every, query.k).items()}
+            union = np.unique(np.concatenate(list(lists.values())))
+            if self.ranker is not None and len(union):
+                rows, _ = self.lookup.items(union, user_row, None)
+                lists[RANKING] = union[np.argsort(-self.ranker.rank(user_row.features, rows), kind="stable")]
+        return lists
 
     def rank(
         self, user: m.Rank | m.Id | None, items: Sequence[m.Id] = (), **fields: Unpack[m.QueryFields]
@@ -278,7 +323,7 @@ class Recommender(LiveBundle):
     ) -> m.Answer:
         ids = self._recaller().items.ids(chosen.indices)
         items = [
-            m.Item(id=id, score=score, channel=NAMES[channel], recall_score=recall_score)
+            m.Item(id=id, score=score, channel=CHANNELS[channel], recall_score=recall_score)
             for id, score, channel, recall_score in zip(
                 ids, scores.tolist(), chosen.channels.tolist(), chosen.scores.tolist(), strict=True
             )
@@ -286,7 +331,8 @@ class Recommender(LiveBundle):
         stages = {name: round(ms, 3) for name, ms in stages.items()}
         return m.Answer(items=items, degraded=degraded, version=self.version, stages=stages, trace=trace)
 
-    def _trace(self, user_row: UserRow, chosen: Candidates, candidates: Candidates, clock: Clock) -> m.Trace:
+    def _trace(self, found: _Recommendation, clock: Clock) -> m.Trace:
+        user_row, chosen, candidates = found.user_row, found.chosen, found.candidates
         names, counts = np.unique(candidates.channels, return_counts=True)
         entities = self._recaller().items
         raw = user_row.given
@@ -296,7 +342,7 @@ class Recommender(LiveBundle):
         return m.Trace(
             stages={name: round(ms, 3) for name, ms in clock.stages.items()},
             counts={
-                **{NAMES[name]: int(count) for name, count in zip(names, counts, strict=True)},
+                **{CHANNELS[name]: int(count) for name, count in zip(names, counts, strict=True)},
                 "candidates": len(candidates.indices),
                 "answered": len(chosen.indices),
             },
@@ -316,6 +362,21 @@ class Recommender(LiveBundle):
         if self.ranker is not None:
             columns = self.lookup.columns_of(self.ranker.features[0])
             self.score(pl.DataFrame({name: [None] * 100 for name in columns}))
+
+
+def scores_with_ranking(fused: Array, probabilities: Array | None, part: m.RankingPart) -> Array:
+    """What items are sorted by: the ranker's order takes part in the fusion as far as it helped on eval.
+
+    When it alone decides, the score is the probability of a click.
+    """
+    if probabilities is None:
+        return fused
+    if part.share == 1.0:
+        return probabilities
+    ranks = np.empty(len(fused), np.int64)
+    ranks[np.argsort(-probabilities, kind="stable")] = np.arange(len(fused))
+    together: Array = fused + part.share * part.offset / (part.offset + ranks)
+    return together.astype(np.float32)
 
 
 def check_sizes(k: int, candidates: int) -> None:

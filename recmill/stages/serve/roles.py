@@ -8,13 +8,15 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
+import msgspec
+import numpy as np
 from google.protobuf.message import Message
 
+from recmill.dataset.batch import Array
 from recmill.errors import (
     BadRequest,
     Forbidden,
@@ -30,8 +32,7 @@ from recmill.stages.serve import messages as m
 from recmill.stages.serve.grpc_server import SERVICE, method_name
 from recmill.stages.serve.proto import convert
 from recmill.stages.serve.proto import recmill_pb2 as pb
-from recmill.stages.serve.recall import reciprocal_ranks
-from recmill.stages.serve.recommender import Clock, check_sizes
+from recmill.stages.serve.recommender import Clock, check_sizes, scores_with_ranking
 
 _RETRY_SECONDS = 1.0  # after which a server that did not answer is asked again
 _DEFAULT_SECONDS = 1.0
@@ -141,7 +142,10 @@ class RemoteRecommender:
         with clock.stage("recall"):
             recalled = self.recall_by(_recall_query(query), clock.deadline)
         degraded = list(recalled.degraded)
-        items = self._ranked(query, recalled.items, clock, degraded) if recalled.items else []
+        part = recalled.ranking or m.RankingPart()
+        items = recalled.items
+        if items and part.share:
+            items = self._ranked(query, items, part, clock, degraded)
         trace = m.Trace(stages=clock.stages, counts={"candidates": len(items)}) if query.trace else None
         return m.Answer(
             items=items[: query.k],
@@ -182,21 +186,28 @@ class RemoteRecommender:
         return convert.ranked_of(pb.RankReply.FromString(self._rank.call("rank_rows", message, deadline)))
 
     def _ranked(
-        self, query: m.Recommend, items: list[m.Item], clock: Clock, degraded: list[str]
+        self,
+        query: m.Recommend,
+        items: list[m.Item],
+        part: m.RankingPart,
+        clock: Clock,
+        degraded: list[str],
     ) -> list[m.Item]:
-        """Items by their probability of a click, or in the order of recall when the rank role fails."""
+        """Items by recall and ranking together, or in the order of recall when the rank role fails."""
+        probabilities: Array | None = None
         try:
-            scores = self._scores(query, [item.id for item in items], clock, degraded)
+            found = self._scores(query, [item.id for item in items], clock, degraded)
+            probabilities = np.array(found, np.float32)
         except RecmillError as error:
             if isinstance(error, ServingError) and not isinstance(error, TooLate) and error.http_status < 429:
                 raise  # the request itself is wrong
             degraded.append(f"rank: {error} Items are in the order of recall")
-            scores = _fused_scores(items)
-        ranked = [
-            m.Item(id=item.id, score=score, channel=item.channel, recall_score=item.score)
-            for score, item in zip(scores, items, strict=True)
+        fused = np.array([item.score for item in items], np.float32)
+        scores = scores_with_ranking(fused, probabilities, part)
+        return [
+            msgspec.structs.replace(items[number], score=float(scores[number]))
+            for number in np.argsort(-scores, kind="stable")
         ]
-        return sorted(ranked, key=lambda item: -item.score)
 
     def _scores(
         self, query: m.Recommend | m.Rank, items: list[m.Id], clock: Clock, degraded: list[str]
@@ -219,16 +230,6 @@ class RemoteRecommender:
     def close(self) -> None:
         for stage in (self._recall, self._features, self._rank):
             stage.close()
-
-
-def _fused_scores(items: Sequence[m.Item]) -> list[float]:
-    """Reciprocal ranks within each channel. An item of several channels has one: the recall stage sends it once."""
-    gains, counts = reciprocal_ranks(len(items)).tolist(), Counter[str]()
-    scores = []
-    for item in items:
-        scores.append(gains[counts[item.channel]])
-        counts[item.channel] += 1
-    return scores
 
 
 def _recall_query(query: m.Recommend) -> m.Recall:

@@ -151,6 +151,8 @@ def to_answer(answer: m.Answer) -> pb.Answer:
             one.id.text = item.id
     if answer.trace is not None:
         found.trace.CopyFrom(to_trace(answer.trace))
+    if answer.ranking is not None:
+        found.ranking.share, found.ranking.offset = answer.ranking.share, answer.ranking.offset
     return found
 
 
@@ -167,6 +169,9 @@ def answer_of(answer: pb.Answer) -> m.Answer:
         ],
         degraded=list(answer.degraded),
         version=answer.version,
+        ranking=m.RankingPart(share=answer.ranking.share, offset=answer.ranking.offset)
+        if answer.HasField("ranking")
+        else None,
     )
 
 

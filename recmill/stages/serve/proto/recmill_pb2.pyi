@@ -102,16 +102,26 @@ class Item(_message.Message):
     def __init__(self, id: _Optional[_Union[Id, _Mapping]] = ..., score: _Optional[float] = ..., channel: _Optional[str] = ..., recall_score: _Optional[float] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("items", "degraded", "trace", "version")
+    __slots__ = ("items", "degraded", "trace", "version", "ranking")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    RANKING_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[Item]
     degraded: _containers.RepeatedScalarFieldContainer[str]
     trace: Trace
     version: str
-    def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
+    ranking: RankingPart
+    def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., version: _Optional[str] = ..., ranking: _Optional[_Union[RankingPart, _Mapping]] = ...) -> None: ...
+
+class RankingPart(_message.Message):
+    __slots__ = ("share", "offset")
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    share: float
+    offset: float
+    def __init__(self, share: _Optional[float] = ..., offset: _Optional[float] = ...) -> None: ...
 
 class Trace(_message.Message):
     __slots__ = ("stage_ms", "counts", "detail")

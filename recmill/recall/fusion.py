@@ -1,0 +1,147 @@
+"""One list from several: reciprocal rank fusion with weights, which are fitted to held-out interactions.
+
+Scores of two channels cannot be compared: a cosine, a sum of counts and a probability have no common unit. Ranks can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recmill.recall.interactions import Array
+
+_WEIGHTS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5)
+_OFFSETS = (3.0, 10.0, 30.0, 60.0)
+_ROUNDS = 4
+_LEAST_GAIN = 0.002  # of the metric, relative: less than that is not worth a channel
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """An item's score is the weighted mean of offset / (offset + rank) over all channels, ranks from 0.
+
+    1 is the first of every channel. A channel without a weight does not take part.
+    """
+
+    weights: Mapping[str, float]
+    offset: float = 60.0
+
+    def share(self, channel: str) -> float:
+        """Of a channel in all weights."""
+        return self.weights.get(channel, 0.0) / max(1e-9, sum(self.weights.values()))
+
+    def gains(self, channel: str, number: int) -> Array:
+        """What the first of a channel, its second and so on add to an item's score."""
+        return (self.share(channel) * self.offset / (self.offset + np.arange(number))).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class RankedLists:
+    """Lists of several channels for the same queries, over the union of their items.
+
+    `ranks[channel][q, i]` is the rank of query q's item i in that channel, infinite where it is not in its list.
+    """
+
+    items: Array  # int64 [queries, union], -1 behind the last
+    ranks: Mapping[str, Array]  # float32 [queries, union]
+
+    @classmethod
+    def of(cls, lists: Sequence[Mapping[str, Array]]) -> RankedLists:
+        """From each query's items by channel, best first."""
+        channels = list(dict.fromkeys(name for query in lists for name in query))
+        unions = [np.unique(np.concatenate(list(query.values()))) for query in lists]
+        width = max((len(union) for union in unions), default=0)
+        items = np.full((len(lists), width), -1, np.int64)
+        ranks = {name: np.full((len(lists), width), np.inf, np.float32) for name in channels}
+        for number, (query, union) in enumerate(zip(lists, unions, strict=True)):
+            items[number, : len(union)] = union
+            for name, found in query.items():
+                ranks[name][number, union.searchsorted(found)] = np.arange(len(found))
+        return cls(items, ranks)
+
+    def top(self, fusion: Fusion, k: int) -> Array:
+        """The k best items of each query, best first; ties to the smaller index, -1 behind the last."""
+        scores = self.scores(fusion)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        items = np.take_along_axis(self.items, best, axis=1)
+        return np.where(np.take_along_axis(scores, best, axis=1) > 0, items, -1)
+
+    def scores(self, fusion: Fusion) -> Array:
+        """Of each item of the union: 0 where it is in no list that takes part."""
+        scores = np.zeros(self.items.shape, np.float32)
+        for name, weight in fusion.weights.items():
+            if name in self.ranks and weight:
+                scores += np.float32(weight) / (np.float32(fusion.offset) + self.ranks[name])
+        return scores
+
+
+@dataclass(frozen=True)
+class FusionFit:
+    """Weights and what they were chosen by: NDCG@k on the held-out interactions, also of each channel alone."""
+
+    fusion: Fusion
+    ndcg: float
+    alone: Mapping[str, float]
+
+
+def fit_fusion(lists: RankedLists, relevant: Sequence[Array], k: int = 10) -> FusionFit:
+    """Weights by coordinate ascent from the best single channel; a channel that adds nothing gets none."""
+    measure = _Ndcg(lists, relevant, k)
+    alone = {name: measure(Fusion({name: 1.0})) for name in lists.ranks}
+    first = max(alone, key=lambda name: alone[name])
+    useful = {name: 1.0 for name in alone if alone[name] > 0.5 * alone[first]} or {first: 1.0}
+    starts = [Fusion({first: 1.0}), Fusion(useful)]
+    climbed = [_climb(start, measure, list(lists.ranks)) for start in starts]
+    best = max(climbed, key=lambda pair: pair[1])
+    return FusionFit(*best, alone)
+
+
+def _climb(best: Fusion, measure: Callable[[Fusion], float], channels: Sequence[str]) -> tuple[Fusion, float]:
+    ndcg = measure(best)
+    for _ in range(_ROUNDS):
+        before = ndcg
+        for name in channels:
+            for candidate in _candidates(best, name):
+                found = measure(candidate)
+                if found > ndcg * (1 + _LEAST_GAIN):
+                    best, ndcg = candidate, found
+        if ndcg == before:
+            break
+    return best, ndcg
+
+
+def _candidates(fusion: Fusion, name: str) -> list[Fusion]:
+    """The same with another weight of one channel, or with another offset."""
+    others = [{**fusion.weights, name: weight} for weight in _WEIGHTS]
+    weights = [{channel: value for channel, value in some.items() if value} for some in others]
+    return [
+        *(Fusion(some, fusion.offset) for some in weights if some),
+        *(Fusion(fusion.weights, offset) for offset in _OFFSETS),
+    ]
+
+
+class _Ndcg:
+    """Mean NDCG@k over queries. Only items of some list can be hit; the ideal list has all that are relevant."""
+
+    def __init__(self, lists: RankedLists, relevant: Sequence[Array], k: int) -> None:
+        self.lists, self.k = lists, k
+        self.is_relevant = np.zeros(lists.items.shape, bool)
+        for number, items in enumerate(relevant):
+            self.is_relevant[number] = np.isin(lists.items[number], items)
+        discounts = 1 / np.log2(np.arange(2, k + 2))
+        ideal = np.concatenate([[np.inf], np.cumsum(discounts)])
+        self.ideal = ideal[np.minimum([len(items) for items in relevant], k)]
+        self.discounts = np.concatenate([discounts, [0.0]])
+        self.queries, self.indices = np.nonzero(self.is_relevant)
+
+    def __call__(self, fusion: Fusion) -> float:
+        scores = self.lists.scores(fusion)
+        # An item's rank is the number of items before it; only those of relevant items are counted, for they are few.
+        own = scores[self.queries, self.indices][:, None]
+        others = scores[self.queries]
+        is_earlier = np.arange(scores.shape[1]) < self.indices[:, None]
+        ranks = ((others > own) | ((others == own) & is_earlier)).sum(axis=1)
+        gains = np.where(own[:, 0] > 0, self.discounts[np.minimum(ranks, self.k)], 0.0)
+        return float((np.bincount(self.queries, gains, minlength=len(scores)) / self.ideal).mean())

@@ -1,0 +1,160 @@
+"""Item-item models: for each item its neighbours with weights. A user's list adds up those of their items.
+
+Three kinds of the same shape: who interacted with both (`co_clicks`), what came after (`transitions`), and which items
+predict the others best (`ease`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from recmill import _native
+from recmill.recall.interactions import Array, Interactions, Sequences
+
+NUM_NEIGHBOURS = 100
+NUM_EASE_NEIGHBOURS = 300  # its weights fall more slowly, and negative ones matter too
+MAX_PROFILE = 500  # of a user's latest items
+MAX_ITEMS = 2_000_000  # with more there are no neighbours
+_MAX_EASE_ITEMS = 5_000  # the inverse takes the cube of it: two seconds for so many
+_SMALLEST_WEIGHT = 0.01  # of an item in a profile; older ones are left out
+_MAX_PAIRS = 1_000_000_000  # with more, users are sampled evenly
+_SHRINK = 10.0
+_MAX_GAP = 5
+
+
+@dataclass(frozen=True)
+class ItemNeighbours:
+    """Neighbours of each item, best first, with their weights; index -1 where there are no more."""
+
+    indices: Array  # int32 [items, n]
+    weights: Array  # float32 [items, n]
+
+    def save(self, folder: Path, name: str) -> None:
+        np.save(folder / f"{name}.indices.npy", self.indices)
+        np.save(folder / f"{name}.weights.npy", self.weights)
+
+    def lists(
+        self,
+        profiles: Sequences,
+        half_life: float | None,
+        banned: Sequences,
+        k: int,
+        allowed: Array | None = None,
+    ) -> tuple[Array, Array]:
+        """The k best items of each profile and their scores: [users, k], with -1 where there are no more.
+
+        The latest item of a profile has weight 1, the one `half_life` before it a half.
+        """
+        profiles = profiles.last(profile_length(half_life))
+        profiles = profiles.where(profiles.items < len(self.indices))  # newer items have no neighbours
+        weights = (
+            np.ones(len(profiles.items)) if half_life is None else 0.5 ** (profiles.from_end / half_life)
+        )
+        indices, scores = _native.recommend_related(
+            profiles.offsets,
+            np.ascontiguousarray(profiles.items, np.int32),
+            weights.astype(np.float32),
+            self.indices.reshape(-1),
+            self.weights.reshape(-1),
+            self.indices.shape[1],
+            banned.offsets,
+            np.ascontiguousarray(banned.items, np.int32),
+            None if allowed is None else np.ascontiguousarray(allowed, np.uint8),
+            k,
+        )
+        return indices.reshape(-1, k), scores.reshape(-1, k)
+
+
+def profile_length(half_life: float | None) -> int:
+    """How many of a user's latest items count."""
+    if half_life is None:
+        return MAX_PROFILE
+    return min(MAX_PROFILE, 1 + int(half_life * np.log2(1 / _SMALLEST_WEIGHT)))
+
+
+def co_clicks(interactions: Interactions, threads: int) -> ItemNeighbours:
+    """By the cosine of who interacted with both, of users' latest items."""
+    return _related(interactions, threads, max_gap=0, own_power=0.5, other_power=0.5)
+
+
+def transitions(interactions: Interactions, threads: int) -> ItemNeighbours:
+    """By how often an item came soon after another one; those that come after everything count no less."""
+    return _related(interactions, threads, max_gap=_MAX_GAP, own_power=1.0, other_power=0.0)
+
+
+def lifted_transitions(interactions: Interactions, threads: int) -> ItemNeighbours:
+    """By how much more often than elsewhere an item came soon after another one."""
+    return _related(interactions, threads, max_gap=_MAX_GAP, own_power=1.0, other_power=0.5)
+
+
+def _related(
+    interactions: Interactions, threads: int, max_gap: int, own_power: float, other_power: float
+) -> ItemNeighbours:
+    sequences = _sampled(interactions.sequences.last(MAX_PROFILE), max_gap)
+    num_items = interactions.num_items
+    n = max(1, min(NUM_NEIGHBOURS, num_items - 1))
+    indices, weights = _native.related_items(
+        sequences.offsets, sequences.items, num_items, max_gap, own_power, other_power, _SHRINK, n, threads
+    )
+    return ItemNeighbours(indices.reshape(num_items, n), weights.reshape(num_items, n))
+
+
+def _sampled(sequences: Sequences, max_gap: int) -> Sequences:
+    """All users, or so many of them that their pairs of items can be counted in reasonable time."""
+    lengths = np.diff(sequences.offsets)
+    num_pairs = int((lengths * (lengths if max_gap == 0 else np.minimum(lengths, max_gap))).sum())
+    every = -(-num_pairs // _MAX_PAIRS)
+    return sequences.take(np.arange(0, len(sequences), every)) if every > 1 else sequences
+
+
+def ease(interactions: Interactions, threads: int, l2: float) -> ItemNeighbours:
+    """EASE (Steck, 2019): the linear model that predicts each item of a user from the others, in closed form.
+
+    Of the most frequent items if there are many; neighbours with the largest weights are kept, negative ones too.
+    """
+    num_items = interactions.num_items
+    chosen = np.sort(np.argsort(-interactions.counts, kind="stable")[:_MAX_EASE_ITEMS])
+    index_of = np.full(num_items, -1, np.int32)
+    index_of[chosen] = np.arange(len(chosen))
+    sequences = interactions.sequences.where(index_of[interactions.sequences.items] >= 0)
+    gram = _native.co_counts(sequences.offsets, index_of[sequences.items], len(chosen), threads)
+    gram = gram.reshape(len(chosen), len(chosen))
+    np.fill_diagonal(gram, gram.diagonal() + l2)
+    inverse = np.linalg.inv(gram)
+    weights = inverse / -inverse.diagonal()
+    np.fill_diagonal(weights, 0.0)
+    return _truncated(weights, chosen, num_items)
+
+
+def _truncated(weights: Array, chosen: Array, num_items: int) -> ItemNeighbours:
+    n = max(1, min(NUM_EASE_NEIGHBOURS, len(chosen) - 1))
+    largest = np.argpartition(-np.abs(weights), n - 1, axis=1)[:, :n]
+    kept = np.take_along_axis(weights, largest, axis=1)
+    order = np.argsort(-kept, axis=1, kind="stable")
+    indices = np.full((num_items, n), -1, np.int32)
+    values = np.zeros((num_items, n), np.float32)
+    indices[chosen] = chosen[np.take_along_axis(largest, order, axis=1)]
+    values[chosen] = np.take_along_axis(kept, order, axis=1)
+    return ItemNeighbours(indices, values)
+
+
+# Name of a channel -> its variants, of which the best on eval is used.
+Fit = Callable[[Interactions, int], ItemNeighbours]
+EASE_L2 = (300.0, 1000.0)
+VARIANTS: Mapping[str, Mapping[str, Fit]] = {
+    "co_clicks": {"cosine": co_clicks},
+    "transitions": {"probability": transitions, "lift": lifted_transitions},
+    "ease": {f"l2={l2:g}": partial(ease, l2=l2) for l2 in EASE_L2},
+}
+
+
+def fit_neighbours(name: str, variant: str, interactions: Interactions, threads: int) -> ItemNeighbours:
+    return VARIANTS[name][variant](interactions, threads)
+
+
+PROFILE_HALF_LIVES = (1.0, 3.0, 6.0, 12.0, 30.0, None)

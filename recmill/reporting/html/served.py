@@ -1,0 +1,67 @@
+"""What a report shows of served lists: first of all whether they beat what is simpler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recmill.reporting.html.content import Axis, BarChart, Fact, Heights, ReportTable, Section
+
+_SHOWN = ("recall@10", "ndcg@10", "hit@10", "mrr@10", "recall@50")
+
+
+def served_facts(served: Mapping[str, Any]) -> tuple[Fact, ...]:
+    margin = served["metrics"]["recall@10_margin"]
+    where = f"± {margin:.4f}, {served['users']:,} users of {served['split']}"
+    popular = served["baselines"]["popular"]["recall@10"]
+    return (
+        Fact("served recall@10", served["metrics"]["recall@10"], where),
+        Fact("most popular, recall@10", popular, "the same users"),
+    )
+
+
+def served_sections(served: Mapping[str, Any]) -> tuple[Section, ...]:
+    """Lists beside baselines, by group of users, by stage, and what recall was fitted to be."""
+    metrics, names = served["metrics"], [name for name in _SHOWN if name in served["metrics"]]
+    lists = {"served": metrics, **served["baselines"]}
+    mean, margin = served["difference_to_popular"]
+    text = (
+        "Lists of held-out users by the pipeline that will serve them, "
+        f"as of the rows before {served['split']}. "
+        f"Recall@10 differs from most popular by {mean:+.4f} (95% interval ± {margin:.4f}, paired by user)."
+    )
+    left_out = "   ".join(f"{name} {number:,}" for name, number in served["left_out"].items())
+    beside = ReportTable(
+        ("list", *names),
+        tuple((name, *(values.get(one, 0.0) for one in names)) for name, values in lists.items()),
+    )
+    groups = ReportTable(
+        ("users", "number", *names),
+        tuple(
+            (name, values["users"], *(values.get(one, 0.0) for one in names))
+            for name, values in served["segments"].items()
+        ),
+    )
+    chart = BarChart(
+        "Recall@10 of the served list and of baselines",
+        Axis("recall@10", low=0),
+        tuple(lists),
+        (Heights("recall@10", tuple(values["recall@10"] for values in lists.values())),),
+    )
+    return (
+        Section("Served list", (text, f"Left out: {left_out}."), charts=(chart,), tables=(beside, groups)),
+        Section(
+            "Served list: stages and channels", (_channels(served["recall"]),), tables=(_stages(served),)
+        ),
+    )
+
+
+def _stages(served: Mapping[str, Any]) -> ReportTable:
+    rows = [*served["stages"].items(), *served["facts"].items()]
+    return ReportTable(("relevant items that are still there, and what is shown", ""), tuple(rows))
+
+
+def _channels(recall: Mapping[str, Any]) -> str:
+    weights = recall["fusion"]["weights"]
+    used = ", ".join(f"{name} {value:g}" for name, value in weights.items())
+    return f"Weights of channels, fitted on eval: {used}. A channel without a weight added nothing there."

@@ -1,0 +1,78 @@
+"""Simple recommenders on the same split: what a user could have had without us."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from recmill.recall.interactions import Array, Interactions, Sequences
+from recmill.recall.neighbours import VARIANTS, ItemNeighbours, fit_neighbours
+from recmill.recall.popularity import popularity
+from recmill.stages.replay.queries import HeldOutQueries
+
+POPULAR = "popular"
+Neighbours = Mapping[tuple[str, str], ItemNeighbours]  # channel and variant -> its model
+
+
+def baseline_lists(
+    interactions: Interactions,
+    queries: HeldOutQueries,
+    neighbours: Neighbours,
+    popular_half_life: float | None,
+    ease_variant: str,
+    threads: int,
+    k: int,
+) -> dict[str, Array]:
+    """Name -> the k best items of each query. Users without clicks, and lists that are too short, get popular items."""
+    seen = seen_of(interactions, queries)
+    popular = popular_lists(popularity(interactions, None), seen, k)
+    found = {POPULAR: popular}
+    if popular_half_life is not None:
+        found["popular lately"] = popular_lists(popularity(interactions, popular_half_life), seen, k)
+    models = {"item-kNN": ("co_clicks", "cosine"), "EASE": ("ease", ease_variant)}
+    for name, (channel, variant) in models.items():
+        model = neighbours.get((channel, variant)) or fit_neighbours(channel, variant, interactions, threads)
+        found[name] = filled(model.lists(seen, None, seen, k)[0].astype(np.int64), popular)
+    return found
+
+
+def fit_all_neighbours(interactions: Interactions, threads: int) -> Neighbours:
+    return {
+        (channel, variant): fit(interactions, threads)
+        for channel, variants in VARIANTS.items()
+        for variant, fit in variants.items()
+    }
+
+
+def seen_of(interactions: Interactions, queries: HeldOutQueries) -> Sequences:
+    """What the users of queries clicked before; nothing for new ones."""
+    nothing = Sequences(
+        np.append(interactions.sequences.offsets, interactions.sequences.offsets[-1]),
+        interactions.sequences.items,
+    )
+    return nothing.take(np.where(queries.is_new, len(nothing) - 1, queries.indices))
+
+
+def popular_lists(scores: Array, seen: Sequences, k: int) -> Array:
+    """The k most popular items that each user has not seen."""
+    order = np.lexsort((np.arange(len(scores)), -scores))
+    rank_of = np.empty(len(order), np.int64)
+    rank_of[order] = np.arange(len(order))
+    found = np.full((len(seen), k), -1, np.int64)
+    for number in range(len(seen)):
+        ranks = rank_of[seen.of(number)]
+        best = order[np.setdiff1d(np.arange(min(k + len(ranks), len(order))), ranks)][:k]
+        found[number, : len(best)] = best
+    return found
+
+
+def filled(lists: Array, popular: Array) -> Array:
+    """Lists with popular items behind their last one, each item once."""
+    result = lists.copy()
+    for number in np.flatnonzero((lists < 0).any(axis=1)):
+        own = lists[number][lists[number] >= 0]
+        more = popular[number][~np.isin(popular[number], own)]
+        together = np.concatenate([own, more])[: lists.shape[1]]
+        result[number, : len(together)] = together
+    return result

@@ -1,0 +1,105 @@
+"""Recall fitted on eval: half-lives and variants of each channel alone, then the weights of all channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recmill.metrics import RankingSums
+from recmill.recall.fusion import Fusion, FusionFit, RankedLists, fit_fusion
+from recmill.recall.interactions import Array, Interactions
+from recmill.recall.neighbours import PROFILE_HALF_LIVES, VARIANTS
+from recmill.recall.parameters import RANKING, NeighbourParameters, RecallParameters
+from recmill.recall.popularity import HALF_LIVES, popularity
+from recmill.stages.replay.baselines import Neighbours, popular_lists, seen_of
+from recmill.stages.replay.queries import HeldOutQueries, offsets_of
+from recmill.stages.serve import messages as m
+from recmill.stages.serve.recommender import Recommender
+
+K = 10
+_LIST_LENGTH = 100  # of each channel, for the weights
+_FEWEST_QUERIES = 30  # that weights can be fitted to
+_MAX_QUERIES = 1_000
+
+
+@dataclass(frozen=True)
+class ChannelFit:
+    """The best parameters of every channel alone; no weights yet."""
+
+    parameters: RecallParameters
+    ease_variant: str  # the best with every item of a profile counting alike: the baseline of that name
+
+
+def fit_channels(interactions: Interactions, queries: HeldOutQueries, neighbours: Neighbours) -> ChannelFit:
+    """Half-lives and variants by NDCG@10 of the channel's own list, for users who clicked before."""
+    known = queries.take(np.flatnonzero(~queries.is_new)).sample(_MAX_QUERIES)
+    seen = seen_of(interactions, known)
+    # As numbers of interactions, so that they mean the same when the log has grown.
+    half_lives = [None if part is None else part * len(interactions) for part in HALF_LIVES]
+    popular = {
+        half_life: ndcg(popular_lists(popularity(interactions, half_life), seen, K), known)
+        for half_life in half_lives
+    }
+    found = {
+        (channel, variant, half_life): ndcg(model.lists(seen, half_life, seen, K)[0].astype(np.int64), known)
+        for (channel, variant), model in neighbours.items()
+        for half_life in PROFILE_HALF_LIVES
+    }
+    best = {
+        channel: max((key for key in found if key[0] == channel), key=lambda key: found[key])
+        for channel in VARIANTS
+    }
+    plain = [key for key in found if key[0] == "ease" and key[2] is None]
+    return ChannelFit(
+        RecallParameters(
+            max(popular, key=lambda half_life: popular[half_life]),
+            {channel: NeighbourParameters(key[1], key[2]) for channel, key in best.items()},
+        ),
+        max(plain, key=lambda key: found[key])[1],
+    )
+
+
+def ndcg(lists: Array, queries: HeldOutQueries) -> float:
+    sums = RankingSums((K,))
+    relevant = np.concatenate([np.empty(0, np.int64), *queries.relevant])
+    sums.add(lists, offsets_of(queries.relevant), relevant)
+    return sums.means().get(f"ndcg@{K}", 0.0)
+
+
+@dataclass(frozen=True)
+class RecallFit:
+    """Parameters with weights, and the NDCG@10 on eval that they were chosen by."""
+
+    parameters: RecallParameters
+    known_users: FusionFit | None
+    new_users: FusionFit | None
+
+
+def fit_weights(channels: RecallParameters, recommender: Recommender, queries: HeldOutQueries) -> RecallFit:
+    """Weights by the lists that the server's own channels give, the ranker's order of their union among them."""
+    is_new = queries.is_new
+    known = _fit_fusion(recommender, queries.take(np.flatnonzero(~is_new)))
+    new = _fit_fusion(recommender, queries.take(np.flatnonzero(is_new)))
+    fusion = (
+        known.fusion if known is not None else Fusion(dict.fromkeys((*channels.neighbours, "popular"), 1.0))
+    )
+    cold = new.fusion if new is not None else Fusion({"popular": 1.0})
+    used = {name: one for name, one in channels.neighbours.items() if fusion.weights.get(name)}
+    fitted = RecallParameters(channels.popular_half_life, used, fusion, cold, is_fitted=True)
+    return RecallFit(fitted, known, new)
+
+
+def _fit_fusion(recommender: Recommender, queries: HeldOutQueries) -> FusionFit | None:
+    queries = queries.sample(_MAX_QUERIES)
+    if len(queries) < _FEWEST_QUERIES:
+        return None
+    lists = [recommender.channel_lists(m.Recall(user=user, k=_LIST_LENGTH)) for user in queries.users]
+    fitted = fit_fusion(RankedLists.of(lists), queries.relevant, K)
+    if set(fitted.fusion.weights) == {RANKING}:
+        # The ranker orders what it is given; something must give it.
+        others = {name: value for name, value in fitted.alone.items() if name != RANKING}
+        first = max(others, key=lambda name: others[name])
+        fusion = Fusion({RANKING: 1.0, first: 1e-3}, fitted.fusion.offset)
+        return FusionFit(fusion, fitted.ndcg, fitted.alone)
+    return fitted

@@ -1,0 +1,36 @@
+"""What the served evaluation leaves behind: recall.json, which export reads, and its part of evaluation.json."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+from recmill.artifacts.manifest import write_whole
+from recmill.stages.export.export import RECALL
+from recmill.stages.replay.replay import ServedResult
+
+
+def write_recall(folder: Checkpoint, result: ServedResult) -> None:
+    """How bundles of these checkpoints recall from now on."""
+    content = {"steps": result.steps, "parameters": result.fit.parameters.as_dict()}
+    write_whole(folder.path / RECALL, json.dumps(content, indent=1) + "\n", contended=True)
+
+
+def served_json(result: ServedResult) -> dict[str, Any]:
+    """What evaluation.json and the report hold of it."""
+    return {
+        "split": result.split,
+        "steps": result.steps,
+        "users": result.sums.users,
+        "metrics": result.metrics,
+        "baselines": {name: sums.means() for name, sums in result.baselines.items()},
+        "segments": {name: {"users": sums.users, **sums.means()} for name, sums in result.segments.items()},
+        "facts": result.facts,
+        "stages": result.losses,
+        "left_out": result.left_out,
+        "difference_to_popular": list(result.difference),
+        "recall": result.fit.parameters.as_dict(),
+        "gate": [str(verdict) for verdict in result.verdicts],
+        "passed": result.passed,
+    }

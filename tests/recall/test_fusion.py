@@ -1,0 +1,58 @@
+"""One list from several channels, and the weights that make it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recmill.recall.fusion import Fusion, RankedLists, fit_fusion
+from recmill.recall.parameters import UNFITTED, NeighbourParameters, RecallParameters
+
+
+def test_lists_are_fused_by_weighted_reciprocal_ranks() -> None:
+    lists = RankedLists.of(
+        [{"a": np.array([5, 6]), "b": np.array([6, 7])}, {"a": np.array([1]), "b": np.array([], int)}]
+    )
+    assert lists.top(Fusion({"a": 1.0, "b": 1.0}, offset=1.0), 3).tolist() == [[6, 5, 7], [1, -1, -1]]
+    assert lists.top(Fusion({"a": 1.0, "b": 3.0}, offset=1.0), 3).tolist() == [[6, 7, 5], [1, -1, -1]]
+    assert lists.top(Fusion({"a": 1.0}), 3).tolist() == [[5, 6, -1], [1, -1, -1]]
+
+
+def test_a_channel_that_only_misleads_gets_no_weight() -> None:
+    """Channel "good" has the relevant item first; "noise" never has it."""
+    random = np.random.default_rng(0)
+    lists, relevant = [], []
+    for query in range(60):
+        right = 1_000 + query
+        lists.append(
+            {"good": np.array([right, *random.integers(0, 900, 9)]), "noise": random.permutation(900)[:10]}
+        )
+        lists[-1]["good"] = np.array(list(dict.fromkeys(lists[-1]["good"].tolist())))
+        relevant.append(np.array([right]))
+    fitted = fit_fusion(RankedLists.of(lists), relevant)
+    assert set(fitted.fusion.weights) == {"good"}
+    assert fitted.ndcg == pytest.approx(1.0)
+    assert fitted.alone["noise"] == 0.0
+
+
+def test_channels_that_know_different_things_are_both_used() -> None:
+    """Each query has two relevant items; either channel finds one of them, in its second place."""
+    lists = [
+        {"left": np.array([3 * q + 900, 3 * q]), "right": np.array([3 * q + 901, 3 * q + 1])}
+        for q in range(40)
+    ]
+    relevant = [np.array([3 * q, 3 * q + 1]) for q in range(40)]
+    fitted = fit_fusion(RankedLists.of(lists), relevant)
+    assert set(fitted.fusion.weights) == {"left", "right"}
+    assert fitted.ndcg > max(fitted.alone.values())
+
+
+def test_parameters_are_read_as_they_were_written() -> None:
+    parameters = RecallParameters(
+        12.5,
+        {"ease": NeighbourParameters("l2=300", None)},
+        Fusion({"ease": 1.0, "ranking": 0.5}, 10.0),
+        is_fitted=True,
+    )
+    for one in (parameters, UNFITTED):
+        assert RecallParameters.from_dict(one.as_dict()) == one

@@ -1,0 +1,133 @@
+"""Item-item models: what goes with what, and the lists that profiles get from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recmill.recall.interactions import Interactions, Sequences
+from recmill.recall.neighbours import (
+    ItemNeighbours,
+    co_clicks,
+    ease,
+    lifted_transitions,
+    profile_length,
+    transitions,
+)
+from recmill.recall.popularity import popularity
+
+
+def interactions_of(*rows: tuple[int, int], num_items: int = 6) -> Interactions:
+    users, items = (np.array(column, np.int32) for column in zip(*rows, strict=True))
+    return Interactions(users, items, int(users.max()) + 1, num_items)
+
+
+def sequences_of(*items: list[int]) -> Sequences:
+    offsets = np.cumsum([0, *map(len, items)])
+    return Sequences(
+        offsets.astype(np.int64), np.concatenate([np.empty(0, np.int32), *items]).astype(np.int32)
+    )
+
+
+def test_a_user_has_each_item_once_where_it_was_clicked_last() -> None:
+    sequences = interactions_of((0, 3), (1, 5), (0, 2), (0, 3), (1, 1)).sequences
+    assert [sequences.of(0).tolist(), sequences.of(1).tolist()] == [[2, 3], [5, 1]]
+    assert sequences.from_end.tolist() == [1, 0, 1, 0]
+    assert sequences.take(np.array([1, 0])).items.tolist() == [5, 1, 2, 3]
+    assert sequences.last(1).items.tolist() == [3, 1]
+
+
+def test_items_of_the_same_users_are_near_by_their_cosine() -> None:
+    # 1 and 2 have the same two users; 3 has one of them; 4 has another user alone.
+    rows = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (3, 4)]
+    found = co_clicks(interactions_of(*rows), threads=2)
+    assert found.indices[1, :3].tolist() == [2, 3, -1]
+    assert found.indices[3, :3].tolist() == [1, 2, -1]
+    assert (found.indices[4] == -1).all()
+    # Counts are shrunk by 10: 2 / sqrt(12 * 12) and 1 / sqrt(12 * 11).
+    assert found.weights[1, :2] == pytest.approx([2 / 12, 1 / np.sqrt(12 * 11)])
+
+
+def test_co_clicks_are_what_a_matrix_product_gives() -> None:
+    random = np.random.default_rng(0)
+    rows = [(int(user), int(item)) for user, item in random.integers(0, (30, 40), (300, 2))]
+    found = co_clicks(interactions_of(*rows, num_items=40), threads=2)
+    clicked = np.zeros((30, 40))
+    clicked[tuple(np.array(rows).T)] = 1
+    together, counts = clicked.T @ clicked, clicked.sum(axis=0) + 10
+    expected = together / np.sqrt(np.outer(counts, counts))
+    np.fill_diagonal(expected, 0)
+    dense = np.zeros((40, 40))
+    for item in range(40):
+        near = found.indices[item][found.indices[item] >= 0]
+        dense[item, near] = found.weights[item, : len(near)]
+    assert np.allclose(dense, expected, atol=1e-6)
+    assert (np.diff(found.weights, axis=1) <= 0).all()
+
+
+def test_transitions_go_forward_and_sooner_counts_more() -> None:
+    found = transitions(interactions_of((0, 1), (0, 2), (0, 3), (1, 1), (1, 2)), threads=1)
+    assert found.indices[1, :2].tolist() == [2, 3]
+    # After item 1: item 2 at once, twice, and item 3 one later.
+    assert found.weights[1, :2] == pytest.approx([2 / 12.5, 0.5 / 12.5])
+    assert (found.indices[3] == -1).all()
+
+
+def test_lift_prefers_what_comes_after_few_others() -> None:
+    # After 0 come 1 and 2 equally often, but 1 comes after everything.
+    rows = [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 2),
+        *[(user, item) for user in range(2, 9) for item in (3 + user % 3, 1)],
+    ]
+    assert transitions(interactions_of(*rows), threads=1).indices[0, 0] == 1
+    assert lifted_transitions(interactions_of(*rows), threads=1).indices[0, 0] == 2
+
+
+def test_ease_solves_its_least_squares() -> None:
+    random = np.random.default_rng(1)
+    rows = [(int(user), int(item)) for user, item in random.integers(0, (50, 12), (200, 2))]
+    found = ease(interactions_of(*rows, num_items=12), threads=2, l2=5.0)
+    clicked = np.zeros((50, 12))
+    clicked[tuple(np.array(rows).T)] = 1
+    # Each column on its own: ridge regression of an item on all others.
+    for item in range(12):
+        others = np.delete(np.arange(12), item)
+        x = clicked[:, others]
+        weights = np.linalg.solve(x.T @ x + 5.0 * np.eye(11), x.T @ clicked[:, item])
+        mine = np.array([found.weights[other][found.indices[other] == item].item() for other in others])
+        assert mine == pytest.approx(weights, abs=1e-4)
+
+
+def test_later_items_of_a_profile_count_more_and_banned_ones_are_left_out() -> None:
+    near = ItemNeighbours(
+        np.array([[2], [3], [-1], [-1], [-1]], np.int32), np.array([[1.0], [0.8], [0], [0], [0]], np.float32)
+    )
+    profile, nothing = sequences_of([0, 1]), sequences_of([])
+    indices, scores = near.lists(profile, None, nothing, 3)
+    assert indices.tolist() == [[2, 3, -1]]
+    indices, scores = near.lists(profile, 1.0, nothing, 3)
+    assert indices.tolist() == [[3, 2, -1]]
+    assert scores.tolist() == [pytest.approx([0.8, 0.5, 0.0])]
+    assert near.lists(profile, 1.0, sequences_of([3]), 3)[0].tolist() == [[2, -1, -1]]
+    allowed = np.array([True, True, False, True, True])
+    assert near.lists(profile, 1.0, nothing, 3, allowed)[0].tolist() == [[3, -1, -1]]
+
+
+def test_items_that_are_newer_than_the_neighbours_are_skipped_in_a_profile() -> None:
+    near = ItemNeighbours(np.array([[1], [0]], np.int32), np.ones((2, 1), np.float32))
+    assert near.lists(sequences_of([0, 7]), 1.0, sequences_of([]), 2)[0].tolist() == [[1, -1]]
+
+
+def test_a_profile_is_as_long_as_its_weights_matter() -> None:
+    assert profile_length(1.0) == 7
+    assert profile_length(None) == 500
+
+
+def test_popularity_halves_with_each_half_life() -> None:
+    interactions = interactions_of((0, 1), (0, 1), (0, 1), (0, 2))
+    assert popularity(interactions, None).tolist() == [0, 3, 1, 0, 0, 0]
+    decayed = popularity(interactions, 1.0)
+    assert decayed[:3] == pytest.approx([0, 0.5 + 0.25 + 0.125, 1.0], abs=1e-5)
