@@ -22,7 +22,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small shop with a ranker that failed its gate, and its bundle."""
     into = tmp_path_factory.mktemp("shop")
     small = ["--set", "ranking.bottom=[4]", "--set", "ranking.top=[4]", "--set", "ranking.embedding_dim=4"]
-    small += ["--set", "ranking.train.max_steps=3", "--only", "ranking", "--threads", 1]
+    small += ["--set", "ranking.train.max_steps=3", "--set", "ranking.train.evaluations=1"]
+    small += ["--only", "ranking", "--threads", 1]
     where = ["--checkpoint", into / "checkpoint", "--table", into / "table"]
     for command in (
         ["generate", "shop", "--rows", 3000, "--into", into / "log"],
