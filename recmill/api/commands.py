@@ -132,13 +132,15 @@ def run(
     threads: int | None = None,
     memory: int = DEFAULT_MEMORY,
     max_bad: float = DEFAULT_MAX_BAD,
+    served: bool = True,
     at_once: bool = False,
     quiet: bool = False,
 ) -> RunResult:
     """Prepare, train, evaluate and export, in order; what is done already in `into` is not done again.
 
     Without `data`, a log of `rows` events in the recipe's shape is generated. What does not pass the `gate` is not
-    exported: `bundle` of the result is None then. With `at_once`, training begins while the Table is still written.
+    exported: `bundle` of the result is None then. `served` also measures the list that users will get. With `at_once`,
+    training begins while the Table is still written.
     """
     from recmill.stages.prepare.config import PrepareConfig
     from recmill.stages.run.config import RunConfig
@@ -151,6 +153,7 @@ def run(
         prepare=PrepareConfig(memory=memory, max_bad=max_bad),
         train=TrainConfig(threads=threads, only=only, resume=True),
         at_once=at_once,
+        served=served,
         gate=gate,
     )
     where = None if data is None else data_of(recipe, data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +11,18 @@ from recmill.reporting.tables import html_table, text_table
 
 if TYPE_CHECKING:
     from recmill.stages.evaluate.evaluate import EvaluateResult
+    from recmill.stages.replay.replay import ServedResult
 
 _HEADER = ("model", "split", "metric", "value", "95% CI")
+
+
+def _served_rows(served: ServedResult) -> Iterator[tuple[str, ...]]:
+    """The served list and its baselines, as lines of the table."""
+    metrics = served.metrics
+    for name in ("recall@10", "ndcg@10", "hit@10"):
+        yield ("served", served.split, name, f"{metrics[name]:.4f}", f"±{metrics[f'{name}_margin']:.4f}")
+    for baseline, sums in served.baselines.items():
+        yield (baseline, served.split, "recall@10", f"{sums.means()['recall@10']:.4f}", "")
 
 
 @dataclass(frozen=True)
@@ -21,6 +31,7 @@ class EvaluationReport:
 
     models: Mapping[str, EvaluateResult]
     path: Path
+    served: ServedResult | None = None
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
@@ -30,11 +41,12 @@ class EvaluationReport:
     @property
     def passed(self) -> bool:
         """Whether all conditions of the gate are met; without a gate, true."""
-        return all(result.passed for result in self.models.values())
+        is_served_well = self.served is None or self.served.passed
+        return is_served_well and all(result.passed for result in self.models.values())
 
     def rows(self) -> list[tuple[str, ...]]:
         """Lines of the table: model, split, metric, value and half the width of its 95% confidence interval."""
-        rows: list[tuple[str, ...]] = []
+        rows: list[tuple[str, ...]] = list(_served_rows(self.served)) if self.served is not None else []
         for name, result in self.models.items():
             metrics = result.metrics
             for metric, value in metrics.items():

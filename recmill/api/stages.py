@@ -206,18 +206,27 @@ def evaluate(
     live: Checkpoint | Bundle | PathLike | None = None,
     allow_no_live: bool = False,
     threads: int | None = None,
+    served: bool = False,
+    served_users: int = 2_000,
+    served_bundle: PathLike | None = None,
+    data: Data | None = None,
     report: PathLike | None = None,
     quiet: bool = False,
 ) -> EvaluationReport:
     """Measure a checkpoint on held-out rows of a Table, and write a report with plots beside it.
 
     `which` is best, last or a step. `gate` has conditions such as "auc>=0.80,ne<=live"; `passed` of the result tells
-    whether they are met, and `export` refuses what did not.
+    whether they are met, and `export` refuses what did not. With `served`, recall is fitted on eval and the list that
+    users will get is measured too, beside baselines; it reads the log again, the Table's unless `data` gives another.
     """
     from recmill.api.results import EvaluationReport
     from recmill.stages.evaluate.config import EvaluateConfig
     from recmill.stages.evaluate.evaluate import evaluate as run
     from recmill.stages.evaluate.write import write_evaluation
+    from recmill.stages.export.find_log import find_log
+    from recmill.stages.replay.config import ReplayConfig
+    from recmill.stages.replay.replay import replay
+    from recmill.stages.replay.write import served_json, write_recall
 
     folder = checkpoint_of(checkpoint)
     config = EvaluateConfig(
@@ -230,10 +239,18 @@ def evaluate(
         allow_no_live=allow_no_live,
         threads=threads,
     )
-    evaluated = run(folder, table_of(table), config, progress_of(quiet))
     path = Path(report) if report is not None else folder.path / "report.html"
-    write_evaluation(folder, evaluated, path)
-    return EvaluationReport({result.model: result for result in evaluated}, path)
+    result = None
+    if served:
+        options = ReplayConfig(
+            served_users, None if served_bundle is None else Path(served_bundle), str(which), threads
+        )
+        where = find_log(folder) if data is None else data_of(folder.recipe, data)
+        result = replay(folder, where, options, progress_of(quiet)).judged(gate)
+        write_recall(folder, result)
+    evaluated = run(folder, table_of(table), config, progress_of(quiet))
+    write_evaluation(folder, evaluated, path, None if result is None else served_json(result))
+    return EvaluationReport({one.model: one for one in evaluated}, path, result)
 
 
 def score(

@@ -30,7 +30,7 @@ OTHER_ARGUMENTS = {
         *("recipe", "table", "from_log", "plan", "into", "engine", "workers", "address"),
         *("on_step", "on_evaluation", "quiet"),
     },
-    "evaluate": {"checkpoint", "table", "report", "quiet"},
+    "evaluate": {"checkpoint", "table", "report", "quiet", "data", "served", "served_bundle", "served_users"},
     "score": {"model", "rows", "into", "trust_code", "quiet"},
     "export": {"checkpoint", "data", "into", "quiet"},
     "tune": {"recipe", "table", "into", "on_trial", "quiet"},
