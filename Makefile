@@ -1,5 +1,5 @@
 # make run    set up, then take the quickstart recipe through every stage there is
-# make test   set up, then the whole suite      make test-quick   only what needs no other program
+# make test   set up, then the whole suite      make test-quick   without other programs, training and random examples
 # make lint   format, lint and types            make bench        measure, beside peers
 PYTHON ?= python3
 BIN := .venv/bin
@@ -17,7 +17,7 @@ test: .venv/installed-dev
 	$(PYTEST)
 
 test-quick: .venv/installed-dev
-	$(PYTEST) -m "not services and not processes and not stages"
+	$(PYTEST) -m "not (services or processes or stages or load or hypothesis)"
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

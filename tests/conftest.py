@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _group_of(item: pytest.Item) -> str:
     if mark := item.get_closest_marker("xdist_group"):
         return str(mark.args[0])
-    path = item.path.relative_to(Path(__file__).parent)
-    group = path.parts[0] if path.parts[0] in TOGETHER else path.as_posix()
-    item.add_marker(pytest.mark.xdist_group(group))
-    return group
+    item.add_marker(pytest.mark.xdist_group(_group_of_file(item.path)))
+    return _group_of_file(item.path)
+
+
+@cache
+def _group_of_file(file: Path) -> str:
+    path = file.relative_to(Path(__file__).parent)
+    return path.parts[0] if path.parts[0] in TOGETHER else path.as_posix()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,6 +12,8 @@ from recmill.artifacts.lock import lock_folder
 from recmill.artifacts.manifest import write_manifest
 from recmill.cli import main
 
+pytestmark = pytest.mark.stages
+
 torch.set_num_threads(1)
 SHORT = [
     "--set",

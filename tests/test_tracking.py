@@ -233,6 +233,7 @@ def test_an_unknown_tracker_is_told_which_there_are(tmp_path):
         open_trackers(["wandb"], tmp_path)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
 def test_a_missing_package_is_answered_with_the_install_line(tmp_path, name):
     code = f"""

@@ -41,6 +41,7 @@ def test_every_public_name_is_a_function_or_a_class() -> None:
     assert sorted([*FUNCTIONS, *CLASSES]) == sorted(recmill.__all__)
 
 
+@pytest.mark.processes
 def test_a_star_import_gives_the_public_names_and_nothing_else() -> None:
     code = "names = set(dir())\nfrom recmill import *\nprint(*sorted(set(dir()) - names - {'names'}))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

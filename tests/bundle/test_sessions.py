@@ -75,6 +75,7 @@ def test_many_threads_may_run_one_graph() -> None:
         np.testing.assert_allclose(answer, expected(**inputs(num_rows)), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.processes
 def test_memory_does_not_grow_with_the_sizes_that_came() -> None:
     # In a process of its own: other tests leave holes that the allocator fills when it likes.
     context = multiprocessing.get_context("spawn")

@@ -25,6 +25,8 @@ from recmill.stages.prepare.prepare import prepare
 from recmill.stages.train.trainer import Trainer
 from recmill.synthetic.generate import generate
 
+pytestmark = pytest.mark.stages
+
 NUM_USERS, NUM_ITEMS = 60, 120
 
 

@@ -48,6 +48,7 @@ def kill_when(into: Path, num_done: int, command: list[str]) -> list[Path]:
     return sorted(into.glob("_work/done/parquet-*.json"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("order", ["log", "shuffle"])
 def test_killed_and_run_again_it_finishes_without_redoing_shards(tmp_path, criteo, order, recmill):
     into = tmp_path / "table"
@@ -96,6 +97,7 @@ def test_a_table_of_another_recipe_is_not_overwritten(tmp_path):
         prepared(events_recipe(table={"order": "shuffle"}), data, tmp_path / "table")
 
 
+@pytest.mark.processes
 def test_unfinished_work_for_another_log_is_started_over(tmp_path, criteo):
     into = tmp_path / "table"
     command = [*COMMAND, "criteo-dlrm", "--data", str(criteo), "--into", str(into)]

@@ -250,6 +250,7 @@ def test_changes_from_other_machines_need_a_token_or_a_certificate(bundles: Path
     service.close()
 
 
+@pytest.mark.load
 def test_each_of_thousands_of_calls_at_once_is_answered_or_refused_with_a_reason(server: Running) -> None:
     request = pb.RecommendRequest(queries=[user("u1")], k=3).SerializeToString()
 

@@ -318,6 +318,7 @@ def test_an_event_that_does_not_count_is_not_in_the_history(own: Recommender) ->
     assert not known.values["item_id_history"]
 
 
+@pytest.mark.load
 def test_answers_and_changes_side_by_side_do_not_disturb_each_other(own: Recommender) -> None:
     problems: list[BaseException] = []
     done = threading.Event()

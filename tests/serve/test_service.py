@@ -173,6 +173,7 @@ def test_a_named_version_answers_beside_the_current_one(service: Service, own_bu
         service.recommend(Recommend(user="u1", version="../etc"))
 
 
+@pytest.mark.load
 def test_swapping_again_and_again_under_load_fails_nobody(service: Service, own_bundles: Path) -> None:
     versions = [service.current.version, another_version(own_bundles)]
     expected = scores(service)
@@ -248,6 +249,7 @@ def test_scores_name_the_version_that_gave_them_though_another_took_over_while_t
         asyncio.run(ask(old))
 
 
+@pytest.mark.load
 def test_versions_that_went_leave_no_files_open_though_requests_were_under_way(
     service: Service, own_bundles: Path
 ) -> None:

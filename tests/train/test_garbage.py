@@ -22,6 +22,8 @@ from recmill.stages.train.source import TableData
 from recmill.stages.train.train import TrainConfig, train
 from recmill.synthetic.generate import generate
 
+pytestmark = pytest.mark.stages
+
 SMALL = [
     "ranking.embedding_dim=8",
     "ranking.bottom=[16, 8]",

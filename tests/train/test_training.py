@@ -20,6 +20,8 @@ from recmill.stages.prepare.prepare import prepare
 from recmill.stages.train.trainer import Trainer
 from recmill.synthetic.generate import generate, read_truth
 
+pytestmark = pytest.mark.stages
+
 TRAIN = [
     "ranking.train.batch_size=256",
     "ranking.train.epochs=1",
