@@ -25,16 +25,22 @@ class as_int32_rows:  # noqa: N801, reads as the function it is
     plan: Plan
 
     def __post_init__(self) -> None:
-        kinds = [column.kind for column in self.plan.columns() if column.role == "feature"]
+        kinds = [chain.info().kind for chain in self._features()]
         if len(self.plan.labels) != 1 or kinds.count("number") != NUM_COUNTS or kinds.count("id") != NUM_IDS:
             raise FeatureError(
                 f"--binary needs one label, {NUM_COUNTS} number and {NUM_IDS} id features, as Criteo has; "
                 f"this recipe has {len(self.plan.labels)}, {kinds.count('number')} and {kinds.count('id')}."
             )
 
+    def _features(self) -> list[Chain]:
+        """Those of the ranker's model: what its wide part or its trees read besides is made of the same columns."""
+        ranking = self.plan.recipe.ranking
+        named = ranking.features if ranking is not None else ()
+        return [chain for chain in self.plan.features if not named or chain.feature.name in named]
+
     def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
-        numbers = [chain for chain in self.plan.features if chain.info().kind == "number"]
-        ids = [chain for chain in self.plan.features if chain.info().kind == "id"]
+        numbers = [chain for chain in self._features() if chain.info().kind == "number"]
+        ids = [chain for chain in self._features() if chain.info().kind == "id"]
         jobs = [(chain, len(chain.transforms)) for chain in self.plan.labels]
         jobs += [(chain, _whole_number_steps(chain)) for chain in numbers]
         jobs += [(chain, len(chain.transforms)) for chain in ids]
