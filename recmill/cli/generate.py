@@ -89,10 +89,15 @@ def _recipe_for(made: Any) -> str | None:
     from fnmatch import fnmatch
 
     from recmill.recipe.load import load_recipe, shipped_recipes
+    from recmill.recipe.recipe import Recipe
 
     names = [file.name.removesuffix(".gz") for file in made.files]
-    named_like_it_first = sorted(shipped_recipes(), key=lambda name: name != made.shape)
-    for recipe in map(load_recipe, named_like_it_first):
+
+    # One named like the log first; those that need an extra package last.
+    def order(recipe: Recipe) -> tuple[bool, bool]:
+        return recipe.name != made.shape, recipe.ranking is not None and recipe.ranking.trees is not None
+
+    for recipe in sorted(map(load_recipe, shipped_recipes()), key=order):
         held_out = recipe.split.held_out_files if recipe.split else ()
         patterns = (*recipe.log.files, *held_out)
         if recipe.generate == made.shape and all(any(fnmatch(n, p) for n in names) for p in patterns):

@@ -149,15 +149,14 @@ def test_a_full_disk_is_a_clear_error_and_the_next_run_resumes(tmp_path, criteo)
     )
     if mounted.returncode != 0:
         pytest.skip("mounting a small file system needs root")
+    recipe = load_recipe("criteo-dlrm", ["table.order=log"])  # shards are written before the disk is full
     try:
         with pytest.raises(ResourceError, match=r"is full.*it resumes"):
-            prepare(load_recipe("criteo-dlrm"), str(criteo), small / "table", PrepareConfig(partitions=24))
+            prepare(recipe, str(criteo), small / "table", PrepareConfig(partitions=24))
         done = len(list((small / "table").glob("_work/done/parquet-*.json")))
         assert done > 0
         subprocess.run(["mount", "-o", "remount,size=200m", str(small)], check=True)
-        again = prepare(
-            load_recipe("criteo-dlrm"), str(criteo), small / "table", PrepareConfig(partitions=24)
-        )
+        again = prepare(recipe, str(criteo), small / "table", PrepareConfig(partitions=24))
         assert again.table.num_rows() + again.table.num_rows("eval") + again.table.num_rows("test") == 60_000
         again.table.verify()
     finally:
