@@ -258,7 +258,6 @@ def test_the_train_image_installs_extras_that_the_wheel_has(
     dry = install.replace("pip install", f"pip install --dry-run --no-deps --quiet --report {report}")
     shell(dry, {**places, "/opt/recmill": home}, {"EXTRAS": extras})
     (found,) = json.loads(report.read_text())["install"]
-    assert found["requested_extras"] == extras.split(",")
     assert set(extras.split(",")) <= set(found["metadata"]["provides_extra"])
 
 
