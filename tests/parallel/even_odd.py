@@ -71,8 +71,10 @@ FIXED = ["user", "item", "recent", "price"]
 KEYS = ["user_key", "item_key", "price"]
 MODELS: dict[str, dict[str, Any]] = {
     "fixed": _ranking(features=FIXED, train={**_TRAIN, "micro_batches": 3}),
+    # Without decay: its runs end at different steps and go on from there.
     "dynamic": _ranking(
         features=KEYS,
+        train={**_TRAIN, "schedule": {"decay_from": 1}},
         dynamic={"admit_after": 2, "evict_every_steps": 5, "evict_after_steps": 6, "evict_below_norm": 0.005},
     ),
     "wide": _ranking(

@@ -18,7 +18,7 @@ from recmill.dataset.loader import Batches
 from recmill.errors import MissingPackage, RecmillError
 from recmill.recipe.defaults import DEFAULT_BATCH_SIZE
 from recmill.recipe.load import load_recipe
-from recmill.recipe.recipe import Optimizer, Recipe, Training
+from recmill.recipe.recipe import Optimizer, Recipe, Schedule, Training
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress
 from recmill.stages.bench.contest import Result, criteo_log, header, median_and_range, pinned_to, run_command
@@ -98,8 +98,12 @@ def recipe_of(shape: Shape) -> Recipe:
         batch_size=DEFAULT_BATCH_SIZE,
         dense=Optimizer("adam", 0.001),
         sparse=Optimizer("rowwise_adagrad", 0.02),
+        schedule=Schedule(decay_from=1.0),
     )
-    return replace(load_recipe("criteo-dlrm"), ranking=replace(deeprec, wide=(), dynamic=None, train=train))
+    return replace(
+        load_recipe("criteo-dlrm", ["table.order=log"]),
+        ranking=replace(deeprec, wide=(), dynamic=None, train=train),
+    )
 
 
 def make_task(shape: Shape, rows: int, data: Path, seconds: float, min_steps: int) -> Task:
