@@ -9,7 +9,7 @@ from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.features.plan import Plan
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import Recipe
-from recmill.stages.export.snapshot import Snapshot, read_snapshot
+from recmill.stages.export.snapshot import EntitySnapshot, read_snapshot
 from recmill.stages.train.source import LogData
 from recmill.stages.train.train import TrainConfig, train
 
@@ -59,7 +59,7 @@ def history(**changes: Any) -> dict[str, Any]:
     return {"history": {"columns": ["item"], "by": "user", "order": "time", **changes}}
 
 
-def as_of_end(recipe: Recipe, folder: Path, *files: str, **others: str) -> Snapshot:
+def as_of_end(recipe: Recipe, folder: Path, *files: str, **others: str) -> EntitySnapshot:
     """What these files of events say; `others` are side tables."""
     log = folder / "log"
     log.mkdir()

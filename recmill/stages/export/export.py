@@ -37,7 +37,7 @@ from recmill.reporting.progress import Progress
 from recmill.stages.export.check import check_bundle
 from recmill.stages.export.config import ExportConfig
 from recmill.stages.export.sides import write_items, write_users, write_vectors
-from recmill.stages.export.snapshot import Snapshot, read_snapshot
+from recmill.stages.export.snapshot import EntitySnapshot, read_snapshot
 from recmill.stages.export.versions import exporting, is_whole, keep_newest, written_aside
 
 EVALUATION = "evaluation.json"  # `recmill evaluate` writes it beside the checkpoints
@@ -105,7 +105,7 @@ def _write(
     version: str,
     folder: Checkpoint,
     chosen: Mapping[str, StepCheckpoint],
-    snapshot: Snapshot,
+    snapshot: EntitySnapshot,
     log_sizes: Mapping[str, int],
     options: ExportConfig,
 ) -> None:
@@ -158,7 +158,7 @@ def write_sides(
     folder: Checkpoint,
     models: Mapping[str, Any],
     retriever: Ranker | Retriever | None,
-    snapshot: Snapshot,
+    snapshot: EntitySnapshot,
     recall: RecallParameters,
     options: ExportConfig,
 ) -> None:
@@ -178,7 +178,7 @@ def describe_bundle(
     version: str,
     folder: Checkpoint,
     models: Mapping[str, Any],
-    snapshot: Snapshot,
+    snapshot: EntitySnapshot,
     recall: RecallParameters,
     options: ExportConfig,
 ) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from recmill.learner.retrieval import Retriever
 from recmill.recall.neighbours import MAX_ITEMS, fit_neighbours
 from recmill.recall.parameters import RecallParameters
 from recmill.recall.popularity import popularity
-from recmill.stages.export.snapshot import Snapshot
+from recmill.stages.export.snapshot import EntitySnapshot
 
 _ROWS_AT_ONCE = 1 << 16
 _NUM_QUERIES = 200  # users whose vectors the index is tuned on
 
 
-def write_users(into: Path, snapshot: Snapshot, plan: Plan, layout: Layout) -> None:
+def write_users(into: Path, snapshot: EntitySnapshot, plan: Plan, layout: Layout) -> None:
     """Users, and the items that each has clicked."""
     users = snapshot.users
     assert users is not None
@@ -33,7 +33,7 @@ def write_users(into: Path, snapshot: Snapshot, plan: Plan, layout: Layout) -> N
 
 
 def write_items(
-    into: Path, snapshot: Snapshot, plan: Plan, layout: Layout, recall: RecallParameters, threads: int
+    into: Path, snapshot: EntitySnapshot, plan: Plan, layout: Layout, recall: RecallParameters, threads: int
 ) -> None:
     """Items, how popular each is, and the neighbours of each by the item-item models that take part in recall."""
     items = snapshot.items
@@ -50,7 +50,7 @@ def write_items(
             fit_neighbours(name, parameters.variant, interactions, threads).save(into, name)
 
 
-def write_vectors(into: Path, snapshot: Snapshot, plan: Plan, retriever: Retriever, kind: str) -> None:
+def write_vectors(into: Path, snapshot: EntitySnapshot, plan: Plan, retriever: Retriever, kind: str) -> None:
     """The items' vectors, and the index that finds the nearest of them for users like those of the log."""
     items = snapshot.items
     assert items is not None

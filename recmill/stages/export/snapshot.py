@@ -45,7 +45,7 @@ _SIDES: tuple[r.Owner, ...] = ("item", "user")
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class EntitySnapshot:
     """Users and items by index: the row of their frame. The raw id is the first column; ids are unique."""
 
     items: pl.DataFrame | None  # most clicked first; None when the log does not say what its items are
@@ -69,7 +69,7 @@ def read_snapshot(
     progress: Progress | None = None,
     memory: int = DEFAULT_MEMORY,
     before: str | None = None,
-) -> Snapshot:
+) -> EntitySnapshot:
     """Read the whole log once (once more for each dedupe); clicks lie in `work` until they are asked for.
 
     `before`: a split, such as "test"; it and those after it have not happened yet. Of a log that says neither who nor
@@ -264,7 +264,7 @@ class _LogPass:
         if end is not None and (self.log_end is None or end > self.log_end):  # type: ignore[operator]
             self.log_end = end  # type: ignore[assignment]
 
-    def result(self) -> Snapshot:
+    def result(self) -> EntitySnapshot:
         users, items = self._side("user"), self._side("item")
         counts = None
         if items is not None:
@@ -273,7 +273,7 @@ class _LogPass:
         if self.clicks is not None and users is not None and items is not None:
             clicks = self.clicks.finish(users.to_series(0), items.to_series(0))
         tally = self.log.tally
-        return Snapshot(
+        return EntitySnapshot(
             items,
             users,
             counts,

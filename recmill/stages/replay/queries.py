@@ -11,7 +11,7 @@ import polars as pl
 
 from recmill.features.kernels import hash64
 from recmill.recall.interactions import Array, Sequences
-from recmill.stages.export.snapshot import Snapshot
+from recmill.stages.export.snapshot import EntitySnapshot
 
 _SEED = 20_21
 
@@ -29,7 +29,7 @@ class HeldOutQueries:
     num_repeats: int  # held-out clicks on items that the user had clicked before: nothing to recommend
 
     @classmethod
-    def of(cls, snapshot: Snapshot, seen: Sequences) -> HeldOutQueries:
+    def of(cls, snapshot: EntitySnapshot, seen: Sequences) -> HeldOutQueries:
         assert snapshot.held_out is not None
         assert snapshot.users is not None
         assert snapshot.items is not None

@@ -31,7 +31,7 @@ from recmill.reporting.progress import Progress
 from recmill.stages.evaluate.gate import Verdict, judge_served, parse_gate
 from recmill.stages.export.config import ExportConfig
 from recmill.stages.export.export import choose, describe_bundle, open_learners, write_models, write_sides
-from recmill.stages.export.snapshot import Snapshot, read_snapshot
+from recmill.stages.export.snapshot import EntitySnapshot, read_snapshot
 from recmill.stages.replay.baselines import POPULAR, baseline_lists, fit_all_neighbours, seen_of
 from recmill.stages.replay.config import ReplayConfig
 from recmill.stages.replay.fit import RecallFit, fit_channels, fit_weights
@@ -128,7 +128,7 @@ def replay(
         )
 
 
-def _interactions(snapshot: Snapshot) -> Interactions:
+def _interactions(snapshot: EntitySnapshot) -> Interactions:
     if snapshot.clicks is None or snapshot.held_out is None:
         raise RecmillError(
             "No held-out rows are positive ones of users: there is nothing to measure lists by."
@@ -158,13 +158,13 @@ class _BundleMaker:
         with tempfile.TemporaryDirectory(prefix=".served-", dir=folder.path) as work:
             yield cls(folder, data, config, progress, Path(work))
 
-    def snapshot(self, before: str) -> Snapshot:
+    def snapshot(self, before: str) -> EntitySnapshot:
         work = self.work / f"before-{before}"
         return read_snapshot(
             self.folder.recipe, self.folder.plan, self.data, work, self.progress, before=before
         )
 
-    def recommender(self, snapshot: Snapshot, recall: RecallParameters, name: str) -> Recommender:
+    def recommender(self, snapshot: EntitySnapshot, recall: RecallParameters, name: str) -> Recommender:
         into = self.work / name
         shutil.copytree(self.work / "models", into, copy_function=link_or_copy)
         retriever: Ranker | Retriever | None = self.learners.get("retrieval")
@@ -174,7 +174,7 @@ class _BundleMaker:
         return Recommender(Bundle.open(into, modules_of(self.folder.recipe)))
 
     def fit(
-        self, snapshot: Snapshot, interactions: Interactions, queries: HeldOutQueries
+        self, snapshot: EntitySnapshot, interactions: Interactions, queries: HeldOutQueries
     ) -> tuple[RecallFit, str]:
         neighbours = fit_all_neighbours(interactions, self.threads)
         channels = fit_channels(interactions, queries, neighbours)
@@ -183,7 +183,7 @@ class _BundleMaker:
 
     def measure(
         self,
-        snapshot: Snapshot,
+        snapshot: EntitySnapshot,
         interactions: Interactions,
         queries: HeldOutQueries,
         fitted: RecallFit,
