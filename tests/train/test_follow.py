@@ -197,7 +197,7 @@ def test_a_follower_that_is_started_again_publishes_no_click_twice(
 def popularity(service: Service, item: str) -> float:
     recaller = service.current.recaller
     assert recaller is not None
-    return float(recaller.popularity.take(recaller.items.indices([item]))[0])
+    return float(recaller.popularity.of(recaller.items.indices([item]))[0])
 
 
 def test_served_scores_after_deltas_are_those_of_the_learner(

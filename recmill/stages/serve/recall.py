@@ -260,9 +260,12 @@ class Popularity:
         self._doublings = 0.0  # of the weight of a click, since the scores were last scaled
         self._order: Array | None = None
 
+    def of(self, indices: Array) -> Array:
+        return self._scores.take(indices)
+
     def best(self, number: int, item_filter: ItemFilter) -> ChannelList:
         if item_filter.few is not None:
-            return best_of(item_filter.few, self._scores.take(item_filter.few), number)
+            return best_of(item_filter.few, self.of(item_filter.few), number)
         if self._order is None:
             scores = self._scores.whole()
             self._order = np.lexsort((np.arange(len(scores)), -scores))
@@ -271,7 +274,7 @@ class Popularity:
             indices = self._order[:size]
             indices = indices[item_filter.keeps(indices)][:number]
             if len(indices) == number or size >= len(self._order):
-                return indices, self._scores.take(indices)
+                return indices, self.of(indices)
             size *= 4
 
     def add_items(self, number: int) -> None:
