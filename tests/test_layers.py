@@ -34,7 +34,7 @@ LAYERS = (
     ("dataset.log_loader",),
     ("models", "engines", "logs", "synthetic", "reporting.html"),
     ("artifacts",),
-    ("embeddings", "artifacts.vector_index", "metrics", "logistic", "recall"),
+    ("embeddings", "artifacts.vector_index", "metrics", "recall"),
     ("dataset",),
     ("features", "artifacts.work"),
     ("features.kernels",),

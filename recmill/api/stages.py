@@ -225,8 +225,7 @@ def evaluate(
     from recmill.stages.evaluate.write import write_evaluation
     from recmill.stages.export.find_log import find_log
     from recmill.stages.replay.config import ReplayConfig
-    from recmill.stages.replay.replay import replay
-    from recmill.stages.replay.write import served_json, write_recall
+    from recmill.stages.replay.write import replay_and_write, served_json
 
     folder = checkpoint_of(checkpoint)
     config = EvaluateConfig(
@@ -246,8 +245,7 @@ def evaluate(
             served_users, None if served_bundle is None else Path(served_bundle), str(which), threads
         )
         where = find_log(folder) if data is None else data_of(folder.recipe, data)
-        result = replay(folder, where, options, progress_of(quiet)).judged(gate)
-        write_recall(folder, result)
+        result = replay_and_write(folder, where, options, gate, progress_of(quiet))
     evaluated = run(folder, table_of(table), config, progress_of(quiet))
     write_evaluation(folder, evaluated, path, None if result is None else served_json(result))
     return EvaluationReport({one.model: one for one in evaluated}, path, result)

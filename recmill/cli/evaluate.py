@@ -121,8 +121,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
 def _replay(
     parsed: argparse.Namespace, folder: Checkpoint, table: Table, config: EvaluateConfig, progress: Progress
 ) -> ServedResult:
-    from recmill.stages.replay.replay import replay
-    from recmill.stages.replay.write import write_recall
+    from recmill.stages.replay.write import replay_and_write
 
     data = parsed.data or table.manifest["data"]
     if data is None:
@@ -130,9 +129,7 @@ def _replay(
             "--served reads the log again, and the Table does not have its address: add --data DIR."
         )
     options = read_config(parsed, ReplayConfig, which=config.which, threads=config.threads)
-    result = replay(folder, data, options, progress).judged(config.gate)
-    write_recall(folder, result)
-    return result
+    return replay_and_write(folder, data, options, config.gate, progress)
 
 
 def _check_flags(parsed: argparse.Namespace, config: EvaluateConfig) -> None:

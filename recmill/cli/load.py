@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recmill.cli.arguments import add_command, add_output_options, silent
 from recmill.cli.flags import UsageError, add_trust_code, typed
 from recmill.config import COUNT
-
-if TYPE_CHECKING:
-    pass
 
 
 def add(commands: Any) -> None:

@@ -137,7 +137,7 @@ def _say_stage(stage: str, result: Any, into: Path, data: str, say: Say) -> None
     elif stage == "train":
         for trained in result:
             say_trained(trained, say)
-    elif stage == "served":
+    elif stage == "served" and result is not None:
         say_served(result, say)
     elif stage == "evaluate":
         say_evaluated(result, into / "report.html", say)
@@ -157,19 +157,16 @@ def _say_recommendation(into: Any) -> None:
 
 
 def _as_json(ran: Any) -> dict[str, Any]:
-    table = ran.results["prepare"].table
+    from recmill.stages.replay.write import served_json
+
+    table, served = ran.results["prepare"].table, ran.results.get("served")
     evaluated = ran.results.get("evaluate", [])
     return {
         "data": ran.data,
         "table": str(table.path),
         "digest": table.digest,
         "trained": [trained_json(model) for model in ran.results.get("train", [])],
-        "served": {
-            "metrics": ran.results["served"].metrics,
-            "baselines": {name: sums.means() for name, sums in ran.results["served"].baselines.items()},
-        }
-        if "served" in ran.results
-        else None,
+        "served": served_json(served) if served is not None else None,
         "evaluated": {model.model: model.metrics for model in evaluated},
         "exported": exported_json(ran.results["export"]) if "export" in ran.results else None,
         "passed": ran.passed,

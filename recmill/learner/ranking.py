@@ -23,7 +23,7 @@ from recmill.learner.gradients import RowGradients
 from recmill.learner.trees import fit_blend
 from recmill.metrics import ScoreSums
 from recmill.models.dlrm import DLRM
-from recmill.models.trees import BlendedRanker, Trees
+from recmill.models.trees import BlendedRanker, TreeEnsemble
 from recmill.models.wide_deep import WideDeep
 from recmill.recipe import recipe as r
 
@@ -57,7 +57,7 @@ class Ranker(Learner):
         make = MODELS.get(spec.model) or own_model(spec.model)
         model = make(spec, len(deep.numbers), len(deep.keys))
         if spec.trees is not None:
-            model = BlendedRanker(model, len(deep.numbers), Trees(spec.trees.rounds, spec.trees.depth))
+            model = BlendedRanker(model, len(deep.numbers), TreeEnsemble(spec.trees.rounds, spec.trees.depth))
         self.set_model(model)
         self._bfloat16 = spec.train.precision == "bfloat16"
         if self._bfloat16:

@@ -11,7 +11,7 @@ import torch
 from recmill.dataset.batch import Array
 from recmill.dataset.table import Table
 from recmill.errors import check_installed
-from recmill.models.trees import Trees
+from recmill.models.trees import TreeEnsemble
 from recmill.recipe import recipe as r
 
 _MAX_ROWS = 5_000_000  # in memory; of more, every n-th row is taken
@@ -27,7 +27,7 @@ def check_lightgbm() -> None:
 
 def fit_trees(
     spec: r.Trees,
-    trees: Trees,
+    trees: TreeEnsemble,
     table: Table,
     numbers: Sequence[str],
     label: str,
@@ -85,7 +85,7 @@ def _rows(table: Table, split: str, features: Sequence[str], label: str) -> tupl
     return numbers, np.concatenate([frame[label].to_numpy() for frame in frames])
 
 
-def set_trees(trees: Trees, found: Sequence[Mapping[str, Any]], features: Sequence[int]) -> None:
+def set_trees(trees: TreeEnsemble, found: Sequence[Mapping[str, Any]], features: Sequence[int]) -> None:
     """LightGBM's trees as perfect ones; the module's other trees say 0. `features` has the index of each of theirs."""
     for buffer in (trees.features, trees.thresholds, trees.values):
         buffer.zero_()
@@ -93,7 +93,9 @@ def set_trees(trees: Trees, found: Sequence[Mapping[str, Any]], features: Sequen
         _set_node(trees, number, root, 0, features)
 
 
-def _set_node(trees: Trees, tree: int, node: Mapping[str, Any], index: int, features: Sequence[int]) -> None:
+def _set_node(
+    trees: TreeEnsemble, tree: int, node: Mapping[str, Any], index: int, features: Sequence[int]
+) -> None:
     if index >= trees.num_nodes:
         trees.values[tree, index - trees.num_nodes] = node["leaf_value"]
         return

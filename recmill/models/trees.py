@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Trees(nn.Module):
+class TreeEnsemble(nn.Module):
     """The sum of what R trees say of a row: a logit. Before they are fitted, they all say 0."""
 
     features: Tensor  # [R, N], index among numbers
@@ -51,7 +51,7 @@ class BlendedRanker(nn.Module):
 
     blend: Tensor
 
-    def __init__(self, model: nn.Module, num_numbers: int, trees: Trees) -> None:
+    def __init__(self, model: nn.Module, num_numbers: int, trees: TreeEnsemble) -> None:
         """The model has the first `num_numbers` numbers; the trees have all."""
         super().__init__()
         self.model = model

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from recmill.learner.ranking import Ranker
-from recmill.logistic import LogisticRegression, bucket_edges, hashed
 from recmill.recipe.load import recipe_from_dict
 from recmill.stages.evaluate.baselines import ranking_baselines
+from recmill.stages.evaluate.logistic import LogisticRegression, bucket_edges, hashed
 from recmill.stages.prepare.prepare import prepare
 
 

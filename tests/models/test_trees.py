@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from recmill.learner.trees import fit_blend, set_trees
-from recmill.models.trees import BlendedRanker, Trees
+from recmill.models.trees import BlendedRanker, TreeEnsemble
 
 # As LightGBM dumps them: x[1] <= 0.5 ? (x[0] <= 2 ? 10 : 20) : 30, and a tree that never split.
 SPLIT = {
@@ -25,8 +25,8 @@ SPLIT = {
 STUMP = {"leaf_value": 0.25}
 
 
-def trees(*found: dict, depth: int = 3, rounds: int = 4, features: tuple[int, ...] = (0, 1)) -> Trees:
-    made = Trees(rounds, depth)
+def trees(*found: dict, depth: int = 3, rounds: int = 4, features: tuple[int, ...] = (0, 1)) -> TreeEnsemble:
+    made = TreeEnsemble(rounds, depth)
     set_trees(made, found, features)
     return made
 
@@ -37,7 +37,7 @@ def test_a_row_adds_up_its_leaf_of_each_tree():
 
 
 def test_trees_that_are_not_there_say_nothing():
-    assert Trees(4, 3)(torch.randn(2, 5)).tolist() == [0.0, 0.0]
+    assert TreeEnsemble(4, 3)(torch.randn(2, 5)).tolist() == [0.0, 0.0]
 
 
 def test_features_are_found_where_the_ranker_has_them():

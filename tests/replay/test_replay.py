@@ -15,11 +15,12 @@ from recmill.artifacts.bundle.bundle import Bundle
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.cli import main
 from recmill.errors import ArtifactError
-from recmill.recall.parameters import RecallParameters
+from recmill.recall.parameters import UNFITTED, RecallParameters
 from recmill.stages.evaluate.gate import GateError
 from recmill.stages.export.export import export
+from recmill.stages.replay import fit
 from recmill.stages.replay.config import ReplayConfig
-from recmill.stages.replay.replay import ServedResult, replay
+from recmill.stages.replay.replay import NothingToMeasure, ServedResult, replay
 from recmill.stages.replay.write import served_json
 from recmill.stages.serve.recommender import Recommender
 
@@ -102,9 +103,32 @@ def own_checkpoint(shop: Shop, tmp_path: Path) -> Path:
     return Path(shutil.copytree(shop.checkpoint, tmp_path / "checkpoint"))
 
 
-def test_a_bundle_recalls_as_the_served_evaluation_fitted_it(
-    shop: Shop, own_checkpoint: Path, tmp_path: Path, capsys
+def test_few_users_change_no_weights_and_the_ranker_goes_on_deciding(
+    served: tuple[ServedResult, Path],
 ) -> None:
+    """The small shop has a dozen eval users: too few to drop a channel or the ranker by."""
+    result, kept = served
+    assert result.fit.known_users is None
+    assert not result.fit.parameters.is_fitted
+    assert dict(result.fit.parameters.fusion.weights) == dict(UNFITTED.fusion.weights)
+    stages = Recommender(Bundle.open(kept)).recommend("u1", k=3).stages
+    assert "rank" in stages
+
+
+def test_a_log_without_new_held_out_clicks_is_not_measured(shop: Shop, tmp_path: Path) -> None:
+    log = Path(shutil.copytree(shop.log, tmp_path / "log"))
+    rows = events(shop)
+    held_out = rows["time"] >= rows["time"].quantile(0.85)
+    none = rows.with_columns(pl.when(held_out).then(0).otherwise("clicked").alias("clicked"))
+    none.write_csv(log / "events.csv")
+    with pytest.raises(NothingToMeasure, match="nothing to measure lists by"):
+        replay(shop.folder, str(log), ReplayConfig(threads=1))
+
+
+def test_a_bundle_recalls_as_the_served_evaluation_fitted_it(
+    shop: Shop, own_checkpoint: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "_FEWEST_QUERIES", 2)
     command = ["evaluate", "quickstart", "--checkpoint", str(own_checkpoint), "--table", str(shop.table)]
     assert main([*command, "--served", "--served-users", "10", "--threads", "1"]) == 0
     printed = capsys.readouterr().out

@@ -9,8 +9,8 @@ import polars as pl
 
 from recmill.dataset.table import Table
 from recmill.learner.ranking import Ranker
-from recmill.logistic import Array, LogisticRegression, bucket_edges, hashed
 from recmill.metrics import ScoreSums, exact_auc
+from recmill.stages.evaluate.logistic import Array, LogisticRegression, bucket_edges, hashed
 
 MAX_ROWS = 200_000  # of each split: enough for a baseline, and a second or two of work
 

@@ -47,9 +47,7 @@ class EvaluateResult:
     verdicts: list[Verdict] = field(default_factory=list)
     tables: dict[str, Any] = field(default_factory=dict)
     protocol: Protocol | None = None
-    baselines: Baselines = field(
-        default_factory=dict
-    )  # of a ranker: metrics of simple models on the same rows
+    baselines: Baselines = field(default_factory=dict)  # of a ranker: simple models on the same rows
     notes: list[str] = field(default_factory=list)  # why published numbers must not be compared with these
 
     @property

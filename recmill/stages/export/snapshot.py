@@ -56,9 +56,8 @@ class EntitySnapshot:
     log_end: float | int | None
     num_rows: int
     num_bad: int
-    held_out: pl.DataFrame | None = (
-        None  # user and item of the positive rows of the split that it ends before
-    )
+    # User and item of the positive rows of the split that it ends before.
+    held_out: pl.DataFrame | None = None
 
 
 def read_snapshot(
@@ -118,9 +117,8 @@ class LogRows:
         self._changes: list[RowFunction] = []  # the same without histories: what a dedupe reads
         for operation in recipe.rows:
             self._add(operation)
-        self.held_out = ReducedRows(
-            pl.DataFrame.unique
-        )  # user and item of positive rows of the split `before`
+        # User and item of positive rows of the split `before`.
+        self.held_out = ReducedRows(pl.DataFrame.unique)
         if before is not None:
             assert recipe.split is not None
             assign = find_split(self.source, recipe.split, self._rows_of_table)

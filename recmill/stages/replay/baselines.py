@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from recmill.recall.interactions import Array, Interactions, Sequences
-from recmill.recall.neighbours import VARIANTS, ItemNeighbours, fit_neighbours
+from recmill.recall.neighbours import MAX_ITEMS, VARIANTS, ItemNeighbours, fit_neighbours
 from recmill.recall.popularity import popularity
 from recmill.stages.replay.queries import HeldOutQueries
 
@@ -18,7 +18,6 @@ Neighbours = Mapping[tuple[str, str], ItemNeighbours]  # channel and variant -> 
 def baseline_lists(
     interactions: Interactions,
     queries: HeldOutQueries,
-    neighbours: Neighbours,
     popular_half_life: float | None,
     ease_variant: str,
     threads: int,
@@ -31,13 +30,16 @@ def baseline_lists(
     if popular_half_life is not None:
         found["popular lately"] = popular_lists(popularity(interactions, popular_half_life), seen, k)
     models = {"item-kNN": ("co_clicks", "cosine"), "EASE": ("ease", ease_variant)}
-    for name, (channel, variant) in models.items():
-        model = neighbours.get((channel, variant)) or fit_neighbours(channel, variant, interactions, threads)
+    for name, (channel, variant) in models.items() if interactions.num_items <= MAX_ITEMS else ():
+        model = fit_neighbours(channel, variant, interactions, threads)
         found[name] = filled(model.lists(seen, None, seen, k)[0].astype(np.int64), popular)
     return found
 
 
 def fit_all_neighbours(interactions: Interactions, threads: int) -> Neighbours:
+    """Every variant of every item-item model; none when there are too many items."""
+    if interactions.num_items > MAX_ITEMS:
+        return {}
     return {
         (channel, variant): fit(interactions, threads)
         for channel, variants in VARIANTS.items()

@@ -9,8 +9,8 @@ import numpy as np
 from recmill.metrics import RankingSums
 from recmill.recall.fusion import Fusion, FusionFit, RankedLists, fit_fusion
 from recmill.recall.interactions import Array, Interactions
-from recmill.recall.neighbours import PROFILE_HALF_LIVES, VARIANTS
-from recmill.recall.parameters import RANKING, NeighbourParameters, RecallParameters
+from recmill.recall.neighbours import PROFILE_HALF_LIVES
+from recmill.recall.parameters import RANKING, UNFITTED, NeighbourParameters, RecallParameters
 from recmill.recall.popularity import HALF_LIVES, popularity
 from recmill.stages.replay.baselines import Neighbours, popular_lists, seen_of
 from recmill.stages.replay.queries import HeldOutQueries, offsets_of
@@ -21,6 +21,7 @@ K = 10
 _LIST_LENGTH = 100  # of each channel, for the weights
 _FEWEST_QUERIES = 30  # that weights can be fitted to
 _MAX_QUERIES = 1_000
+_LEAST_WEIGHT = 1e-3  # of a channel that only gives candidates
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def fit_channels(interactions: Interactions, queries: HeldOutQueries, neighbours
     }
     best = {
         channel: max((key for key in found if key[0] == channel), key=lambda key: found[key])
-        for channel in VARIANTS
+        for channel in dict.fromkeys(channel for channel, _ in neighbours)
     }
     plain = [key for key in found if key[0] == "ease" and key[2] is None]
     return ChannelFit(
@@ -56,7 +57,7 @@ def fit_channels(interactions: Interactions, queries: HeldOutQueries, neighbours
             max(popular, key=lambda half_life: popular[half_life]),
             {channel: NeighbourParameters(key[1], key[2]) for channel, key in best.items()},
         ),
-        max(plain, key=lambda key: found[key])[1],
+        max(plain, key=lambda key: found[key])[1] if plain else "",
     )
 
 
@@ -81,12 +82,13 @@ def fit_weights(channels: RecallParameters, recommender: Recommender, queries: H
     is_new = queries.is_new
     known = _fit_fusion(recommender, queries.take(np.flatnonzero(~is_new)))
     new = _fit_fusion(recommender, queries.take(np.flatnonzero(is_new)))
-    fusion = (
-        known.fusion if known is not None else Fusion(dict.fromkeys((*channels.neighbours, "popular"), 1.0))
-    )
-    cold = new.fusion if new is not None else Fusion({"popular": 1.0})
+    if known is None:
+        # Too few to tell which channels help, or whether the ranker does: defaults, with the half-lives found.
+        fusion, cold = UNFITTED.fusion, UNFITTED.new_users
+    else:
+        fusion, cold = known.fusion, new.fusion if new is not None else Fusion({"popular": 1.0})
     used = {name: one for name, one in channels.neighbours.items() if fusion.weights.get(name)}
-    fitted = RecallParameters(channels.popular_half_life, used, fusion, cold, is_fitted=True)
+    fitted = RecallParameters(channels.popular_half_life, used, fusion, cold, is_fitted=known is not None)
     return RecallFit(fitted, known, new)
 
 
@@ -97,9 +99,7 @@ def _fit_fusion(recommender: Recommender, queries: HeldOutQueries) -> FusionFit 
     lists = [recommender.channel_lists(m.Recall(user=user, k=_LIST_LENGTH)) for user in queries.users]
     fitted = fit_fusion(RankedLists.of(lists), queries.relevant, K)
     if set(fitted.fusion.weights) == {RANKING}:
-        # The ranker orders what it is given; something must give it.
-        others = {name: value for name, value in fitted.alone.items() if name != RANKING}
-        first = max(others, key=lambda name: others[name])
-        fusion = Fusion({RANKING: 1.0, first: 1e-3}, fitted.fusion.offset)
-        return FusionFit(fusion, fitted.ndcg, fitted.alone)
+        # It was measured on the candidates of all channels, so that all of them must find some.
+        weights = {name: _LEAST_WEIGHT for name, ndcg in fitted.alone.items() if ndcg} | {RANKING: 1.0}
+        return FusionFit(Fusion(weights, fitted.fusion.offset), fitted.ndcg, fitted.alone)
     return fitted

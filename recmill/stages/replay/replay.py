@@ -44,6 +44,15 @@ HEADLINE = "recall@10"
 _LIGHT = 10  # clicks of a user who is not yet a heavy one
 
 
+_NOTHING = (
+    "No user has a held-out click on an item that is new to them: there is nothing to measure lists by."
+)
+
+
+class NothingToMeasure(RecmillError):
+    """The held-out rows have no list's worth of clicks."""
+
+
 @dataclass(frozen=True)
 class ServedResult:
     """What the served lists hold of what users went on to click, beside simple baselines on the same users."""
@@ -123,6 +132,8 @@ def replay(
             interactions = _interactions(test)
             measured = HeldOutQueries.of(test, interactions.sequences)
         snapshot = test if has_test else first
+        if not len(measured):
+            raise NothingToMeasure(_NOTHING)
         return maker.measure(
             snapshot, interactions, measured, fitted, ease_variant, SPLITS[2 if has_test else 1]
         )
@@ -130,9 +141,7 @@ def replay(
 
 def _interactions(snapshot: EntitySnapshot) -> Interactions:
     if snapshot.clicks is None or snapshot.held_out is None:
-        raise RecmillError(
-            "No held-out rows are positive ones of users: there is nothing to measure lists by."
-        )
+        raise NothingToMeasure(_NOTHING)
     return snapshot.clicks.interactions()
 
 
@@ -197,7 +206,7 @@ class _BundleMaker:
         if self.config.served_bundle is not None:
             shutil.copytree(self.work / "measure", self.config.served_bundle)
         half_life = fitted.parameters.popular_half_life
-        others = baseline_lists(interactions, asked, {}, half_life, ease_variant, self.threads, max(CUTOFFS))
+        others = baseline_lists(interactions, asked, half_life, ease_variant, self.threads, max(CUTOFFS))
         seen = np.diff(seen_of(interactions, asked).offsets)
         groups = {
             "new users": seen == 0,

@@ -7,14 +7,20 @@ from typing import Any
 
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.manifest import write_whole
+from recmill.reporting.progress import Progress
 from recmill.stages.export.export import RECALL
-from recmill.stages.replay.replay import ServedResult
+from recmill.stages.replay.config import ReplayConfig
+from recmill.stages.replay.replay import ServedResult, replay
 
 
-def write_recall(folder: Checkpoint, result: ServedResult) -> None:
-    """How bundles of these checkpoints recall from now on."""
+def replay_and_write(
+    folder: Checkpoint, data: str, config: ReplayConfig, gate: str | None, progress: Progress
+) -> ServedResult:
+    """Measure the served list, judge it by the gate, and write how bundles of these checkpoints recall from now on."""
+    result = replay(folder, data, config, progress).judged(gate)
     content = {"steps": result.steps, "parameters": result.fit.parameters.as_dict()}
     write_whole(folder.path / RECALL, json.dumps(content, indent=1) + "\n", contended=True)
+    return result
 
 
 def served_json(result: ServedResult) -> dict[str, Any]:

@@ -27,12 +27,13 @@ from recmill.recipe.trust import modules_of
 from recmill.reporting.progress import Progress
 from recmill.stages.evaluate import evaluate as evaluation
 from recmill.stages.evaluate.config import EvaluateConfig
+from recmill.stages.evaluate.gate import SERVED
 from recmill.stages.evaluate.write import write_evaluation
 from recmill.stages.export import export as exporting
 from recmill.stages.prepare import prepare as preparation
 from recmill.stages.replay.config import ReplayConfig
-from recmill.stages.replay.replay import ServedResult, can_replay, replay
-from recmill.stages.replay.write import served_json, write_recall
+from recmill.stages.replay.replay import NothingToMeasure, ServedResult, can_replay
+from recmill.stages.replay.write import replay_and_write, served_json
 from recmill.stages.run.config import RunConfig
 from recmill.stages.run.overlap import preparing
 from recmill.stages.serve.messages import Answer, Id
@@ -196,11 +197,16 @@ def _known_place(data: str) -> str | None:
     return os.path.abspath(data)
 
 
-def _replay(into: Path, data: str, options: RunConfig, progress: Progress) -> ServedResult:
-    folder = Checkpoint.open(into / "checkpoint")
-    result = replay(folder, data, ReplayConfig(threads=options.train.threads), progress).judged(options.gate)
-    write_recall(folder, result)
-    return result
+def _replay(into: Path, data: str, options: RunConfig, progress: Progress) -> ServedResult | None:
+    """None when the held-out rows are too few to measure lists by, unless the gate asks for it."""
+    folder, config = Checkpoint.open(into / "checkpoint"), ReplayConfig(threads=options.train.threads)
+    try:
+        return replay_and_write(folder, data, config, options.gate, progress)
+    except NothingToMeasure as error:
+        if SERVED in (options.gate or ""):
+            raise
+        options.warn(f"The served list was not measured. {error}")
+        return None
 
 
 def _evaluate(

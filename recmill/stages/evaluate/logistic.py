@@ -1,4 +1,4 @@
-"""Logistic regression over hashed ids, in NumPy: a baseline of rankers, and what crosses are measured against.
+"""Logistic regression over hashed ids, in NumPy: a baseline of rankers.
 
 Shapes: B rows, C columns of ids.
 """
