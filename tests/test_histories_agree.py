@@ -50,9 +50,9 @@ class LogRow:
 Log = tuple[list[LogRow], list[LogRow]]
 
 
-def recipe_of(condition: str | None, max_length: int, min_length: int) -> r.Recipe:
+def recipe_of(condition: str | None, max_length: int, min_length: int, same_time: bool = False) -> r.Recipe:
     history: dict[str, Any] = {"columns": ["item", "price"], "by": "user", "order": "time"}
-    history |= {"max_length": max_length, "min_length": min_length}
+    history |= {"max_length": max_length, "min_length": min_length, "same_time": same_time}
     history |= {} if condition is None else {"where": condition}
     columns = [
         {"name": "row", "type": "int"},
@@ -190,7 +190,8 @@ def test_export_stores_what_the_next_row_would_see(recipe: r.Recipe, log: Log) -
 def test_follow_gives_new_rows_the_histories_of_prepare(
     condition: str | None, max_length: int, data: st.DataObject, log: Log
 ) -> None:
-    recipe = recipe_of(condition, max_length, data.draw(st.integers(0, max_length)))
+    min_length, same_time = data.draw(st.integers(0, max_length)), data.draw(st.booleans())
+    recipe = recipe_of(condition, max_length, min_length, same_time)
     first, rest = log
     times = sorted({row.time for row in rest})
     with log_of(*first) as folder:

@@ -1,8 +1,9 @@
 """A user's history: which earlier events a row or a request sees. This is its only definition, in two forms.
 
 The history of a row holds the values of `columns` in the events that have the row's value of `by`, are strictly earlier
-by `order` and meet `where`: the last `max_length` of them, oldest first, events of one time in log order. A row without
-a value of `by` has an empty history.
+by `order` and meet `where`: the last `max_length` of them, oldest first, events of one time in log order. With
+`same_time`, events of the row's own time that come before it in the log are earlier too. A row without a value of `by`
+has an empty history, and so have most training rows where histories are `packed`.
 
 Batch, frames in and lists out: `add_history` for rows that come with all events of their users (prepare),
 `latest_events` and `add_latest_histories` for what the next row after the log would see (export).
@@ -20,7 +21,7 @@ import polars as pl
 from recmill.features.base import to_lists
 from recmill.features.expressions import evaluate_condition, matches
 from recmill.features.kernels import Array
-from recmill.recipe.recipe import POSITION, History
+from recmill.recipe.recipe import POSITION, SPLIT, History
 
 
 def meets_condition(history: History, frame: pl.DataFrame) -> pl.Series:
@@ -41,11 +42,16 @@ def may_meet_condition(history: History, frame: pl.DataFrame) -> pl.Series:
 
 
 def add_history(history: History, frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows with their histories, without those that `min_length` and `last` drop. A user's rows must all be there."""
+    """Rows with their histories, without those that `min_length` and `last` drop. A user's rows must all be there.
+
+    A packed history reads the rows' split.
+    """
     ordered = frame.sort(history.by, history.order, POSITION, nulls_last=False)
     is_event = meets_condition(history, ordered)
     first, stop = _event_ranges(history, ordered, is_event)
     start = np.maximum(first, stop - history.max_length)
+    if history.packed:
+        start = np.where(_ends_sequence(history, ordered), start, stop)
     events = ordered.filter(is_event)
     lists = [
         _take_ranges(events[name], start, stop).alias(column) for name, column in history.list_columns.items()
@@ -60,14 +66,23 @@ def _event_ranges(history: History, ordered: pl.DataFrame, is_event: pl.Series) 
     """For each row, where among all events its user's begin, and where those before its time end."""
     num_before = is_event.cast(pl.Int64).cum_sum() - is_event.cast(pl.Int64)
     rows = ordered.select(history.by, history.order, num_before.alias("__before"))
-    # Rows of one time have one end: an event that saw its like would leak the label.
+    before = pl.col("__before")
+    # Rows of one time have one end, for the order within it may be no order of events.
     ranges = rows.select(
-        pl.col("__before").first().over(history.by).alias("first"),
-        pl.col("__before").first().over(history.by, history.order).alias("stop"),
+        before.first().over(history.by).alias("first"),
+        (before if history.same_time else before.first().over(history.by, history.order)).alias("stop"),
     )
     first, stop = ranges["first"].to_numpy(), ranges["stop"].to_numpy()
     # Rows without a user are not one user's.
     return np.where(ordered[history.by].is_null().to_numpy(), stop, first), stop
+
+
+def _ends_sequence(history: History, ordered: pl.DataFrame) -> Array:
+    """Rows whose histories are kept when they are packed: together with them, these have all training rows."""
+    is_training = (pl.col(SPLIT) == 0).cast(pl.Int64)
+    num_after = is_training.cum_sum(reverse=True).over(history.by) - 1
+    is_kept = (pl.col(SPLIT) != 0) | (num_after % history.max_length == 0)
+    return ordered.select(is_kept).to_series().to_numpy()
 
 
 def _take_ranges(values: pl.Series, start: Array, stop: Array) -> pl.Series:
@@ -126,7 +141,8 @@ class UserHistory:
 
     def before(self, time: Any) -> dict[str, list[Any]]:
         """The list columns of a row at this time."""
-        return self._columns(self._past if _is_same(time, self._time) else self._all())
+        is_left_out = _is_same(time, self._time) and not self.history.same_time
+        return self._columns(self._past if is_left_out else self._all())
 
     def latest(self) -> dict[str, list[Any]]:
         """The list columns of the next row after all events."""

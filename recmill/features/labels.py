@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import polars as pl
 
 from recmill.errors import FeatureError
 from recmill.recipe.check_inputs import how_to_threshold
+
+Labels = np.ndarray[Any, Any]
 
 _SHOWN = 6  # values that an error lists
 
@@ -18,7 +21,7 @@ def is_positive(label: str) -> pl.Expr:
     return pl.col(label) == 1
 
 
-def check_binary(label: str, values: np.ndarray[Any, Any], column: str = "rating") -> None:
+def check_binary(label: str, values: Labels, column: str = "rating") -> None:
     """FeatureError with the values found unless all are 0 or 1; `column` is what its remedy reads."""
     is_wrong = (values != 0) & (values != 1)
     if not is_wrong.any():
@@ -30,3 +33,14 @@ def check_binary(label: str, values: np.ndarray[Any, Any], column: str = "rating
         f'Label "{label}" is neither 0 nor 1 in {int(is_wrong.sum()):,} of {len(values):,} rows: '
         f"{', '.join(listed)}{more}; {how_to_threshold(column)}."
     )
+
+
+def check_follows(labels: Mapping[str, Labels]) -> None:
+    """FeatureError unless every row with a conversion, the second label, has its click too, the first."""
+    (click, clicks), (conversion, conversions) = labels.items()
+    number = int(((conversions == 1) & (clicks == 0)).sum())
+    if number:
+        raise FeatureError(
+            f'Label "{conversion}" is 1 in {number:,} of {len(clicks):,} rows whose label "{click}" is 0; esmm learns '
+            f'what follows a click. Make "{click}" 1 in these rows too, or use model = "mmoe".'
+        )

@@ -10,6 +10,7 @@ import polars as pl
 
 from recmill import _native
 from recmill.features.kernels import texts_of
+from recmill.logs.times import NOT_A_TIME, parse_times
 from recmill.recipe.recipe import Column
 
 UNREADABLE = {
@@ -18,6 +19,7 @@ UNREADABLE = {
     "text": "invalid UTF-8",
     "hex": "not hexadecimal",
     "bool": "not a boolean",
+    "time": NOT_A_TIME,
 }
 Problems = dict[int, tuple[str, str | None]]  # row -> the reason and the column
 
@@ -28,7 +30,7 @@ def allowed_values(column: Column) -> list[int] | list[float] | list[str] | None
         return None
     if column.type == "text":
         return [str(value) for value in column.allowed]
-    if column.type == "float":
+    if column.type in ("float", "time"):
         return [float(value) for value in column.allowed]
     return [_integer(value, column.type) for value in column.allowed]
 
@@ -84,6 +86,13 @@ def without_rows(frame: pl.DataFrame, rows: Iterable[int]) -> pl.DataFrame:
 def empty_as_null(texts: pl.Series) -> pl.Series:
     """An empty text is a missing value, as in delimited files."""
     return texts.set(texts == "", None)
+
+
+def parse_column(column: Column, texts: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Texts as values of a column, and which of them cannot be read."""
+    if column.type == "time":
+        return parse_times(texts, column.format)
+    return parse_texts(column.type, texts)
 
 
 def parse_texts(type_name: str, texts: pl.Series) -> tuple[pl.Series, pl.Series]:

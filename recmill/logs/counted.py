@@ -78,7 +78,7 @@ class CountedLog:
         self.pieces, self.notes = _in_order(self.source, self.pieces, recipe.table.order)
         self.rows, self.tally = self._count(each)
         self.source.check_unchanged()
-        self.tally.check(self.source.files, max_bad)
+        self.tally.check(self.source, max_bad)
 
     def num_rows(self, split: str) -> int:
         return int(self.rows[:, SPLITS.index(split)].sum())

@@ -12,8 +12,8 @@ import pyarrow as pa
 from recmill import _native
 from recmill.dataset.positions import position
 from recmill.errors import LogError
-from recmill.logs.base import LogBatch, LogFile, LogFiles, LogRange
-from recmill.logs.columns import allowed_values
+from recmill.logs.base import BadRow, LogBatch, LogFile, LogFiles, LogRange
+from recmill.logs.columns import Problems, add_problems, allowed_values, parse_column, without_rows
 from recmill.logs.text import TextSource, Window
 from recmill.recipe.recipe import POSITION, Column, Log, SideTable
 
@@ -24,6 +24,7 @@ _ARROW_TYPES = {
     "text": pa.large_string(),
     "hex": pa.int64(),
     "bool": pa.bool_(),
+    "time": pa.large_string(),  # as the native core gives it
 }
 
 
@@ -40,8 +41,9 @@ class DelimitedSource(TextSource):
 
     def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...], may_grow: bool = False) -> None:
         super().__init__(spec, files, may_grow)
-        self._separator = spec.separator.encode(spec.encoding, "ignore")
-        self._quote = spec.quote.encode(spec.encoding, "ignore")
+        self._encoding = "latin-1" if spec.encoding == "latin-1" else "utf-8"  # of the text that is parsed
+        self._separator = spec.separator.encode(self._encoding, "ignore")
+        self._quote = spec.quote.encode(self._encoding, "ignore")
         if not self._separator or set(self._separator) & set(b"\r\n" + self._quote):
             raise LogError(f"separator {spec.separator!r} must be text without line ends and quotes.")
         if len(self._quote) > 1 or self._quote in (b"\r", b"\n"):
@@ -52,7 +54,7 @@ class DelimitedSource(TextSource):
 
     def _read(self, unit: LogRange, chunk_bytes: int) -> Iterator[LogBatch]:
         stop = self.stop_of(unit)
-        with Window(self.files[unit.file_index], chunk_bytes) as window:
+        with self.open_window(unit, chunk_bytes) as window:
             parser = self._parser(self.seek_unit(window, unit))
             while window.is_before(stop):
                 window.fill(stop)
@@ -79,7 +81,9 @@ class DelimitedSource(TextSource):
             window.fill(0)
         names, num_bytes = row
         window.skip(num_bytes)
-        return self._match_header([name.decode(self.spec.encoding, "replace") for name in names], window.file)
+        return self._match_header(
+            [name.decode(self._encoding, "replace").strip() for name in names], window.file
+        )
 
     def _match_header(self, names: list[str], file: LogFile) -> FieldLayout:
         self.check_names(names, file)
@@ -87,10 +91,12 @@ class DelimitedSource(TextSource):
 
     def _parser(self, layout: FieldLayout) -> Any:
         columns = [
-            (column.type, field, column.required, allowed_values(column))
+            ("text", field, column.required, None)
+            if column.type == "time"
+            else (column.type, field, column.required, allowed_values(column))
             for column, field in zip(self.columns, layout.field_of, strict=True)
         ]
-        is_latin1 = self.spec.encoding == "latin-1"
+        is_latin1 = self._encoding == "latin-1"
         return _native.DelimitedParser(self._separator, self._quote, is_latin1, layout.num_fields, columns)
 
     def _parse(self, parser: Any, window: Window, file_index: int, stop: int) -> tuple[LogBatch, int]:
@@ -109,7 +115,25 @@ class DelimitedSource(TextSource):
             window.bad_row(begin, end, reason, names[column] if column >= 0 else None)
             for begin, end, reason, column in bad
         )
-        return LogBatch(frame, bad_rows, num_good + len(bad_rows)), num_bytes
+        frame, bad_times = self._parse_times(frame, window, file_index)
+        bad_rows = tuple(sorted((*bad_rows, *bad_times), key=lambda row: row.offset))
+        return LogBatch(frame, bad_rows, num_good + len(bad_rows) - len(bad_times)), num_bytes
+
+    def _parse_times(
+        self, frame: pl.DataFrame, window: Window, file_index: int
+    ) -> tuple[pl.DataFrame, list[BadRow]]:
+        """Columns of times as numbers; rows whose times cannot be read are set aside."""
+        problems: Problems = {}
+        for column in self.columns:
+            if column.type == "time":
+                times, unreadable = parse_column(column, frame[column.name])
+                add_problems(problems, column, times, unreadable)
+                frame = frame.with_columns(times.alias(column.name))
+        if not problems:
+            return frame, []
+        begins = frame[POSITION] - position(file_index, window.offset)
+        bad = [window.bad_line(begins[row], *problems[row]) for row in sorted(problems)]
+        return without_rows(frame, problems), bad
 
 
 def _arrow(column: Column, num_rows: int, buffers: tuple[Any, ...]) -> pa.Array:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from recmill.errors import LogError
 from recmill.logs.base import BadRow, LogFile, open_source
 from recmill.logs.files import match_pattern
+from recmill.logs.hint import format_hint
 from recmill.recipe.recipe import Log, SideTable
 
 _NUM_FIRST_ROWS = 100
@@ -21,6 +22,7 @@ class FilesReport:
     num_good: int = 0
     bad: tuple[BadRow, ...] = ()
     problem: str | None = None
+    hint: str | None = None  # what to change in the recipe, where most rows do not parse
 
 
 def describe_files(spec: Log | SideTable, data: str) -> FilesReport:
@@ -32,7 +34,9 @@ def describe_files(spec: Log | SideTable, data: str) -> FilesReport:
         num_good, bad = _read_first_rows(spec, data)
     except LogError as error:
         return FilesReport(matches, problem=str(error))
-    return FilesReport(matches, num_good, bad)
+    first = next(iter(file for files in matches.values() for file in files))
+    hint = format_hint(spec, first) if len(bad) > num_good else None
+    return FilesReport(matches, num_good, bad, hint=hint)
 
 
 def _read_first_rows(spec: Log | SideTable, data: str) -> tuple[int, tuple[BadRow, ...]]:

@@ -175,6 +175,15 @@ def _write_frame(spec: Log | SideTable, frame: Any, path: Path, argument: str) -
                 f'{argument}: column "{column.name}" is {kind}, which cannot be read as {column.type}. '
                 "Change its type in the recipe or in the frame."
             )
+    _write_table(table, path)
+
+
+def write_all_columns(frame: Any, path: Path, argument: str) -> None:
+    """Every column of a frame as Parquet."""
+    _write_table(_to_arrow(frame, _column_names(frame, argument), argument), path)
+
+
+def _write_table(table: pa.Table, path: Path) -> None:
     pq.write_table(table.replace_schema_metadata(None), path, row_group_size=_ROW_GROUP, compression="lz4")
     # Jobs tell logs apart by size and time: equal frames must have equal times, so that a cell that runs again finds
     # what it made, and frames that differ must not.

@@ -16,7 +16,7 @@ from recmill import _native
 from recmill.dataset.positions import position
 from recmill.errors import LogError
 from recmill.logs.base import LogBatch, LogRange
-from recmill.logs.columns import Problems, add_problems, empty_as_null, parse_texts, without_rows
+from recmill.logs.columns import Problems, add_problems, empty_as_null, parse_column, without_rows
 from recmill.logs.text import TextSource, Window
 from recmill.recipe.recipe import POSITION, Column
 
@@ -27,6 +27,7 @@ _JSON_TYPES: dict[str, Any] = {
     "text": str,
     "hex": str,
     "bool": bool,
+    "time": int | float | str,
 }
 _MAX_BATCH_LINES = 1 << 16
 _Positions = npt.NDArray[np.int64]
@@ -38,7 +39,7 @@ class JsonLinesSource(TextSource):
     def _read(self, unit: LogRange, chunk_bytes: int) -> Iterator[LogBatch]:
         stop = self.stop_of(unit)
         decoder = LineDecoder(self.columns)
-        with Window(self.files[unit.file_index], chunk_bytes) as window:
+        with self.open_window(unit, chunk_bytes) as window:
             self.seek_unit(window, unit)
             while window.is_before(stop):
                 window.fill(stop)
@@ -60,12 +61,14 @@ class JsonLinesSource(TextSource):
     def _series(self, values: list[list[Any]], problems: Problems) -> Iterator[pl.Series]:
         for column, column_values in zip(self.columns, values, strict=True):
             unreadable = None
-            if column.type in ("text", "hex"):
+            if column.type == "time":
+                column_values = [None if cell is None else str(cell) for cell in column_values]
+            if column.type in ("text", "hex", "time"):
                 series = empty_as_null(pl.Series(column_values, dtype=pl.String))
             else:
                 series = pl.Series(column_values, dtype=self.schema[column.name])
-            if column.type == "hex":
-                series, unreadable = parse_texts("hex", series)
+            if column.type in ("hex", "time"):
+                series, unreadable = parse_column(column, series)
             add_problems(problems, column, series, unreadable)
             yield series.alias(column.name)
 
@@ -162,6 +165,12 @@ def _read_float(cell: Any) -> float:
         raise ValueError("not a number") from None
 
 
+def _read_time(cell: Any) -> Any:
+    if type(cell) not in (int, float, str):
+        raise TypeError
+    return cell
+
+
 def _read_as(kind: type, cell: Any) -> Any:
     if type(cell) is not kind:
         raise TypeError
@@ -174,4 +183,5 @@ _CELL_READERS: dict[str, Callable[[Any], Any]] = {
     "text": partial(_read_as, str),
     "hex": partial(_read_as, str),
     "bool": partial(_read_as, bool),
+    "time": _read_time,
 }

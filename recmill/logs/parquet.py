@@ -21,10 +21,12 @@ from recmill.logs.columns import (
     Problems,
     add_problems,
     empty_as_null,
+    parse_column,
     parse_texts,
     without_rows,
 )
 from recmill.logs.files import open_bytes
+from recmill.logs.times import seconds_of_numbers
 from recmill.recipe.recipe import POSITION, Column
 
 _MAX_BATCH_ROWS = 1 << 17
@@ -200,7 +202,7 @@ def _cast(column: Column, array: pa.Array) -> _Cast | None:
     if column.type == "text" and (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
         return _joined(array)
     if _is_text(array.type) or pa.types.is_null(array.type):
-        return _from_texts(column.type, array)
+        return _from_texts(column, array)
     if not _is_number(array.type):
         return None
     series = pl.Series(array)
@@ -216,12 +218,12 @@ def _joined(lists: pa.Array) -> _Cast | None:
     items = texts.cast(pa.large_binary()).fill_null(b"")
     offsets = lists.offsets.cast(pa.int64())
     return _from_texts(
-        "text",
+        Column("list", "text"),
         pc.binary_join(pa.LargeListArray.from_arrays(offsets, items), pa.scalar(b"\t", pa.large_binary())),
     )
 
 
-def _from_texts(type_name: str, array: pa.Array) -> _Cast:
+def _from_texts(column: Column, array: pa.Array) -> _Cast:
     # Parquet promises UTF-8 but nobody checks, and Polars trusts it: so we look at the bytes.
     binary = array.cast(pa.large_binary())
     _, offsets, data = binary.buffers()
@@ -234,9 +236,9 @@ def _from_texts(type_name: str, array: pa.Array) -> _Cast:
     # The broken bytes must go from the buffer as well, or Polars refuses all of it.
     valid = pc.if_else(pa.array(is_utf8.view(np.bool_)), binary, pa.scalar(b"", pa.large_binary()))
     texts = empty_as_null(pl.Series(valid).cast(pl.String))
-    if type_name == "text":
+    if column.type == "text":
         return texts, broken
-    values, unreadable = parse_texts(type_name, texts)
+    values, unreadable = parse_column(column, texts)
     return values, unreadable | broken
 
 
@@ -276,6 +278,7 @@ def _int_to_bool(series: pl.Series) -> pl.Series:
 _TIME_READERS: dict[str, Callable[[pl.Series], pl.Series]] = {
     "int": lambda microseconds: microseconds // 1_000_000,
     "float": lambda microseconds: microseconds / 1_000_000,
+    "time": lambda microseconds: microseconds / 1_000_000,
     "text": lambda microseconds: microseconds.cast(pl.Datetime("us")).dt.to_string("%Y-%m-%dT%H:%M:%S%.f"),
 }
 _NUMBER_READERS: dict[tuple[str, str], Callable[[pl.Series], pl.Series]] = {
@@ -287,6 +290,8 @@ _NUMBER_READERS: dict[tuple[str, str], Callable[[pl.Series], pl.Series]] = {
     ("float", "int"): _to_float,
     ("float", "float"): _to_float,
     ("float", "decimal"): _to_float,
+    ("time", "int"): seconds_of_numbers,
+    ("time", "float"): lambda series: seconds_of_numbers(_to_float(series)),
     ("bool", "bool"): lambda series: series,
     ("bool", "int"): _int_to_bool,
     ("text", "int"): lambda series: series.cast(pl.String),

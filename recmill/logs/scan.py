@@ -116,7 +116,7 @@ class LogScan:
             self._seen.add(tally)
             rows = self._seen.rows * self.num_bytes / max(1, self._seen.num_bytes)
             if self._seen.bad > self.max_bad * 1.5 * max(rows, self._seen.rows):
-                raise too_many(self._seen, self.max_bad, self.rejected)
+                raise too_many(self._seen, self.source, self.max_bad, self.rejected)
 
     def tally(self) -> Tally:
         """All that was read so far, from the records on disk."""
@@ -130,7 +130,7 @@ class LogScan:
         """The tally of a finished pass; raises when the log is empty or has too many bad rows."""
         self.source.check_unchanged()
         total = self.tally()
-        total.check(self.source.files, self.max_bad, self.rejected)
+        total.check(self.source, self.max_bad, self.rejected)
         return total
 
 

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from recmill.errors import LogError, TooManyBadRows
-from recmill.logs.base import BadRow, LogFile
+from recmill.logs.base import BadRow, LogFile, LogFiles
+from recmill.logs.hint import format_hint
 
 NUM_SHOWN = 5
+_ADVICE = "Correct the recipe's [log] or the files, or raise --max-bad."
+_MOST = 0.5  # of the rows are bad: the recipe is more likely to be wrong than they are
 
 
 @dataclass
@@ -41,12 +44,12 @@ class Tally:
         self.reasons.update(other.reasons)
         self.shown += other.shown[: NUM_SHOWN - len(self.shown)]
 
-    def check(self, files: tuple[LogFile, ...], max_bad: float, rejected: Path | None = None) -> None:
+    def check(self, source: LogFiles, max_bad: float, rejected: Path | None = None) -> None:
         """After a whole pass: raises when the log is empty or has too many bad rows."""
         if not self.rows:
-            raise LogError(f"The log is empty: {_names(files)} hold no rows.")
+            raise LogError(f"The log is empty: {_names(source.files)} hold no rows.")
         if self.bad > max_bad * self.rows or self.bad == self.rows:
-            raise too_many(self, max_bad, rejected)
+            raise too_many(self, source, max_bad, rejected)
 
     def describe(self) -> list[str]:
         lines = [f"{count:,} rows: {reason}" for reason, count in sorted(self.reasons.items())]
@@ -66,14 +69,15 @@ def record_of(row: BadRow) -> dict[str, Any]:
         return {**record, "base64": base64.b64encode(row.text).decode("ascii")}
 
 
-def too_many(tally: Tally, max_bad: float, rejected: Path | None) -> TooManyBadRows:
+def too_many(tally: Tally, source: LogFiles, max_bad: float, rejected: Path | None) -> TooManyBadRows:
     share = tally.bad / max(1, tally.rows)
+    hint = format_hint(source.spec, source.files[0]) if share > _MOST else None
     details = "\n  ".join(tally.describe())
     where = f"They are in {rejected}. " if rejected else ""
     return TooManyBadRows(
         f"{tally.bad:,} of {tally.rows:,} rows ({share:.2%}) are bad, more than --max-bad {max_bad:.2%} allows:\n"
         f"  {details}\n"
-        f"{where}Correct the recipe's [log] or the files, or raise --max-bad."
+        f"{where}{hint or _ADVICE}"
     )
 
 

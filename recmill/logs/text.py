@@ -15,7 +15,9 @@ from recmill import _native
 from recmill.dataset.positions import END_OF_FILE
 from recmill.errors import LogError
 from recmill.logs.base import BadRow, LogFile, LogFiles, LogRange
+from recmill.logs.decode import Decode, DecodedStream, decoder_of
 from recmill.logs.files import decompressed, explained, open_bytes
+from recmill.recipe.recipe import Log, SideTable
 
 MAX_ROW_BYTES = 256 << 20
 _READ_AHEAD = 64 << 10
@@ -26,7 +28,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class Window:
     """The part of a text that is in memory. `offset` is where it starts; `ended` says nothing follows it."""
 
-    def __init__(self, file: LogFile, chunk_bytes: int) -> None:
+    def __init__(self, file: LogFile, chunk_bytes: int, decode: Decode | None = None) -> None:
         self.file = file
         self.offset = 0
         self.ended = False
@@ -34,7 +36,9 @@ class Window:
         self._begin = 0
         self._end = 0
         self._bytes = open_bytes(file)
-        self._stream = decompressed(self._bytes, file)
+        stream = decompressed(self._bytes, file)
+        self._stream: Any = stream if decode is None else DecodedStream(stream, decode, file.path)
+        self._is_as_on_disk = decode is None and file.compression is None
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +86,7 @@ class Window:
             raise LogError(self._damage(error)) from error
         self._end += num_read
         self.ended = num_read == 0
-        if self.ended and self.file.compression is None and self.end_offset < min(until, self.file.size):
+        if self.ended and self._is_as_on_disk and self.end_offset < min(until, self.file.size):
             raise LogError(f"{self.file.path}: ends at byte {self.end_offset:,}, but had {self.file.size:,}.")
 
     def is_before(self, stop: int) -> bool:
@@ -110,6 +114,11 @@ class Window:
         """The row between two offsets of the view, as one to set aside."""
         text = self.view[begin:end].tobytes().removesuffix(b"\n")
         return BadRow(self.file.name, self.offset + begin, reason, column, text)
+
+    def bad_line(self, begin: int, reason: str, column: str | None) -> BadRow:
+        """The same for the row that begins at an offset of the view, up to the end of its first line."""
+        end = self._buffer.find(b"\n", self._begin + begin, self._end)
+        return self.bad_row(begin, end - self._begin if end >= 0 else len(self), reason, column)
 
     def _make_room(self) -> None:
         size = len(self)
@@ -151,8 +160,16 @@ class TextSource(LogFiles):
     A row belongs to the unit that holds its first byte, so any cutting gives the same rows.
     """
 
+    def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...], may_grow: bool = False) -> None:
+        super().__init__(spec, files, may_grow)
+        self._is_decoded = decoder_of(spec) is not None
+
+    def open_window(self, unit: LogRange, chunk_bytes: int) -> Window:
+        decoder = decoder_of(self.spec)
+        return Window(self.files[unit.file_index], chunk_bytes, None if decoder is None else decoder())
+
     def can_cut(self, file: LogFile) -> bool:
-        return file.compression is None
+        return file.compression is None and not self._is_decoded
 
     def _cut(self, index: int, file: LogFile, target_bytes: int) -> list[LogRange]:
         num_units = max(1, -(-file.size // target_bytes)) if self.can_cut(file) else 1
@@ -168,7 +185,7 @@ class TextSource(LogFiles):
 
     def count_rows(self, unit: LogRange) -> int:
         stop = self.stop_of(unit)
-        with Window(self.files[unit.file_index], 1 << 20) as window:
+        with self.open_window(unit, 1 << 20) as window:
             self.seek_unit(window, unit)
             if not window.has_more() or window.offset >= stop:
                 return 0
@@ -186,7 +203,7 @@ class TextSource(LogFiles):
     def row_offsets(self, unit: LogRange, numbers: Sequence[int]) -> list[int]:
         """Row n begins after the n-th newline of the unit, so nothing needs to be parsed."""
         found: list[int] = []
-        with Window(self.files[unit.file_index], 1 << 20) as window:
+        with self.open_window(unit, 1 << 20) as window:
             self.seek_unit(window, unit)
             newlines = 0
             while len(found) < len(numbers) and window.has_more():

@@ -14,7 +14,7 @@ from recmill.features.history import add_history
 from recmill.logs.rows import join_side, keep_one, keep_share
 from recmill.recipe import recipe as r
 from recmill.recipe.load import recipe_from_dict
-from recmill.recipe.recipe import COPY, POSITION
+from recmill.recipe.recipe import COPY, POSITION, SPLIT
 from recmill.stages.prepare import rows
 
 
@@ -84,6 +84,20 @@ def test_history_excludes_the_event_itself_and_other_users() -> None:
 def test_rows_of_the_same_time_do_not_see_each_other() -> None:
     frame = frame_of(user=[1, 1, 1, 1], time=[1, 2, 2, 3], item=["a", "b", "c", "d"])
     assert histories(frame) == {0: [], 1: ["a"], 2: ["a"], 3: ["a", "b", "c"]}
+
+
+def test_with_same_time_rows_see_those_before_them_in_the_log() -> None:
+    frame = frame_of(user=[1, 1, 1, 1], time=[1, 2, 2, 3], item=["a", "b", "c", "d"])
+    seen = {0: [], 1: ["a"], 2: ["a", "b"], 3: ["a", "b", "c"]}
+    assert histories(frame, same_time=True) == seen
+
+
+def test_packed_histories_of_training_rows_have_each_event_once() -> None:
+    frame = frame_of(user=[1] * 7, time=list(range(7)), item=list("abcdefg"))
+    frame = frame.with_columns(pl.Series(SPLIT, [0, 0, 0, 0, 0, 1, 2]))
+    # With their own items abc and cde; and every row that is held out has its history.
+    packed = {0: [], 1: [], 2: ["a", "b"], 3: [], 4: ["c", "d"], 5: ["d", "e"], 6: ["e", "f"]}
+    assert histories(frame, max_length=2, packed=True) == packed
 
 
 def test_history_does_not_depend_on_the_order_of_rows() -> None:

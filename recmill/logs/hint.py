@@ -1,0 +1,55 @@
+"""When hardly any row can be read: what the file looks like, beside what the recipe says it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from recmill.errors import LogError
+from recmill.logs.base import LogFile
+from recmill.logs.sniff import FileFormat, form_line, sniff
+from recmill.recipe.names import plain_name
+from recmill.recipe.recipe import Log, SideTable
+
+_KEYS = ("format", "separator", "header", "quote", "escape", "encoding")
+_NUM_SHOWN = 3
+
+
+def format_hint(spec: Log | SideTable, file: LogFile) -> str | None:
+    """The keys of a recipe that should have other values for this file; None when they fit, or it cannot be told."""
+    names = [column.name for column in spec.columns]
+    try:
+        found = sniff(file, known=[plain_name(name) for name in names])
+    except LogError:
+        return None
+    keys = _different_keys(spec, found)
+    words = [*_columns(names, found)]
+    if not keys and not words:
+        return None
+    change = f"set {', '.join(keys)}" if keys else ""
+    return (
+        f"{file.name} looks different from what the recipe says: "
+        + "; ".join(filter(None, [change, *words]))
+        + "."
+    )
+
+
+def _different_keys(spec: Log | SideTable, found: FileFormat) -> list[str]:
+    """As a recipe writes them. Parquet and JSON lines have no separator, header or quotes."""
+    keys = _KEYS if found.format == "delimited" else _KEYS[:1]
+    return [
+        f"{key} = {json.dumps(getattr(found, key))}"
+        for key in keys
+        if getattr(found, key) != getattr(spec, key)
+    ]
+
+
+def _columns(names: list[str], found: FileFormat) -> Iterator[str]:
+    if found.format != "delimited":
+        return
+    if not found.header:
+        if len(found.names) != len(names):
+            yield f"its rows have {len(found.names)} fields, the recipe has {len(names)} columns"
+    elif missing := [name for name in names if name not in found.names]:
+        more = ", ..." if len(missing) > _NUM_SHOWN else ""
+        yield f"its header has no column {', '.join(missing[:_NUM_SHOWN])}{more}, but has {form_line(found.names)}"

@@ -1,0 +1,264 @@
+"""What a file is, from its bytes: format, encoding, separator, quotes, header. Nothing is taken from its name alone."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from recmill.errors import LogError
+from recmill.logs.base import LogFile
+from recmill.logs.files import decompressed, explained, is_parquet, open_bytes
+from recmill.recipe.names import plain_name
+
+_HEAD_BYTES = 1 << 20
+_SCANNED_BYTES = 256 << 20  # for the encoding and for escaped quotes, which may first occur late
+_CHUNK_BYTES = 4 << 20
+_NUM_LINES = 200
+# Of two that divide the lines equally well, the one that stands first.
+_SEPARATORS = ("\x01", "\t", "::", ", ", "; ", ",", ";", "||", "|", " ")
+_ALIKE = 0.9  # of the lines have as many fields as most
+_NUMBER = re.compile(r"\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*")
+_DATE = re.compile(r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ].*)?")
+_FOREIGN = {
+    b"PK\x03\x04": "a zip archive or an Excel sheet; unpack it, or save it as CSV",
+    b"BZh": "compressed by bzip2; write it as plain text, .gz or .zst",
+    b"\xfd7zXZ": "compressed by xz; write it as plain text, .gz or .zst",
+    b"SQLite format 3": "an SQLite database; export the table as CSV",
+    b"\x89HDF": "an HDF5 file; write its rows as Parquet or CSV",
+    b"ARROW1": "an Arrow file; write its rows as Parquet",
+    b"Obj\x01": "an Avro file; write its rows as Parquet",
+    b"ORC": "an ORC file; write its rows as Parquet",
+    b"%PDF": "a PDF",
+}
+_COMPRESSED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
+
+
+class HeaderUnclear(LogError):
+    """The first line may be names or values."""
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """How a file is read, as recipes write it, and what its columns are called: c1, c2, ... without a header."""
+
+    format: Literal["delimited", "parquet", "jsonl"] = "delimited"
+    separator: str = "\t"
+    header: bool = False
+    quote: str = ""
+    escape: str = ""
+    encoding: Literal["utf-8", "latin-1", "utf-16"] = "utf-8"
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _TextFacts:
+    """What a look at many bytes tells."""
+
+    encoding: Literal["utf-8", "latin-1", "utf-16"]
+    num_escaped_quotes: int
+    num_doubled_quotes: int
+    head: str
+
+
+def sniff(
+    file: LogFile, separator: str | None = None, header: bool | None = None, known: Sequence[str] = ()
+) -> FileFormat:
+    """The format of a file; LogError when it cannot be told, or is none that can be read.
+
+    What is given is not guessed. `known` are names of columns, in lower case without signs: a first line of texts is a
+    header when one of them is in it.
+    """
+    head = _first_bytes(file)
+    if is_parquet(file):
+        return FileFormat("parquet")
+    _refuse_foreign(file, head)
+    if not head.strip():
+        raise LogError(f"{file.path}: is empty. Give a file with rows.")
+    facts = _scan(file, head)
+    if _is_json(file, facts.head):
+        return FileFormat("jsonl")
+    return _sniff_delimited(file, facts, separator, header, known)
+
+
+def _first_bytes(file: LogFile) -> bytes:
+    with open_bytes(file) as stream, explained(file.path):
+        magic = stream.read(4) if file.size >= 4 else b""
+        suffix = next((suffix for start, suffix in _COMPRESSED.items() if magic.startswith(start)), None)
+        if suffix is not None and not file.name.endswith(suffix):
+            raise LogError(
+                f"{file.path}: is compressed, but its name does not end in {suffix}. Rename it to "
+                f"{file.name}{suffix}."
+            )
+    with open_bytes(file) as stream, decompressed(stream, file) as text, explained(file.path):
+        return bytes(text.read(_HEAD_BYTES))
+
+
+def _refuse_foreign(file: LogFile, head: bytes) -> None:
+    for start, what in _FOREIGN.items():
+        if head.startswith(start):
+            raise LogError(f"{file.path}: is {what}.")
+    if b"\0" in head and not _is_utf16(head):
+        raise LogError(
+            f"{file.path}: is not text: it has zero bytes. Expected CSV, TSV, JSON lines or Parquet."
+        )
+
+
+def _is_utf16(head: bytes) -> bool:
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return True
+    odd = head[1:2000:2]
+    return len(odd) > 8 and odd.count(0) > 0.7 * len(odd)
+
+
+def _scan(file: LogFile, head: bytes) -> _TextFacts:
+    if _is_utf16(head):
+        text = head.decode("utf-16", "ignore")
+        return _TextFacts("utf-16", text.count('\\"'), text.count('""'), text)
+    is_utf8, escaped, doubled, num_bytes = True, 0, 0, 0
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with open_bytes(file) as stream, decompressed(stream, file) as text, explained(file.path):
+        while num_bytes < _SCANNED_BYTES and (chunk := bytes(text.read(_CHUNK_BYTES))):
+            num_bytes += len(chunk)
+            escaped += chunk.count(b'\\"')
+            doubled += chunk.count(b'""')
+            try:
+                is_utf8 and decoder.decode(chunk)
+            except UnicodeDecodeError:
+                is_utf8 = False
+    encoding: Literal["utf-8", "latin-1"] = "utf-8" if is_utf8 else "latin-1"
+    return _TextFacts(encoding, escaped, doubled, head.decode(encoding, "ignore").removeprefix("\ufeff"))
+
+
+def _is_json(file: LogFile, text: str) -> bool:
+    start = text.lstrip()[:1]
+    line = text.lstrip().partition("\n")[0].strip()
+    if start == "[" and line.endswith(("[", "{", ",", "]")) and not line.startswith("[["):
+        raise LogError(f"{file.path}: is a JSON array. Write one object a line, such as with: jq -c '.[]'")
+    if start != "{":
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        raise LogError(
+            f"{file.path}: begins like JSON, but its first line is no JSON object. Write one object a line, with "
+            "double quotes."
+        ) from None
+    return True
+
+
+# delimited text
+
+
+def _sniff_delimited(
+    file: LogFile, facts: _TextFacts, separator: str | None, header: bool | None, known: Sequence[str]
+) -> FileFormat:
+    quote = '"' if re.search(r'(^|[^\w\s])\s*"|"\s*($|[^\w\s])', facts.head, re.MULTILINE) else ""
+    escape = "\\" if quote and facts.num_escaped_quotes else ""
+    found = FileFormat("delimited", "", False, quote, escape, facts.encoding)
+    if separator is not None:
+        rows = _split(facts.head, replace(found, separator=separator))
+        found = replace(found, separator=separator)
+    else:
+        found, rows = _best_separator(file, facts.head, found)
+    if quote and not _has_quoted_fields(facts.head, found):
+        found = replace(found, quote="", escape="")
+        rows = _split(facts.head, found)
+    num_fields = _common_size(rows)[0]
+    rows = [row for row in rows if len(row) == num_fields]
+    has_header = _has_header(file, rows, known) if header is None else header
+    names = [name.strip() for name in rows[0]] if has_header else [f"c{i + 1}" for i in range(num_fields)]
+    if has_header and len(rows) == 1:
+        raise LogError(f"{file.path}: has a header ({', '.join(names[:8])}) but no rows.")
+    return replace(found, header=has_header, names=tuple(names))
+
+
+def _split(text: str, form: FileFormat) -> list[list[str]]:
+    """The fields of the first lines. What stands in the last line may be cut off, so it does not count."""
+    separator = form.separator
+    if len(separator) > 1:
+        text, separator = text.replace(form.separator, "\x1f"), "\x1f"
+    options = {"quotechar": form.quote} if form.quote else {"quoting": csv.QUOTE_NONE}
+    csv.field_size_limit(1 << 24)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=separator, escapechar=form.escape or None, **options
+    )
+    rows = []
+    try:
+        for row in reader:
+            if row:
+                rows.append(row)
+            if len(rows) > _NUM_LINES:
+                break
+    except csv.Error:
+        pass
+    is_cut = len(text) >= _HEAD_BYTES // 4 and len(rows) <= _NUM_LINES
+    return rows[:-1] if is_cut and len(rows) > 1 else rows[:_NUM_LINES]
+
+
+def _best_separator(file: LogFile, text: str, form: FileFormat) -> tuple[FileFormat, list[list[str]]]:
+    best: tuple[float, int, FileFormat, list[list[str]]] | None = None
+    for separator in _SEPARATORS:
+        if separator not in text:
+            continue
+        # A backslash before a quote may also be the end of a field: what divides the lines better counts.
+        for escape in dict.fromkeys((form.escape, "")):
+            candidate = replace(form, separator=separator, escape=escape)
+            rows = _split(text, candidate)
+            size, share = _common_size(rows)
+            if size > 1 and share >= _ALIKE and (best is None or (share, size) > best[:2]):
+                best = (share, size, candidate, rows)
+    if best is None:
+        raise LogError(
+            f"{file.path}: no separator gives its lines the same number of fields; the first line is "
+            f"{_shown(text)}. Write the file as CSV; or, if it is the log, give --separator."
+        )
+    return best[2], best[3]
+
+
+def _common_size(rows: Sequence[Sequence[str]]) -> tuple[int, float]:
+    """The number of fields that most rows have, and the share of them that do."""
+    if not rows:
+        return 0, 0.0
+    size, count = Counter(map(len, rows)).most_common(1)[0]
+    return size, count / len(rows)
+
+
+def _has_quoted_fields(text: str, form: FileFormat) -> bool:
+    separator, quote = re.escape(form.separator), re.escape(form.quote)
+    return re.search(rf"(^|{separator}){quote}", text, re.MULTILINE) is not None
+
+
+def _has_header(file: LogFile, rows: Sequence[Sequence[str]], known: Sequence[str]) -> bool:
+    first, rest = rows[0], rows[1:]
+    if any(_is_value(cell) for cell in first):
+        return False
+    if any(plain_name(cell) in known for cell in first):
+        return True
+    columns = list(zip(*rest, strict=True))
+    if any(all(_is_value(cell) or not cell for cell in column) and any(column) for column in columns):
+        return True
+    raise HeaderUnclear(
+        f"{file.path}: is the first line a header? It is: {form_line(first)}. Give --header yes or --header no."
+    )
+
+
+def form_line(cells: Sequence[str]) -> str:
+    return _shown(", ".join(cells))
+
+
+def _is_value(cell: str) -> bool:
+    """Whether a cell is a number or a date, which no name is."""
+    return _NUMBER.fullmatch(cell) is not None or _DATE.fullmatch(cell) is not None
+
+
+def _shown(text: str) -> str:
+    line = text.strip().partition("\n")[0].strip()
+    printable = "".join(character if character.isprintable() else "?" for character in line[:80])
+    return f'"{printable}"' + ("..." if len(line) > 80 else "")

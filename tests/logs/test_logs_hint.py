@@ -1,0 +1,80 @@
+"""A file of another form than the recipe says: the error names the keys to change."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., tuple[int, str, str]]
+
+RECIPE = """
+name = "mine"
+[log]
+files = ["events.csv"]
+columns = [
+  { name = "user", type = "text" },
+  { name = "item", type = "text" },
+  { name = "clicked", type = "int", allowed = [0, 1], required = true },
+]
+[split]
+by = "hash"
+column = "user"
+held_out = 0.2
+[[features]]
+columns = ["user", "item"]
+steps = [{ vocabulary = {} }]
+[[labels]]
+columns = "clicked"
+[ranking]
+model = "dlrm"
+label = "clicked"
+"""
+ROWS = [(f"u{i % 7}", f"i{i % 11}", i % 2) for i in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("".join(f"{u},{i},{c}\n" for u, i, c in ROWS), 'set separator = ","'),
+        (
+            "user,item,clicked\r\n" + "".join(f"{u},{i},{c}\r\n" for u, i, c in ROWS),
+            'set separator = ",", header = true',
+        ),
+        (
+            "Id;user;item;Clicked\n" + "".join(f'{n};"{u}";"{i}";{c}\n' for n, (u, i, c) in enumerate(ROWS)),
+            'set separator = ";", header = true, quote = "\\""; its header has no column clicked, '
+            'but has "Id, user, item, Clicked"',
+        ),
+        (
+            "".join(f"{n}\t{u}\t{i}\t{c}\n" for n, (u, i, c) in enumerate(ROWS)),
+            "its rows have 4 fields, the recipe has 3 columns",
+        ),
+        (
+            "".join(f'{{"user": "{u}", "item": "{i}", "clicked": {c}}}\n' for u, i, c in ROWS),
+            'set format = "jsonl"',
+        ),
+    ],
+    ids=["separator", "header", "quotes", "one more field", "JSON lines"],
+)
+def test_a_file_of_another_form_gets_a_hint_at_the_right_keys(
+    recmill: Run, tmp_path: Path, text: str, hint: str
+) -> None:
+    (tmp_path / "events.csv").write_text(text, newline="")
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    sentence = f"events.csv looks different from what the recipe says: {hint}.\n"
+    code, checked, _ = recmill("check", tmp_path / "mine.toml", "--data", tmp_path)
+    assert code == 1
+    assert checked.endswith(sentence)
+    code, _, prepared = recmill(
+        "prepare", tmp_path / "mine.toml", "--data", tmp_path, "--into", tmp_path / "t"
+    )
+    assert code == 1
+    assert prepared.endswith(sentence)
+
+
+def test_values_that_are_wrong_in_a_file_of_the_right_form_get_no_hint(recmill: Run, tmp_path: Path) -> None:
+    (tmp_path / "events.csv").write_text("".join(f"{u}\t{i}\t7\n" for u, i, _ in ROWS))
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    _, checked, _ = recmill("check", tmp_path / "mine.toml", "--data", tmp_path)
+    assert "0 parse, 60 do not" in checked
+    assert "looks different" not in checked
