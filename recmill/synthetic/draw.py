@@ -61,6 +61,14 @@ def normal(key: int, index: npt.NDArray[Any]) -> F64:
     return total
 
 
+def vectors(key: int, index: npt.NDArray[Any]) -> F64:
+    """Four independent numbers for each index, uniform with mean 0 and variance 1."""
+    quarters = bits(key, index).view(np.uint16).reshape(*index.shape, 4).astype(np.float64)
+    quarters -= 65535.0 / 2
+    quarters *= np.sqrt(12.0) / 65536.0
+    return quarters
+
+
 def pair(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> U64:
     """One index for two, each below 2**32."""
     return (left.astype(np.uint64) << np.uint64(32)) | right.astype(np.uint64)

@@ -55,7 +55,7 @@ def test_a_metric_that_is_not_a_number_does_not_pass():
         ("beauty>=1", 'no metric "beauty"; there are: auc'),
         (
             "constant_accuracy>=constant",
-            "the constant predictor has auc, accuracy, normalised_entropy, log_loss",
+            "the constant predictor has auc, accuracy, normalised_entropy, rce, log_loss",
         ),
     ],
 )

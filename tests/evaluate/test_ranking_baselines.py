@@ -1,4 +1,4 @@
-"""A constant and a logistic regression over the same features, which every evaluation of a ranker is printed beside."""
+"""Simple models over the same features, which every evaluation of a ranker is printed beside."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from recmill.learner.ranking import Ranker
+from recmill.metrics import exact_auc
 from recmill.recipe.load import recipe_from_dict
 from recmill.stages.evaluate.baselines import ranking_baselines
+from recmill.stages.evaluate.boosted import boosted_scores
 from recmill.stages.evaluate.logistic import LogisticRegression, bucket_edges, hashed
 from recmill.stages.prepare.prepare import prepare
 
@@ -50,8 +52,29 @@ def test_numbers_and_ids_of_a_table_are_the_baselines_features(tmp_path):
         }
     )
     table = prepare(recipe, str(tmp_path), tmp_path / "table").table
-    found = ranking_baselines(Ranker(recipe.ranking, table.columns), table, "eval")
+    found = ranking_baselines(Ranker(recipe.ranking, table.columns), table, "eval", 1)
     assert found["constant"]["auc"] == 0.5
     assert found["constant"]["log_loss"] == pytest.approx(np.log(2), abs=0.01)
     assert found["logistic regression"]["auc"] > 0.85
     assert found["logistic regression"]["log_loss"] < 0.45
+    assert found["boosted trees"]["auc"] > 0.85
+
+
+def test_trees_learn_what_a_regression_cannot():
+    """Clicks where exactly one of two numbers is above 0; the ids say nothing."""
+    random = np.random.default_rng(0)
+    left, right, ids = random.normal(size=4000), random.normal(size=4000), random.integers(0, 2000, 4000)
+    labels = ((left > 0) != (right > 0)).astype(float)
+    columns = [left, right, ids]
+    scores = boosted_scores(
+        [one[:3000] for one in columns], labels[:3000], [one[3000:] for one in columns], 1
+    )
+    assert exact_auc(labels[3000:], scores) > 0.95
+
+
+def test_a_rows_own_label_is_not_in_its_features():
+    """Every id occurs once: means of the label must not tell what the label is."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, 2000).astype(float)
+    scores = boosted_scores([np.arange(1500)], labels[:1500], [np.arange(1500, 2000)], 1)
+    assert scores == pytest.approx(labels[:1500].mean(), abs=0.15)

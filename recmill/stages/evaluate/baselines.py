@@ -1,4 +1,7 @@
-"""What a ranker must beat: a constant, and a logistic regression over the same features, on the same rows."""
+"""What a ranker must beat: simple models over the same features, on the same rows.
+
+A constant, a logistic regression, and gradient-boosted trees where LightGBM is installed.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import polars as pl
 from recmill.dataset.table import Table
 from recmill.learner.ranking import Ranker
 from recmill.metrics import ScoreSums, exact_auc
+from recmill.stages.evaluate.boosted import boosted_scores, has_lightgbm
 from recmill.stages.evaluate.logistic import Array, LogisticRegression, bucket_edges, hashed
 
 MAX_ROWS = 200_000  # of each split: enough for a baseline, and a second or two of work
@@ -17,20 +21,29 @@ MAX_ROWS = 200_000  # of each split: enough for a baseline, and a second or two 
 Baselines = dict[str, dict[str, float]]
 
 
-def ranking_baselines(ranker: Ranker, table: Table, split: str) -> Baselines:
-    """AUC and log loss by name. Lists and what only trees read are left out; empty without anything to learn."""
-    features, label = _features(ranker, table), ranker.spec.label
+def ranking_baselines(ranker: Ranker, table: Table, split: str, threads: int) -> Baselines:
+    """AUC and log loss by name, of the label or of each task. Lists and what only trees read are left out."""
+    labels = ranker.spec.labels
+    found = {label: _baselines(ranker, table, split, threads, label) for label in labels}
+    if ranker.spec.tasks is None:
+        return found[labels[0]]
+    return {f"{label}: {name}": metrics for label in labels for name, metrics in found[label].items()}
+
+
+def _baselines(ranker: Ranker, table: Table, split: str, threads: int, label: str) -> Baselines:
+    """Empty without anything to learn."""
+    features = _features(ranker, table)
     train = _last_rows(table, "train", [*features, label])
     if not features or train is None or train[label].n_unique() < 2:
         return {}
     held_out = _first_rows(table, split, [*features, label])
     edges = {name: bucket_edges(train[name].to_numpy()) for name in features if train[name].dtype.is_float()}
     regression = LogisticRegression().fit(_slots(train, features, edges), train[label].to_numpy())
-    constant = np.full(held_out.height, train[label].mean())
-    found = {
-        "logistic regression": regression.predict(_slots(held_out, features, edges)),
-        "constant": constant,
-    }
+    found = {"logistic regression": regression.predict(_slots(held_out, features, edges))}
+    if has_lightgbm():
+        columns = [[rows[name].to_numpy() for name in features] for rows in (train, held_out)]
+        found["boosted trees"] = boosted_scores(columns[0], train[label].to_numpy(), columns[1], threads)
+    found["constant"] = np.full(held_out.height, train[label].mean())
     return {name: _measured(held_out[label].to_numpy(), scores) for name, scores in found.items()}
 
 
