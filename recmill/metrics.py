@@ -91,6 +91,7 @@ class ScoreSums:
             pr_auc=self.pr_auc(),
             log_loss=loss,
             normalised_entropy=loss / entropy if entropy else math.inf,
+            rce=100 * (1 - loss / entropy) if entropy else -math.inf,
             accuracy=self.correct / self.num_rows,
             constant_accuracy=max(rate, 1 - rate),
             calibration=self.probability / self.num_positive if self.num_positive else math.inf,
@@ -147,7 +148,10 @@ class ScoreSums:
 
 @dataclass(frozen=True)
 class BinaryMetrics:
-    """A binary model on one set of rows. Below 1, normalised entropy beats the constant predictor."""
+    """A binary model on one set of rows. Below 1, normalised entropy beats the constant predictor.
+
+    `rce` is relative cross entropy, the same in percent: above 0, it beats the constant predictor.
+    """
 
     rows: int
     positive_rate: float
@@ -156,12 +160,62 @@ class BinaryMetrics:
     pr_auc: float
     log_loss: float
     normalised_entropy: float
+    rce: float
     accuracy: float
     constant_accuracy: float
     calibration: float
 
     def as_dict(self) -> dict[str, float]:
         return dict(vars(self))
+
+
+@dataclass
+class TaskSums:
+    """Sums of a ranker with several labels, for each of them."""
+
+    tasks: dict[str, ScoreSums]
+
+    @classmethod
+    def of(cls, labels: Sequence[str]) -> TaskSums:
+        return cls({label: ScoreSums() for label in labels})
+
+    def add(self, labels: Array, probabilities: Array) -> None:
+        """Count one batch; both are [B, number of tasks]."""
+        for index, sums in enumerate(self.tasks.values()):
+            sums.add(labels[:, index], probabilities[:, index])
+
+    def __add__(self, other: TaskSums) -> TaskSums:
+        return TaskSums({label: sums + other.tasks[label] for label, sums in self.tasks.items()})
+
+    @property
+    def num_rows(self) -> int:
+        return next(iter(self.tasks.values())).num_rows
+
+    def metrics(self) -> TaskMetrics:
+        return TaskMetrics({label: sums.metrics() for label, sums in self.tasks.items()})
+
+
+@dataclass(frozen=True)
+class TaskMetrics:
+    """Metrics of each task, and of all together."""
+
+    tasks: dict[str, BinaryMetrics]
+
+    def as_dict(self) -> dict[str, float]:
+        """Means over tasks by name, then those of each task as `label.name`.
+
+        Entropies are means before they are divided, so that a rare label does not outweigh the others.
+        """
+        found = [metrics.as_dict() for metrics in self.tasks.values()]
+        means = {name: sum(one[name] for one in found) / len(found) for name in found[0]}
+        constant = sum(one["log_loss"] / one["normalised_entropy"] for one in found) / len(found)
+        means["normalised_entropy"] = means["log_loss"] / constant if constant else math.inf
+        means["rce"] = 100 * (1 - means["normalised_entropy"])
+        return means | {
+            f"{label}.{name}": value
+            for label, metrics in self.tasks.items()
+            for name, value in metrics.as_dict().items()
+        }
 
 
 def bins_of(probabilities: Array) -> Array:
@@ -265,7 +319,7 @@ def top_items(scores: Array, k: int, seen: Sequence[Array] | None = None) -> Arr
     return np.where(np.isfinite(best), order, -1)
 
 
-_TARGET = re.compile(r"\s*([a-z_]+(?:@\d+)?)\s*(>=|<=)\s*([-+.\deE]+)\s*")
+_TARGET = re.compile(r"\s*((?:\w+\.)?[a-z_]+(?:@\d+)?)\s*(>=|<=)\s*([-+.\deE]+)\s*")
 
 
 def meets(target: str, metrics: Mapping[str, float]) -> bool:

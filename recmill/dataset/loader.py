@@ -115,8 +115,8 @@ class Batches(UnitReader):
     """The rows of a Table's split.
 
     Without a seed, rows come in Table order. With one, each epoch has its own order of units and of the rows inside a
-    unit, which depends on nothing but seed and epoch. `where` names a label: only rows that have it 1 are there, and
-    only they count.
+    unit, which depends on nothing but seed and epoch. `where` names a label and `not_empty` a list feature: only rows
+    that have the label 1, or something in the list, are there, and only they count.
     """
 
     def __init__(
@@ -127,15 +127,19 @@ class Batches(UnitReader):
         features: Sequence[str] | None = None,
         seed: int | None = None,
         where: str | None = None,
+        not_empty: str | None = None,
     ) -> None:
         self.layout = Layout.of(table.columns, features)
         self.batch_size = batch_size
         self.shards = table.files(split)
         self.seed = seed
         self.where = where
-        self.num_rows = table.num_rows(split) if where is None else sum(unit.rows for unit in self.units)
+        self.not_empty = not_empty
+        is_filtered = where is not None or not_empty is not None
+        self.num_rows = sum(unit.rows for unit in self.units) if is_filtered else table.num_rows(split)
         if not self.num_rows:
             wanted = f"{split} rows" if where is None else f'{split} rows with label "{where}"'
+            wanted += "" if not_empty is None else f' and something in "{not_empty}"'
             raise ArtifactError(f"Table {table.path} has no {wanted} to make batches of.")
 
     @cached_property
@@ -144,14 +148,23 @@ class Batches(UnitReader):
             ShardUnit(shard, group, num_rows)
             for shard in self.shards
             for group, all_rows in enumerate(shard.group_rows())
-            if (num_rows := all_rows if self.where is None else self._count(shard, group, self.where))
+            if (num_rows := self._count(shard, group, all_rows))
         ]
 
-    @staticmethod
-    def _count(shard: ShardFile, group: int, label: str) -> int:
-        rows = shard.read(group, [label])
-        check_binary(label, rows[label].to_numpy())  # one star is no click
-        return rows.filter(is_positive(label)).height
+    def _count(self, shard: ShardFile, group: int, num_rows: int) -> int:
+        """The rows of a row group that are there."""
+        read = [name for name in (self.where, self.not_empty) if name is not None]
+        if not read:
+            return num_rows
+        rows = shard.read(group, read)
+        if self.where is not None:
+            check_binary(self.where, rows[self.where].to_numpy())  # one star is no click
+        return self._filtered(rows).height
+
+    def _filtered(self, rows: pl.DataFrame) -> pl.DataFrame:
+        if self.where is not None:
+            rows = rows.filter(is_positive(self.where))
+        return rows if self.not_empty is None else rows.filter(pl.col(self.not_empty).list.len() > 0)
 
     def order(self, epoch: int) -> list[int]:
         order = np.arange(len(self.units))
@@ -159,9 +172,7 @@ class Batches(UnitReader):
 
     def chunks(self, unit: int, epoch: int) -> Iterator[Batch]:
         shard = self.units[unit]
-        rows = read_rows(shard.shard, shard.group, self.layout)
-        if self.where is not None:
-            rows = rows.filter(is_positive(self.where))
+        rows = self._filtered(read_rows(shard.shard, shard.group, self.layout))
         if self.seed is not None:
             rows = rows[self._random(epoch, unit).permutation(rows.height)]
         yield collate(rows, self.layout)

@@ -11,10 +11,12 @@ from recmill.distributed.slices import SliceSizes
 from recmill.distributed.workers import Workers
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever, query_chunks
-from recmill.metrics import RankingSums, ScoreSums
+from recmill.metrics import RankingSums, ScoreSums, TaskSums
 
 
-def evaluate_ranker(ranker: Ranker, batches: Iterable[tuple[Batch, Cursor]], workers: Workers) -> ScoreSums:
+def evaluate_ranker(
+    ranker: Ranker, batches: Iterable[tuple[Batch, Cursor]], workers: Workers
+) -> ScoreSums | TaskSums:
     if workers.size == 1:
         return ranker.evaluate(batches)
     sizes = SliceSizes(workers.size)

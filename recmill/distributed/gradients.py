@@ -52,7 +52,7 @@ def reduce_over_workers(workers: Workers, step: StepGradients) -> ReducedStep:
 
 def _begin_update(rows: RowGradients) -> ShardedUpdate:
     assert isinstance(rows.collection, ShardedCollection)
-    return rows.collection.begin_update(rows.lookup, rows.grads)
+    return rows.collection.begin_update(rows.lookup, rows.grads, rows.sequence_grads)
 
 
 def _scales(workers: Workers, updates: Sequence[ShardedUpdate]) -> Array:

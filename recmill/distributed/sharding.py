@@ -119,7 +119,7 @@ class ShardedCollection(EmbeddingCollection):
         return KeyRequests(request, num_keys, their_sizes, theirs)
 
     def lookup(self, columns: Mapping[str, Column], train: bool, step: int = 0) -> BatchLookup:
-        values_BFD = np.empty((self._batch_size(columns), len(self.features), self.dim), np.float32)
+        values_BFD, sequences = self._room(columns)
         requests = self._requests(columns, train)
         theirs_UD = np.empty((len(requests.theirs), self.dim), np.float32)
         lookups = _native.lookup_parts(
@@ -135,25 +135,31 @@ class ShardedCollection(EmbeddingCollection):
         arriving = self.workers.steps.all_to_all(
             pack(theirs_UD, self.wire), requests.num_theirs, requests.num_keys
         )
-        segments = [
-            self._segment(feature, columns[feature.name], values_BFD[:, index])
-            for index, feature in enumerate(self.features)
-        ]
+        segments = self._segments(columns, values_BFD, sequences)
         sharded, replicas = self._split(segments)
         # Replicas count keys when all workers' counts are known: see update_replicas.
         natives = [table.native for table in self._replicas]
         _native.lookup_tables(natives, replicas, False, step, self.num_threads)
         rows_UD = unpack(arriving.wait(), self.wire, self.dim)
         _native.pool_rows(requests.native, sharded, rows_UD, self.num_threads)
-        return ShardedLookup(values_BFD, lookups, segments, requests)
+        return ShardedLookup(values_BFD, sequences, lookups, segments, requests)
 
-    def update(self, lookup: BatchLookup, grads: Array, learning_rate: float, step: int = 0) -> None:
+    def update(
+        self,
+        lookup: BatchLookup,
+        grads: Array,
+        learning_rate: float,
+        step: int = 0,
+        sequence_grads: Mapping[str, Array] | None = None,
+    ) -> None:
         raise NotImplementedError("gradients of all workers are needed: see recmill/distributed/gradients.py")
 
-    def begin_update(self, lookup: BatchLookup, grads: Array) -> ShardedUpdate:
+    def begin_update(
+        self, lookup: BatchLookup, grads: Array, sequence_grads: Mapping[str, Array] | None = None
+    ) -> ShardedUpdate:
         """Add up this worker's gradients by key. Nothing is sent yet, nothing changes."""
         assert isinstance(lookup, ShardedLookup)
-        sharded, replicas = self._split(self._gradient_segments(lookup, grads))
+        sharded, replicas = self._split(self._gradient_segments(lookup, grads, sequence_grads or {}))
         sums_UD = _native.sum_gradients(lookup.requests.native, sharded, self.dim, self.num_threads)
         return ShardedUpdate(self, lookup, sums_UD, self._replica_sums(replicas))
 

@@ -1,26 +1,46 @@
 """Many features over many tables, looked up and updated in one native call each.
 
-Shapes: B rows of the batch, F features, D embedding dim.
+Shapes: B rows of the batch, F features with one vector a row, N keys of a sequence in all rows, D embedding dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from recmill import _native
 from recmill.embeddings.table import POOLINGS, Array, EmbeddingTable, Pooling, Segment, as_keys, segment
+from recmill.features.chain import ColumnInfo
 
 
 @dataclass(frozen=True)
 class EmbeddingFeature:
-    """A column of keys: which table has them, and how a row's keys become one vector. none: one key per row."""
+    """A column of keys: which table has them, and how a row's keys become one vector. none: one key per row.
+
+    sequence: a row has any number of keys, and each of them keeps its vector.
+    """
 
     name: str
     table: str
-    pooling: Pooling = "none"
+    pooling: Pooling | Literal["sequence"] = "none"
+
+    @classmethod
+    def of(cls, column: ColumnInfo, sequences: Collection[str] = ()) -> EmbeddingFeature:
+        """A column of a Table: features of one vocabulary read one table; lists are pooled unless named here."""
+        is_list = column.kind in ("ids", "keys")
+        pooling: Pooling | Literal["sequence"] = "mean" if is_list else "none"
+        return cls(
+            column.name,
+            column.vocabulary or column.name,
+            "sequence" if column.name in sequences else pooling,
+        )
+
+    @property
+    def is_sequence(self) -> bool:
+        return self.pooling == "sequence"
 
 
 Column = tuple[Array, Array | None] | tuple[Array, Array | None, Array | None]
@@ -28,9 +48,14 @@ Column = tuple[Array, Array | None] | tuple[Array, Array | None, Array | None]
 
 @dataclass(frozen=True)
 class BatchLookup:
-    """What a batch read: values_BFD, features in the collection's order; and what its update will need."""
+    """What a batch read, and what its update will need.
+
+    values_BFD are the features with one vector a row, in the collection's order; `sequences` has [N, D] for each of the
+    others, its rows' keys one after the other.
+    """
 
     values: Array
+    sequences: Mapping[str, Array]
     lookups: Sequence[_native.EmbeddingLookup]
     segments: Sequence[Segment]
 
@@ -63,41 +88,82 @@ class EmbeddingCollection:
                 raise ValueError(
                     f'Feature "{feature.name}" reads table "{feature.table}", but there are: {", ".join(self.tables)}'
                 )
-            if feature.pooling not in POOLINGS:
-                raise ValueError(f'Feature "{feature.name}": pooling must be none, sum or mean')
+            if feature.pooling not in POOLINGS and not feature.is_sequence:
+                raise ValueError(f'Feature "{feature.name}": pooling must be none, sum, mean or sequence')
 
     def lookup(self, columns: Mapping[str, Column], train: bool, step: int = 0) -> BatchLookup:
         """Read a batch: per feature its keys, offsets (None: one key per row) and, if there are any, weights."""
-        values_BFD = np.empty((self._batch_size(columns), len(self.features), self.dim), np.float32)
-        segments = [
-            self._segment(feature, columns[feature.name], values_BFD[:, index])
-            for index, feature in enumerate(self.features)
-        ]
+        values_BFD, sequences = self._room(columns)
+        segments = self._segments(columns, values_BFD, sequences)
         lookups = _native.lookup_tables(self._natives, segments, train, step, self.num_threads)
-        return BatchLookup(values_BFD, lookups, segments)
+        return BatchLookup(values_BFD, sequences, lookups, segments)
 
-    def update(self, lookup: BatchLookup, grads: Array, learning_rate: float, step: int = 0) -> None:
-        """Train by the gradient of lookup.values. One that is not finite raises ValueError and no table changes."""
-        segments = self._gradient_segments(lookup, grads)
+    def update(
+        self,
+        lookup: BatchLookup,
+        grads: Array,
+        learning_rate: float,
+        step: int = 0,
+        sequence_grads: Mapping[str, Array] | None = None,
+    ) -> None:
+        """Train by the gradients of lookup.values and lookup.sequences.
+
+        One that is not finite raises ValueError and no table changes.
+        """
+        segments = self._gradient_segments(lookup, grads, sequence_grads or {})
         _native.update_tables(lookup.lookups, segments, learning_rate, step, self.num_threads)
 
-    def _gradient_segments(self, lookup: BatchLookup, grads: Array) -> list[Segment]:
+    def _room(self, columns: Mapping[str, Column]) -> tuple[Array, dict[str, Array]]:
+        """Where a batch's vectors go."""
+        num_pooled = sum(not feature.is_sequence for feature in self.features)
+        values_BFD = np.empty((self._batch_size(columns), num_pooled, self.dim), np.float32)
+        sequences = {
+            feature.name: np.empty((len(columns[feature.name][0]), self.dim), np.float32)
+            for feature in self.features
+            if feature.is_sequence
+        }
+        return values_BFD, sequences
+
+    def _segments(
+        self, columns: Mapping[str, Column], values_BFD: Array, sequences: Mapping[str, Array]
+    ) -> list[Segment]:
+        rows = self._rows_of_features(values_BFD, sequences)
+        return [
+            self._segment(feature, columns[feature.name], rows[index])
+            for index, feature in enumerate(self.features)
+        ]
+
+    def _rows_of_features(self, values_BFD: Array, sequences: Mapping[str, Array]) -> list[Array]:
+        """Each feature's part of what a batch read, or of its gradients."""
+        pooled = iter(range(values_BFD.shape[1]))
+        return [
+            sequences[feature.name] if feature.is_sequence else values_BFD[:, next(pooled)]
+            for feature in self.features
+        ]
+
+    def _gradient_segments(
+        self, lookup: BatchLookup, grads: Array, sequence_grads: Mapping[str, Array]
+    ) -> list[Segment]:
         """What was looked up, with gradients in place of rows."""
-        if grads.shape != lookup.values.shape or grads.dtype != np.float32:
+        if set(sequence_grads) != set(lookup.sequences):
             raise ValueError(
-                f"gradients must be float32 {lookup.values.shape}, got {grads.dtype} {grads.shape}"
+                f"gradients of sequences must be those of {sorted(lookup.sequences)}, got {sorted(sequence_grads)}"
             )
-        if grads.strides[-1] != grads.itemsize:
-            grads = np.ascontiguousarray(grads)
-        return [(*part[:5], grads[:, index]) for index, part in enumerate(lookup.segments)]
+        grads = _checked_gradients(grads, lookup.values)
+        of_sequences = {
+            name: _checked_gradients(sequence_grads[name], values)
+            for name, values in lookup.sequences.items()
+        }
+        rows = self._rows_of_features(grads, of_sequences)
+        return [(*part[:5], rows[index]) for index, part in enumerate(lookup.segments)]
 
     def _segment(self, feature: EmbeddingFeature, column: Column, rows: Array | None) -> Segment:
         keys, offsets = column[:2]
         weights = column[2] if len(column) > 2 else None
+        pooling: Pooling = "none" if feature.pooling == "sequence" else feature.pooling
+        offsets = None if feature.is_sequence else offsets
         try:
-            return segment(
-                self._indices[feature.table], as_keys(keys), offsets, weights, feature.pooling, rows
-            )
+            return segment(self._indices[feature.table], as_keys(keys), offsets, weights, pooling, rows)
         except TypeError as error:
             raise TypeError(f'Feature "{feature.name}": {error}') from error
 
@@ -107,7 +173,15 @@ class EmbeddingCollection:
             if feature.name not in columns:
                 raise ValueError(f'Feature "{feature.name}" is missing; the batch has: {", ".join(columns)}')
             keys, offsets = columns[feature.name][:2]
-            sizes[feature.name] = len(keys) if offsets is None else len(offsets) - 1
+            if offsets is not None or not feature.is_sequence:  # a sequence may come without its rows
+                sizes[feature.name] = len(keys) if offsets is None else len(offsets) - 1
         if len(set(sizes.values())) > 1:
             raise ValueError(f"the features of a batch must have the same number of rows, got: {sizes}")
         return next(iter(sizes.values()), 0)
+
+
+def _checked_gradients(grads: Array, values: Array) -> Array:
+    """Gradients of the values, laid out as the native core reads them."""
+    if grads.shape != values.shape or grads.dtype != np.float32:
+        raise ValueError(f"gradients must be float32 {values.shape}, got {grads.dtype} {grads.shape}")
+    return grads if grads.strides[-1] == grads.itemsize else np.ascontiguousarray(grads)

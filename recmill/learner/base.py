@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from recmill.dataset.batch import Array, Batch, Keys
 from recmill.embeddings.collection import Column, EmbeddingCollection, EmbeddingFeature
@@ -85,18 +84,19 @@ class Learner:
         dim: int,
         optimizer: r.Optimizer,
         dynamic: r.Dynamic | None = None,
+        sequences: Collection[str] = (),
     ) -> None:
-        """A collection: one table for each vocabulary of the columns, and the features that read it."""
-        features = [
-            EmbeddingFeature(
-                column.name, _table_name(column), "mean" if column.kind in ("ids", "keys") else "none"
-            )
-            for column in columns
-        ]
+        """A collection: one table for each vocabulary of the columns, and the features that read it.
+
+        Lists are pooled, except for those named by `sequences`.
+        """
+        features = [EmbeddingFeature.of(column, sequences) for column in columns]
         specs: dict[str, TableSpec] = {}
         parameters = table_parameters(optimizer, self.batch_size)
-        for column in columns:
-            spec = _table_spec(column, dim, parameters, optimizer.name, dynamic, self.train_spec.seed)
+        for column, feature in zip(columns, features, strict=True):
+            spec = _table_spec(
+                feature.table, column.size, dim, parameters, optimizer.name, dynamic, self.train_spec.seed
+            )
             specs.setdefault(spec.name, spec)
         tables = [EmbeddingTable(spec, disk=self.disk) for spec in specs.values()]
         self.collections[name] = EmbeddingCollection(tables, features, self.num_threads)
@@ -114,6 +114,11 @@ class Learner:
     @property
     def trains_on(self) -> str | None:
         """The label that a row must have to teach anything; None when all rows do."""
+        return None
+
+    @property
+    def trains_on_list(self) -> str | None:
+        """The list feature that must not be empty in rows that teach; None when it does not matter."""
         return None
 
     def start(self, batch: Batch, add_up: Callable[[float], float] = float) -> None:
@@ -189,12 +194,8 @@ class Learner:
         if not self.trains_dense:
             return
 
-        def step(optimizer: Optimizer) -> None:
-            for group in optimizer.param_groups:
-                group["lr"] = self.train_spec.dense.learning_rate * rate_factor
-            optimizer.step()
-
-        self._map(step, self.optimizers)
+        rate = self.train_spec.dense.learning_rate * rate_factor
+        self._map(lambda optimizer: optimizer.step(rate), self.optimizers)
 
     def check_finite(self, loss: float, norm: float) -> None:
         """Nothing that is not finite may reach a weight; `norm` is that of all gradients."""
@@ -264,10 +265,6 @@ def balanced(sizes: Sequence[int], num_groups: int) -> list[list[int]]:
     return groups
 
 
-def _table_name(column: ColumnInfo) -> str:
-    return column.vocabulary or column.name
-
-
 def table_parameters(optimizer: r.Optimizer, batch_size: int) -> dict[str, float]:
     """A table's optimizer as the native core takes it: its gradients are those of a batch's mean loss.
 
@@ -286,21 +283,22 @@ def table_parameters(optimizer: r.Optimizer, batch_size: int) -> dict[str, float
 
 
 def _table_spec(
-    column: ColumnInfo,
+    name: str,
+    num_rows: int | None,
     dim: int,
     parameters: Mapping[str, float],
     optimizer: str,
     dynamic: r.Dynamic | None,
     seed: int,
 ) -> TableSpec:
-    waits = dynamic is not None and column.size is None and dynamic.admit_after > 1
+    waits = dynamic is not None and num_rows is None and dynamic.admit_after > 1
     return TableSpec(
-        name=_table_name(column),
+        name=name,
         dim=dim,
         optimizer=optimizer,
         parameters=parameters,
-        num_rows=column.size,
-        init_scale=0.0 if dim == 1 else column.size**-0.5 if column.size else _DYNAMIC_SCALE,
+        num_rows=num_rows,
+        init_scale=0.0 if dim == 1 else num_rows**-0.5 if num_rows else _DYNAMIC_SCALE,
         seed=seed,
         admit_after=dynamic.admit_after if dynamic is not None and waits else 1,
         bloom_counters=dynamic.bloom_counters if dynamic is not None and waits else None,

@@ -19,6 +19,8 @@ from recmill.recipe.recipe import SPLITS, Recipe, Retrieval
 
 Side = Literal["user", "item"]
 
+_MAX_SCORES = 2_000_000_000  # of all queries and items together: with more, only every n-th query is asked
+
 
 def id_feature(recipe: Recipe, columns: Sequence[ColumnInfo], side: Side) -> str:
     """The feature that identifies users or items: an id or key made of that column of the log alone.
@@ -90,6 +92,7 @@ class EvalQueries:
     users: pl.DataFrame  # one row of features for each query
     seen: ItemLists
     ground_truth: ItemLists  # one past the catalogue's last index stands for items outside of it: never found
+    num_left_out: int  # queries that are not asked, for there are too many
 
     @classmethod
     def of(cls, table: Table, recipe: Recipe, split: str, protocol: Protocol) -> EvalQueries:
@@ -102,9 +105,10 @@ class EvalQueries:
                 "there is nothing to rank."
             )
         states = clicks.select("__user", *retrieval_of(recipe).user)
-        users = states.unique(maintain_order=True).with_row_index("__query")
+        everyone = states.unique(maintain_order=True)
+        users = _every_nth(everyone, len(catalogue)).with_row_index("__query")
         _check_states(users, protocol)
-        clicks_of_queries = clicks.with_columns(_query_of(states, users))
+        clicks_of_queries = clicks.with_columns(_query_of(states, users)).drop_nulls("__query")
         before = [name for name in SPLITS[: SPLITS.index(split)] if table.num_rows(name)]
         nothing = users.select("__user", pl.lit(0, pl.Int64).alias("__index")).clear()
         seen_by_user = pl.concat(
@@ -115,8 +119,14 @@ class EvalQueries:
         right = clicks_of_queries.join(seen_by_user, on=["__user", "__index"], how="anti").unique(
             ["__query", "__item"]
         )
+        num_queries = users.height
         return cls(
-            protocol, catalogue, users, _item_lists(seen, users.height), _item_lists(right, users.height)
+            protocol,
+            catalogue,
+            users,
+            _item_lists(seen, num_queries),
+            _item_lists(right, num_queries),
+            everyone.height - num_queries,
         )
 
     def __len__(self) -> int:
@@ -194,8 +204,13 @@ def _check_states(users: pl.DataFrame, protocol: Protocol) -> None:
         )
 
 
+def _every_nth(queries: pl.DataFrame, num_items: int) -> pl.DataFrame:
+    every = -(-queries.height * num_items // _MAX_SCORES)
+    return queries.gather_every(every) if every > 1 else queries
+
+
 def _query_of(states: pl.DataFrame, users: pl.DataFrame) -> pl.Series:
-    """For each row its query: the user that has the same features."""
+    """For each row its query: the user that has the same features; null if that one is not asked."""
     names = states.columns
     joined = states.join(users, on=names, how="left", maintain_order="left", nulls_equal=True)
     return joined["__query"]

@@ -6,8 +6,8 @@ batch. In one process they are the same. `recmill.distributed` replaces that one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from torch import nn
@@ -25,7 +25,8 @@ class RowGradients:
     name: str  # of the collection
     collection: EmbeddingCollection
     lookup: BatchLookup
-    grads: Array
+    grads: Array  # of lookup.values
+    sequence_grads: Mapping[str, Array] = field(default_factory=dict)  # of lookup.sequences
 
 
 @dataclass(frozen=True)
@@ -52,5 +53,8 @@ ReduceGradients = Callable[[StepGradients], ReducedStep]
 
 def reduce_in_one_process(step: StepGradients) -> ReducedStep:
     """The gradients as they are: this process has all rows of the batch."""
-    updates = [partial(part.collection.update, part.lookup, part.grads) for part in step.rows]
+    updates = [
+        partial(part.collection.update, part.lookup, part.grads, sequence_grads=part.sequence_grads)
+        for part in step.rows
+    ]
     return ReducedStep(step.loss, step.norm, updates)

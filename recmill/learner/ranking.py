@@ -4,30 +4,53 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recmill.dataset.batch import Array, Batch, Layout
+from recmill.dataset.batch import Array, Batch, Keys, Layout
 from recmill.dataset.schedule import Cursor
 from recmill.embeddings.collection import BatchLookup, Column
 from recmill.embeddings.table import DiskTier
 from recmill.errors import FeatureError, TrainingError
 from recmill.features.chain import ColumnInfo
-from recmill.features.labels import check_binary
+from recmill.features.labels import check_binary, check_follows
 from recmill.learner.base import Learner, StepResult, check_numbers, columns_of, norm_of
 from recmill.learner.gradients import RowGradients
 from recmill.learner.trees import fit_blend
-from recmill.metrics import ScoreSums
+from recmill.metrics import ScoreSums, TaskSums
+from recmill.models.dcn import DCN
+from recmill.models.deepfm import DeepFM
+from recmill.models.din import DIN
 from recmill.models.dlrm import DLRM
+from recmill.models.fm import FM
+from recmill.models.lr import LogisticRegression
+from recmill.models.masknet import MaskNet
+from recmill.models.multi_task import ESMM, PLE, MMoE, MultiTask, SharedBottom
+from recmill.models.sequences import pad_lists
 from recmill.models.trees import BlendedRanker, TreeEnsemble
 from recmill.models.wide_deep import WideDeep
 from recmill.recipe import recipe as r
 
-MODELS: dict[str, Callable[[r.Ranking, int, int], nn.Module]] = {"dlrm": DLRM, "wide_deep": WideDeep}
+# Models that read lists unpooled are also given, for each list, the index of the pooled feature that shares its table.
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "lr": LogisticRegression,
+    "fm": FM,
+    "deepfm": DeepFM,
+    "wide_deep": WideDeep,
+    "dlrm": DLRM,
+    "dcn": DCN,
+    "masknet": MaskNet,
+    "din": DIN,
+    "shared_bottom": SharedBottom,
+    "mmoe": MMoE,
+    "ple": PLE,
+    "esmm": ESMM,
+}
 
 
 class Ranker(Learner):
@@ -43,19 +66,25 @@ class Ranker(Learner):
         super().__init__(spec.train, num_threads, disk)
         self.spec = spec
         self.dynamic = spec.dynamic
-        deep = Layout.of(columns, spec.features or None)
+        deep = Layout.of(
+            columns, list(dict.fromkeys((*spec.features, *spec.sequences))) if spec.features else None
+        )
         by_name = {column.name: column for column in columns}
         self.deep_features = deep.features
         of_trees = spec.trees.features if spec.trees is not None else ()
         others = [name for name in (*spec.wide, *of_trees) if name not in deep.features]
         self.layout = Layout.of(columns, [*deep.features, *others])
-        deep_columns = [by_name[name] for name in deep.keys]
-        self.add_tables("deep", deep_columns, spec.embedding_dim, spec.train.sparse, spec.dynamic)
+        pooled = [name for name in deep.keys if name not in spec.sequences]
+        deep_columns = [by_name[name] for name in (*pooled, *spec.sequences)]
+        self.add_tables(
+            "deep", deep_columns, spec.embedding_dim, spec.train.sparse, spec.dynamic, spec.sequences
+        )
         if spec.wide:
             wide_optimizer = spec.wide_optimizer or r.Optimizer("ftrl", 0.05, initial_accumulator=1.0)
             self.add_tables("wide", [by_name[name] for name in spec.wide], 1, wide_optimizer, spec.dynamic)
         make = MODELS.get(spec.model) or own_model(spec.model)
-        model = make(spec, len(deep.numbers), len(deep.keys))
+        targets = [self._targets()] if spec.sequences else []
+        model = make(spec, len(deep.numbers), len(pooled), *targets)
         if spec.trees is not None:
             model = BlendedRanker(model, len(deep.numbers), TreeEnsemble(spec.trees.rounds, spec.trees.depth))
         self.set_model(model)
@@ -65,30 +94,33 @@ class Ranker(Learner):
 
     def start(self, batch: Batch, add_up: Callable[[float], float] = float) -> None:
         """Begin with the share of positive rows as the answer for all, which the first batch has to estimate."""
-        labels = batch.labels[self.spec.label]
-        positives = add_up(float(labels.sum()))
+        positives = [add_up(float(batch.labels[label].sum())) for label in self.spec.labels]
         bias = getattr(self.model, "output_bias", None)
-        if isinstance(bias, nn.Parameter):
+        if isinstance(self.model, MultiTask):
+            self.model.start([(number + 0.5) / (batch.total + 1) for number in positives])
+        elif isinstance(bias, nn.Parameter) and self.spec.tasks is None:
             with torch.no_grad():
-                bias.fill_(math.log((positives + 0.5) / (batch.total - positives + 0.5)))
+                bias.fill_(math.log((positives[0] + 0.5) / (batch.total - positives[0] + 0.5)))
 
     def step(self, batch: Batch, rate_factor: float = 1.0) -> StepResult:
         """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
         check_numbers(batch, self.layout.numbers)
-        check_binary(self.spec.label, batch.labels[self.spec.label])
+        self._check_labels(batch)
         self.model.train()
         self.steps += 1
         lookups = self._look_up(batch, train=True)
-        row_grads = [np.empty_like(lookup.values) for lookup in lookups.values()]
+        arrays = self._arrays(lookups)
+        row_grads = [np.empty_like(array) for array in arrays]
         slices = self.map_slices(
-            lambda rows: self._slice_gradients(batch, lookups, row_grads, rows),
+            lambda rows: self._slice_gradients(batch, arrays, row_grads, rows),
             batch.size,
             self.spec.train.micro_batches,
         )
         losses, dense, norms = zip(*slices, strict=True) if slices else ((), (), ())
+        of_sequences = dict(zip(self.spec.sequences, row_grads[len(lookups) :], strict=True))
         gradients = [
-            RowGradients(name, self.collections[name], lookup, grads)
-            for (name, lookup), grads in zip(lookups.items(), row_grads, strict=True)
+            RowGradients(name, self.collections[name], lookup, grads, of_sequences if name == "deep" else {})
+            for (name, lookup), grads in zip(lookups.items(), row_grads, strict=False)
         ]
         loss = self.apply_gradients(sum(losses), dense, gradients, sum(norms), rate_factor)
         if self.dynamic is not None and self.steps % self.dynamic.evict_every_steps == 0:
@@ -96,17 +128,18 @@ class Ranker(Learner):
         return StepResult(loss)
 
     def predict(self, batch: Batch) -> Array:
-        """Probabilities [B]; learns nothing, not even which keys exist."""
+        """Probabilities [B], with several tasks [B, K]; learns nothing, not even which keys exist."""
         check_numbers(batch, self.layout.numbers)
         self.model.eval()
-        lookups = self._look_up(batch, train=False)
+        arrays = self._arrays(self._look_up(batch, train=False))
 
         def predict_slice(rows: slice) -> Array:
             with torch.no_grad():
-                logits = self._logits(torch.from_numpy(batch.numbers[rows]), _vectors(lookups, rows))
+                logits = self._logits(batch, rows, self._vectors(batch, arrays, rows))
                 return np.asarray(torch.sigmoid(logits).numpy())
 
-        return np.concatenate(self.map_slices(predict_slice, batch.size) or [np.empty(0, np.float32)])
+        none = np.empty(self._shape(0), np.float32)
+        return np.concatenate(self.map_slices(predict_slice, batch.size) or [none])
 
     def fit_blend(self, batches: Iterable[tuple[Batch, Cursor]]) -> None:
         """Blend the scores of model and trees so that the batches' labels are predicted best."""
@@ -114,20 +147,34 @@ class Ranker(Learner):
         self.model.eval()
         logits, labels = [], []
         for batch, _ in batches:
-            lookups = self._look_up(batch, train=False)
+            arrays, rows = self._arrays(self._look_up(batch, train=False)), slice(0, batch.size)
             with torch.no_grad():
-                inputs = _inputs(torch.from_numpy(batch.numbers), _vectors(lookups, slice(0, batch.size)))
-                both = self.model.logits(*inputs)
+                both = self.model.logits(*self._inputs(batch, rows, self._vectors(batch, arrays, rows)))
             logits.append(torch.stack([found for found in both if found is not None], dim=1).numpy())
             labels.append(batch.labels[self.spec.label])
         self.model.blend.copy_(fit_blend(np.concatenate(logits), np.concatenate(labels)))
 
-    def evaluate(self, batches: Iterable[tuple[Batch, Cursor]]) -> ScoreSums:
+    def evaluate(self, batches: Iterable[tuple[Batch, Cursor]]) -> ScoreSums | TaskSums:
         """How well the batches' labels are predicted."""
-        sums = ScoreSums()
+        sums = self.new_sums()
         for batch, _ in batches:
-            sums.add(batch.labels[self.spec.label], self.predict(batch))
+            sums.add(self.labels_of(batch), self.predict(batch))
         return sums
+
+    def new_sums(self) -> ScoreSums | TaskSums:
+        return ScoreSums() if self.spec.tasks is None else TaskSums.of(self.spec.labels)
+
+    def labels_of(self, batch: Batch) -> Array:
+        """Of the shape that `predict` gives: [B], with several tasks [B, K]."""
+        if self.spec.tasks is None:
+            return batch.labels[self.spec.label]
+        return np.stack([batch.labels[label] for label in self.spec.labels], axis=1)
+
+    def _check_labels(self, batch: Batch) -> None:
+        for label in self.spec.labels:
+            check_binary(label, batch.labels[label])
+        if self.spec.model == "esmm":
+            check_follows({label: batch.labels[label] for label in self.spec.labels})
 
     def key_columns(self, batch: Batch) -> dict[str, dict[str, Column]]:
         return {name: columns_of(batch.keys, collection) for name, collection in self.collections.items()}
@@ -138,48 +185,93 @@ class Ranker(Learner):
             for name, columns in self.key_columns(batch).items()
         }
 
+    def _targets(self) -> list[int]:
+        """For each sequence, the index of the pooled feature whose ids are of the same vocabulary."""
+        features = self.collections["deep"].features
+        pooled = [feature for feature in features if feature.pooling == "none"]
+        by_table = {feature.table: features.index(feature) for feature in reversed(pooled)}
+        return [by_table[feature.table] for feature in features if feature.is_sequence]
+
+    def _arrays(self, lookups: Mapping[str, BatchLookup]) -> list[Array]:
+        """What a batch looked up: one vector a row of each collection, then the vectors of each sequence."""
+        sequences = [lookups["deep"].sequences[name] for name in self.spec.sequences]
+        return [*(lookup.values for lookup in lookups.values()), *sequences]
+
+    def _ranges(self, batch: Batch, rows: slice) -> list[slice]:
+        """Where some rows are in each array of `_arrays`."""
+        ranges = [rows] * len(self.collections)
+        for name in self.spec.sequences:
+            offsets = batch.keys[name].offsets
+            assert offsets is not None
+            ranges.append(slice(int(offsets[rows.start]), int(offsets[rows.stop])))
+        return ranges
+
+    def _vectors(self, batch: Batch, arrays: Sequence[Array], rows: slice) -> list[Tensor]:
+        ranges = self._ranges(batch, rows)
+        return [torch.from_numpy(array[some]) for array, some in zip(arrays, ranges, strict=True)]
+
     def _slice_gradients(
-        self, batch: Batch, lookups: dict[str, BatchLookup], row_grads: list[Array], rows: slice
+        self, batch: Batch, arrays: Sequence[Array], row_grads: list[Array], rows: slice
     ) -> tuple[float, list[Tensor], float]:
         """Loss and dense gradients of some rows, as parts of the batch's mean; fills `row_grads` and gives its norm."""
-        vectors = [vector.requires_grad_() for vector in _vectors(lookups, rows)]
-        labels = torch.from_numpy(batch.labels[self.spec.label][rows])
-        logits = self._logits(torch.from_numpy(batch.numbers[rows]), vectors)
-        loss = functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / batch.total
+        vectors = [vector.requires_grad_() for vector in self._vectors(batch, arrays, rows)]
+        loss = self._loss(batch, rows, self._logits(batch, rows, vectors)) / batch.total
         gradients = torch.autograd.grad(loss, [*self.parameters, *vectors])
         dense = list(gradients[: len(self.parameters)])
+        ranges = self._ranges(batch, rows)
         for index, gradient in enumerate(gradients[len(dense) :]):
             if rows == slice(0, batch.size):  # all of them: no copy
                 row_grads[index] = gradient.numpy()
             else:
-                row_grads[index][rows] = gradient.numpy()
+                row_grads[index][ranges[index]] = gradient.numpy()
         return float(loss.detach()), dense, norm_of(gradients[len(dense) :])
 
-    def _logits(self, numbers_BF: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-        inputs = _inputs(numbers_BF, vectors)
+    def _loss(self, batch: Batch, rows: slice, logits: Tensor) -> Tensor:
+        """The sum over rows; of several tasks, also over these, by their weights."""
+        labels = torch.from_numpy(self.labels_of(batch)[rows])
+        if self.spec.tasks is None:
+            return functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+        losses_BK = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        weights = self.spec.tasks.weights
+        return losses_BK.sum(dim=0) @ torch.tensor([weights.get(label, 1.0) for label in self.spec.labels])
+
+    def _shape(self, num_rows: int) -> tuple[int, ...]:
+        """Of the logits and probabilities of so many rows."""
+        return (num_rows,) if self.spec.tasks is None else (num_rows, len(self.spec.labels))
+
+    def _logits(self, batch: Batch, rows: slice, vectors: Sequence[Tensor]) -> Tensor:
+        inputs = self._inputs(batch, rows, vectors)
+        num_rows = rows.stop - rows.start
         if self._bfloat16:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 logits = self.model(*inputs).float()
         else:
             logits = self.model(*inputs)
-        if logits.shape != (len(numbers_BF),):
+        if logits.shape != self._shape(num_rows):
             raise TrainingError(
-                f'Model "{self.spec.model}" gave {tuple(logits.shape)} for {len(numbers_BF)} rows; '
-                f"expected one logit for each row: ({len(numbers_BF)},)."
+                f'Model "{self.spec.model}" gave {tuple(logits.shape)} for {num_rows} rows; '
+                f"expected one logit for each row{'' if self.spec.tasks is None else ' and task'}: "
+                f"{self._shape(num_rows)}."
             )
         return logits  # type: ignore[no-any-return]
 
+    def _inputs(self, batch: Batch, rows: slice, vectors: Sequence[Tensor]) -> list[Any]:
+        """As models are called: numbers, pooled embeddings and, if there are any, sequences and wide weights."""
+        num_collections = len(self.collections)
+        lists = [
+            pad_lists(rows_ND, _lengths(batch.keys[name], rows))
+            for name, rows_ND in zip(self.spec.sequences, vectors[num_collections:], strict=True)
+        ]
+        wide = [weights.squeeze(2) for weights in vectors[1:num_collections]]
+        return [torch.from_numpy(batch.numbers[rows]), vectors[0], *([lists] if lists else []), *wide]
 
-def _inputs(numbers_BF: Tensor, vectors: Sequence[Tensor]) -> list[Tensor]:
-    """As models are called: numbers, pooled embeddings and, if there are any, wide weights."""
-    return [numbers_BF, vectors[0], *(wide.squeeze(2) for wide in vectors[1:])]
+
+def _lengths(keys: Keys, rows: slice) -> Array:
+    assert keys.offsets is not None
+    return np.diff(keys.offsets[rows.start : rows.stop + 1])
 
 
-def _vectors(lookups: dict[str, BatchLookup], rows: slice) -> list[Tensor]:
-    return [torch.from_numpy(lookup.values[rows]) for lookup in lookups.values()]
-
-
-def own_model(path: str) -> Callable[[r.Ranking, int, int], nn.Module]:
+def own_model(path: str) -> Callable[..., nn.Module]:
     """The user's module: `package.module:Class`, made and called as ours are (see models/__init__.py)."""
     module, _, name = path.partition(":")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ class Retriever(Learner):
     are the items of all workers' rows.
     """
 
+    sequences: tuple[str, ...] = ()  # lists that the user tower reads unpooled
+
     def __init__(
         self,
         recipe: r.Recipe,
@@ -55,15 +58,20 @@ class Retriever(Learner):
             "item": Layout.of(columns, spec.item),
         }
         by_name = {column.name: column for column in columns}
+        self.add_towers(by_name)
+        self.counts = ItemCounts(by_name[self.item_id].size)
+        self.find_items: Callable[[Array], BatchItems] = BatchItems.of
+        self._queries: tuple[tuple[object, ...], EvalQueries] | None = None
+
+    def add_towers(self, by_name: Mapping[str, ColumnInfo]) -> None:
+        """The dense model, and the tables of the features that it reads."""
+        spec = self.spec
         for side, layout in self.layouts.items():
             self.add_tables(
                 side, [by_name[name] for name in layout.keys], spec.embedding_dim, spec.train.sparse
             )
-        self.towers = TwoTower(spec, _sizes(self.layouts["user"]), _sizes(self.layouts["item"]))
+        self.towers: Any = TwoTower(spec, _sizes(self.layouts["user"]), _sizes(self.layouts["item"]))
         self.set_model(self.towers)
-        self.counts = ItemCounts(by_name[self.item_id].size)
-        self.find_items: Callable[[Array], BatchItems] = BatchItems.of
-        self._queries: tuple[tuple[object, ...], EvalQueries] | None = None
 
     @property
     def trains_on(self) -> str | None:

@@ -12,6 +12,7 @@ from recmill.errors import RecmillError
 from recmill.features.chain import ColumnInfo
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
+from recmill.learner.sequences import SequenceRetriever
 from recmill.recipe.recipe import Recipe
 
 
@@ -39,7 +40,8 @@ def new_learner(
     if model == "ranking" and recipe.ranking is not None:
         return Ranker(recipe.ranking, columns, num_threads, disk)
     if model == "retrieval" and recipe.retrieval is not None:
-        return Retriever(recipe, columns, num_threads, disk)
+        make = SequenceRetriever if recipe.retrieval.model == "sasrec" else Retriever
+        return make(recipe, columns, num_threads, disk)
     models = ", ".join(models_of(recipe)) or "none"
     raise RecmillError(f'Recipe "{recipe.name}" has no [{model}]; its models: {models}.')
 

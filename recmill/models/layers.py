@@ -14,6 +14,7 @@ from torch.nn import functional
 from recmill import _native
 
 _FIRST_SPREAD = 0.1  # of logits before training, against that of activations
+_FACTOR_SCALE = 0.01  # of vectors of numbers before training
 
 
 class MLP(nn.Module):
@@ -95,6 +96,46 @@ def _linear(width: int, next_width: int) -> nn.Linear:
     return layer
 
 
+def add_wide(logits_B: Tensor, wide_BW: Tensor | None) -> Tensor:
+    """Logits with the weights of wide features added, if the recipe has any."""
+    return logits_B if wide_BW is None else logits_B + wide_BW.sum(dim=1)
+
+
+class Linear(nn.Module):
+    """A weight for each number, and a bias: [B, F] -> [B]. All of them start from zero."""
+
+    def __init__(self, num_numbers: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(num_numbers)) if num_numbers else None
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, numbers_BF: Tensor) -> Tensor:
+        rows = (
+            numbers_BF.new_zeros(numbers_BF.shape[0]) if self.weights is None else numbers_BF @ self.weights
+        )
+        return rows + self.bias
+
+
+class PairwiseSum(nn.Module):
+    """The sum of the dot products of all pairs of features: [B, F] and [B, T, D] -> [B].
+
+    A number's vector is one that all rows share, times the number.
+    """
+
+    def __init__(self, num_numbers: int, dim: int) -> None:
+        super().__init__()
+        of_numbers = torch.randn(num_numbers, dim) * _FACTOR_SCALE
+        self.of_numbers = nn.Parameter(of_numbers) if num_numbers else None
+
+    def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor) -> Tensor:
+        vectors_BND = pooled_BTD
+        if self.of_numbers is not None:
+            vectors_BND = torch.cat([numbers_BF.unsqueeze(2) * self.of_numbers, pooled_BTD], dim=1)
+        # (a + b + c)^2 - (a^2 + b^2 + c^2) has each product twice.
+        products_BD = vectors_BND.sum(dim=1).square() - vectors_BND.square().sum(dim=1)
+        return 0.5 * products_BD.sum(dim=1)
+
+
 class DotInteraction(nn.Module):
     """Dot products of all pairs of vectors: [B, N, D] -> [B, N (N - 1) / 2]."""
 
@@ -110,17 +151,18 @@ class DotInteraction(nn.Module):
 
 
 class CrossNetwork(nn.Module):
-    """Low-rank cross layers (DCNv2): x <- x0 * (U V x + b) + x."""
+    """Cross layers (DCNv2): x <- x0 * (W x + b) + x, where W is a product U V of that rank if one is given."""
 
-    def __init__(self, width: int, num_layers: int, rank: int) -> None:
+    def __init__(self, width: int, num_layers: int, rank: int | None) -> None:
         super().__init__()
-        self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(num_layers))
-        self.up = nn.ModuleList(nn.Linear(rank, width) for _ in range(num_layers))
+        self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(num_layers) if rank)
+        self.up = nn.ModuleList(nn.Linear(rank or width, width) for _ in range(num_layers))
         for layer in (*self.down, *self.up):
             nn.init.xavier_normal_(layer.weight)
 
     def forward(self, inputs_BX: Tensor) -> Tensor:
         state = inputs_BX
-        for down, up in zip(self.down, self.up, strict=True):
-            state = inputs_BX * up(down(state)) + state
+        for index, up in enumerate(self.up):
+            projected = self.down[index](state) if len(self.down) else state
+            state = inputs_BX * up(projected) + state
         return state

@@ -8,7 +8,7 @@ Shapes: B rows, F numbers, R trees (rounds), N inner nodes of a tree, L leaves o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,16 +63,13 @@ class BlendedRanker(nn.Module):
     def output_bias(self) -> nn.Parameter | None:
         return getattr(self.model, "output_bias", None)
 
-    def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor, wide_BW: Tensor | None = None) -> Tensor:
-        model_B, trees_B = self.logits(numbers_BF, pooled_BTD, wide_BW)
+    def forward(self, numbers_BF: Tensor, *inputs: Any) -> Tensor:
+        model_B, trees_B = self.logits(numbers_BF, *inputs)
         if trees_B is None:
             return model_B
         return self.blend[0] * model_B + self.blend[1] * trees_B + self.blend[2]
 
-    def logits(
-        self, numbers_BF: Tensor, pooled_BTD: Tensor, wide_BW: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def logits(self, numbers_BF: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None]:
         """Of the model, and of the trees unless it is in training."""
-        inputs: Sequence[Tensor] = (pooled_BTD,) if wide_BW is None else (pooled_BTD, wide_BW)
         model_B = self.model(numbers_BF[:, : self.num_numbers], *inputs)
         return model_B, None if self.training else self.trees(numbers_BF)

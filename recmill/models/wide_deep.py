@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recmill.models.layers import scoring_mlp
+from recmill.models.layers import add_wide, scoring_mlp
 from recmill.recipe.recipe import Ranking
 
 
@@ -26,4 +26,4 @@ class WideDeep(nn.Module):
 
     def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor, wide_BW: Tensor | None = None) -> Tensor:
         deep = self.deep(torch.cat([numbers_BF, pooled_BTD.flatten(1)], dim=1)).squeeze(1)
-        return deep if wide_BW is None else deep + wide_BW.sum(dim=1)  # type: ignore[no-any-return]
+        return add_wide(deep, wide_BW)

@@ -64,6 +64,33 @@ def test_features_that_share_a_table_train_a_common_key_once() -> None:
     np.testing.assert_array_equal(*rows_of([collection.tables["t0"], alone]))
 
 
+def test_a_sequence_keeps_the_vector_of_each_key_and_shares_a_table() -> None:
+    features = [EmbeddingFeature("clicked", "t0"), EmbeddingFeature("before", "t0", "sequence")]
+    collection = EmbeddingCollection([table(SPECS[0])], features)
+    columns: Any = {
+        "clicked": (np.array([4, 5]), None),
+        "before": (np.array([7, 4, 7]), np.array([0, 0, 3])),  # the first row has none
+    }
+    looked = collection.lookup(columns, train=True)
+    assert looked.values.shape == (2, 1, 8)
+    assert looked.sequences["before"].shape == (3, 8)
+    np.testing.assert_array_equal(looked.sequences["before"][1], looked.values[0, 0])
+    grads = np.array([[1], [2], [4]], np.float32) * np.ones((1, 8), np.float32)
+    collection.update(looked, np.ones((2, 1, 8), np.float32), 0.1, sequence_grads={"before": grads})
+    alone = table(SPECS[0])
+    sums = np.array([[3], [1], [5]], np.float32) * np.ones((1, 8), np.float32)
+    alone.update(alone.lookup(np.array([4, 5, 7]), True), sums, 0.1)
+    np.testing.assert_array_equal(*rows_of([collection.tables["t0"], alone]))
+
+
+def test_a_sequence_without_its_gradient_is_an_error() -> None:
+    features = [EmbeddingFeature("clicked", "t0"), EmbeddingFeature("before", "t0", "sequence")]
+    collection = EmbeddingCollection([table(SPECS[0])], features)
+    looked = collection.lookup({"clicked": (np.array([4]), None), "before": (np.array([7]), None)}, True)
+    with pytest.raises(ValueError, match=r"gradients of sequences must be those of \['before'\], got \[\]"):
+        collection.update(looked, np.ones((1, 1, 8), np.float32), 0.1)
+
+
 def test_a_bad_gradient_in_the_last_table_leaves_the_first_untouched() -> None:
     features = [EmbeddingFeature("a", "t0"), EmbeddingFeature("b", "t1")]
     collection = EmbeddingCollection([table(spec) for spec in SPECS[:2]], features, num_threads=2)

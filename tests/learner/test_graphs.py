@@ -22,6 +22,8 @@ from recmill.learner.graphs.graphs import Graphs, write_graphs
 from recmill.learner.graphs.split import FeatureIndices, Parts, split_model
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
+from recmill.learner.sequences import SequenceRetriever
+from recmill.models.sequences import ListVectors
 from recmill.models.trees import BlendedRanker
 from recmill.recipe import recipe as r
 from recmill.recipe.load import recipe_from_dict
@@ -48,7 +50,7 @@ COLUMNS = [
     *ids("item", of="item"),
     *ids("user", of="user"),
     *ids("brand", of="item"),
-    *ids("recent", of="user", kind="ids"),
+    ColumnInfo("recent", "ids", "feature", "user", size=50, vocabulary="item"),
     *ids("tags", of="item", kind="ids"),
     *ids("device", of="context"),
     ColumnInfo("user_x_item", "id", "feature", "crossed", size=50, vocabulary="crossed"),
@@ -107,6 +109,15 @@ SPECS = {
     "wide and deep": r.Ranking("wide_deep", "click", (), DIM, hidden=(8,), wide=("item", "user")),
     "dot, wide": r.Ranking("dlrm", "click", (), DIM, (8, DIM), (16, 8), "dot", wide=("item", "user")),
     "trees": r.Ranking("wide_deep", "click", (), DIM, hidden=(8,), trees=r.Trees(("price", "age"), 3, 2)),
+    "lr": r.Ranking("lr", "click", (), 1),
+    "fm": r.Ranking("fm", "click", (), DIM, wide=("item", "user")),
+    "deepfm": r.Ranking("deepfm", "click", (), DIM, hidden=(8,)),
+    "dcn": r.Ranking("dcn", "click", (), DIM, hidden=(8,), cross_layers=2),
+    "masknet": r.Ranking("masknet", "click", (), DIM, hidden=(8,), mask_blocks=2, mask_width=8),
+    "din": r.Ranking("din", "click", (), DIM, hidden=(8,), sequences=("recent",)),
+    "din, wide": r.Ranking(
+        "din", "click", (), DIM, hidden=(8,), sequences=("recent",), wide=("item", "recent")
+    ),
     "own": r.Ranking(f"{__name__}:OwnModel", "click", (), DIM),
     "own, wide": r.Ranking(f"{__name__}:OwnModel", "click", (), DIM, wide=("item",)),
 }
@@ -150,18 +161,39 @@ def whole_inputs(ranker: Ranker, batch: Batch) -> dict[str, Array]:
         for name, made in ranker.collections.items()
     }
     wide = looked["wide"][:, :, 0] if "wide" in looked else np.zeros((batch.size, 0), np.float32)
-    return {"numbers": batch.numbers, "pooled": looked["deep"], "wide": wide}
+    return {"numbers": batch.numbers, "pooled": looked["deep"], "wide": wide, **lists_of(ranker, batch)}
+
+
+def lists_of(ranker: Ranker, batch: Batch) -> dict[str, Array]:
+    """The lists that are not pooled, filled up by hand."""
+    inputs: dict[str, Array] = {}
+    made = ranker.collections["deep"]
+    for index, name in enumerate(ranker.spec.sequences):
+        keys = batch.keys[name]
+        vectors = made.lookup(columns_of(batch.keys, made), False, 0).sequences[name]
+        lengths = np.diff(keys.offsets)
+        padded = np.zeros((batch.size, max(1, lengths.max()), DIM), np.float32)
+        for row, length in enumerate(lengths):
+            padded[row, :length] = vectors[keys.offsets[row] : keys.offsets[row + 1]]
+        inputs[f"list{index}"] = padded
+        inputs[f"mask{index}"] = (np.arange(padded.shape[1]) < lengths[:, None]).astype(np.float32)
+    return inputs
+
+
+def pooled_names(ranker: Ranker) -> list[str]:
+    return [part.name for part in ranker.collections["deep"].features if not part.is_sequence]
 
 
 def split_inputs(ranker: Ranker, batch: Batch) -> dict[str, Array]:
     """The same for rank_split.onnx: the user part from the first row, the item part from all."""
     names = {
         "numbers": ranker.layout.numbers,
-        "pooled": [part.name for part in ranker.collections["deep"].features],
+        "pooled": pooled_names(ranker),
         "wide": ranker.spec.wide,
     }
-    inputs = {}
-    for kind, values in whole_inputs(ranker, batch).items():
+    whole = whole_inputs(ranker, batch)
+    inputs = {f"user_{name}": whole.pop(name)[:1] for name in lists_of(ranker, batch)}
+    for kind, values in whole.items():
         once = np.array([OWNERS[name] in ("user", "context") for name in names[kind]], dtype=bool)
         inputs[f"user_{kind}"], inputs[f"item_{kind}"] = values[:1, once], values[:, ~once]
     return inputs
@@ -182,8 +214,10 @@ def sigmoid(logits: Array) -> Array:
 def logits_of(ranker: Ranker, batch: Batch) -> Array:
     whole = {name: torch.from_numpy(values) for name, values in whole_inputs(ranker, batch).items()}
     wide = [whole["wide"]] if ranker.spec.wide else []
+    lists = [ListVectors(whole["list0"], whole["mask0"])] if ranker.spec.sequences else []
+    inputs = [whole["numbers"], whole["pooled"], *([lists] if lists else []), *wide]
     with torch.no_grad():
-        return np.asarray(ranker.model.eval()(whole["numbers"], whole["pooled"], *wide).numpy())
+        return np.asarray(ranker.model.eval()(*inputs).numpy())
 
 
 def assert_same_scores(ranker: Ranker, paths: dict[str, Path]) -> None:
@@ -204,6 +238,8 @@ def ranker_of(spec: str, columns: str) -> Ranker:
     chosen = replace(
         SPECS[spec],
         wide=tuple(name for name in SPECS[spec].wide if name in known),
+        sequences=tuple(name for name in SPECS[spec].sequences if name in known),
+        model="wide_deep" if SPECS[spec].model == "din" and "recent" not in known else SPECS[spec].model,
         bottom=SPECS[spec].bottom if has_numbers else (),
         trees=SPECS[spec].trees if {"price", "age"} <= set(known) else None,
     )
@@ -214,7 +250,7 @@ def ranker_of(spec: str, columns: str) -> Ranker:
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_ranker_cut_in_two_scores_the_same(spec: str, columns: str) -> None:
     ranker = ranker_of(spec, columns)
-    deep = [part.name for part in ranker.collections["deep"].features]
+    deep = pooled_names(ranker)
     kinds = (FeatureIndices.of(names, OWNERS) for names in (ranker.layout.numbers, deep, ranker.spec.wide))
     cut = split_model(ranker.model.eval(), Parts(*kinds))
     for num_rows in (1, 7, 500):
@@ -232,6 +268,13 @@ CASES = [
     ("wide and deep", "mixed"),
     ("deep", "mixed"),  # with dropout
     ("trees", "mixed"),
+    ("lr", "mixed"),
+    ("fm", "mixed"),
+    ("deepfm", "no numbers"),
+    ("dcn", "no numbers"),
+    ("masknet", "mixed"),
+    ("din", "mixed"),
+    ("din, wide", "no numbers"),
     ("own", "no numbers"),
 ]
 
@@ -282,6 +325,25 @@ def test_graphs_give_the_vectors_of_the_towers(item: list[str], hidden: list[int
             pooled = made.lookup(columns_of(batch.keys, made), False, 0).values
             found = run(paths[side], {"numbers": batch.numbers, "pooled": pooled})
             np.testing.assert_allclose(found, vectors(batch), atol=1e-5)
+
+
+def test_graphs_give_the_vectors_of_a_sequence_tower(tmp_path: Path) -> None:
+    recipe = shop_recipe(["item"], [])
+    assert recipe.retrieval is not None
+    spec = r.Retrieval("click", ("recent",), ("item",), "sasrec", DIM, blocks=1, negatives=5)
+    retriever = SequenceRetriever(replace(recipe, retrieval=spec), COLUMNS)
+    retriever.step(random_batch(retriever.layout, 64))
+    paths = write_graphs(retriever, tmp_path, OWNERS)
+    for num_rows in (1, 7, 500):
+        batch = random_batch(retriever.layouts["user"], num_rows)
+        lengths = np.diff(batch.keys["recent"].offsets)
+        mask = (np.arange(max(1, lengths.max())) < lengths[:, None]).astype(np.float32)
+        table = retriever.tables["item/item"]
+        vectors = table.pool(table.lookup(batch.keys["recent"].values, False))
+        padded = np.zeros((*mask.shape, DIM), np.float32)
+        padded[mask == 1] = vectors
+        found = run(paths["user"], {"list0": padded, "mask0": mask})
+        np.testing.assert_allclose(found, retriever.user_vectors(batch), atol=1e-5)
 
 
 def test_without_features_of_items_there_is_no_split_graph(tmp_path: Path) -> None:

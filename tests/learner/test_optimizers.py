@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -26,9 +29,9 @@ def test_without_a_schedule_the_rate_stays():
 
 def test_the_first_lamb_step_has_the_length_of_the_weights_times_the_rate():
     weights = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
-    optimizer = Lamb([weights], lr=0.1, eps=0.0)
+    optimizer = Lamb(Optimizer("lamb", 0.1, eps=1e-12), [weights])
     weights.grad = torch.tensor([2.0, -0.5])
-    optimizer.step()
+    optimizer.step(0.1)
     # After one step the corrected update is the sign of the gradient, so its length is sqrt(2); |w| = 5.
     expected = torch.tensor([3.0, 4.0]) - 0.1 * 5 / 2**0.5 * torch.tensor([1.0, -1.0])
     torch.testing.assert_close(weights.data, expected)
@@ -37,9 +40,43 @@ def test_the_first_lamb_step_has_the_length_of_the_weights_times_the_rate():
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam", "adamw", "lamb"])
 def test_every_dense_optimizer_finds_a_minimum(name):
     weights = torch.nn.Parameter(torch.tensor([2.0, -3.0]))
-    optimizer = dense_optimizer(Optimizer(name, 0.5 if name == "adagrad" else 0.05), [weights])
+    rate = 0.5 if name == "adagrad" else 0.05
+    optimizer = dense_optimizer(Optimizer(name, rate), [weights])
     for _ in range(300):
-        optimizer.zero_grad()
+        weights.grad = None
         (weights - 1).square().sum().backward()
-        optimizer.step()
+        optimizer.step(rate)
     assert (weights - 1).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam", "adamw"])
+def test_steps_and_state_are_those_of_torch_to_the_bit(name):
+    draw = torch.Generator().manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(size, generator=draw)) for size in ((7, 5), (5,))]
+    its = [torch.nn.Parameter(weights.detach().clone()) for weights in ours]
+    spec = Optimizer(name, 0.1, eps=1e-6, weight_decay=0.01)
+    make = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "Adam", "adamw": "AdamW"}[name]
+    given = {} if name == "sgd" else {"eps": 1e-6}
+    optimizer = dense_optimizer(spec, ours)
+    expected = getattr(torch.optim, make)(its, lr=0.1, weight_decay=0.01, fused=True, **given)
+    for rate in (0.1, 0.1, 0.05):
+        for mine, other in zip(ours, its, strict=True):
+            mine.grad = torch.randn(mine.shape, generator=draw)
+            other.grad = mine.grad.clone()
+        expected.param_groups[0]["lr"] = rate
+        expected.step()
+        optimizer.step(rate)
+    for mine, other in zip(ours, its, strict=True):
+        assert torch.equal(mine, other)
+        state = {slot: value for slot, value in expected.state[other].items() if value is not None}
+        assert optimizer.state[mine].keys() == state.keys()
+        assert all(torch.equal(optimizer.state[mine][slot], value) for slot, value in state.items())
+
+
+def test_training_does_not_import_the_compiler():
+    code = (
+        "import sys, torch; from recmill.learner import optimizers as o; from recmill.recipe.recipe import Optimizer; "
+        "w = torch.nn.Parameter(torch.ones(2)); w.grad = torch.ones(2); "
+        "o.dense_optimizer(Optimizer('adam', 0.1), [w]).step(0.1); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,6 +16,7 @@ from recmill.dataset.batch import Batch, Keys
 from recmill.dataset.loader import Batches
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, RecipeError, TrainingError
+from recmill.learner import eval_queries
 from recmill.learner.eval_queries import EvalQueries, ItemFeatures, counts_of
 from recmill.learner.retrieval import ItemCounts, Retriever, some_rows
 from recmill.recipe.load import load_recipe, recipe_from_dict
@@ -146,6 +147,19 @@ def places(questions: EvalQueries) -> list[int]:
     return np.flatnonzero(np.diff(questions.ground_truth.offsets)).tolist()
 
 
+def test_with_too_many_queries_every_third_is_asked(table, monkeypatch):
+    recipe = even_odd_recipe()
+    everyone = EvalQueries.of(table, recipe, "test", HELD_OUT_CLICKS)
+    monkeypatch.setattr(eval_queries, "_MAX_SCORES", len(everyone) * len(everyone.catalogue) // 3 + 1)
+    some = EvalQueries.of(table, recipe, "test", HELD_OUT_CLICKS)
+    chosen = range(0, len(everyone), 3)
+    assert (len(some), some.num_left_out) == (len(chosen), len(everyone) - len(chosen))
+    for number, other in enumerate(chosen):
+        for lists, all_lists in ((some.seen, everyone.seen), (some.ground_truth, everyone.ground_truth)):
+            own = lists.of(slice(number, number + 1)).items.tolist()
+            assert own == all_lists.of(slice(other, other + 1)).items.tolist()
+
+
 def test_the_softmax_is_the_formula_row_by_row(table):
     learner = retriever(table)
     batch = some_rows(batches(table, learner)[0], np.arange(100))
@@ -259,8 +273,8 @@ def test_a_number_that_is_not_finite_is_an_error_before_anything_changes(table):
     [
         ({"model": "mine:Towers"}, r"retrieval\.model must be one of two_tower"),
         ({"loss": "bce", "log_q": False}, r'retrieval\.log_q has no meaning for loss = "bce"'),
-        ({"train": {"precision": "bfloat16"}}, r"retrieval\.train\.precision has no meaning for two towers"),
-        ({"train": {"micro_batches": 2}}, r"retrieval\.train\.micro_batches has no meaning for two towers"),
+        ({"train": {"precision": "bfloat16"}}, r"retrieval\.train\.precision has no meaning for retrieval"),
+        ({"train": {"micro_batches": 2}}, r"retrieval\.train\.micro_batches has no meaning for retrieval"),
     ],
 )
 def test_what_a_retriever_cannot_do_is_no_recipe(retrieval, problem):

@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from recmill.learner.ranking import MODELS
 from recmill.models.dlrm import DLRM
+from recmill.models.fm import FM
 from recmill.models.layers import CrossNetwork, DotInteraction
+from recmill.models.lr import LogisticRegression
 from recmill.models.two_tower import TwoTower, in_batch_softmax, pairwise_bce
 from recmill.models.wide_deep import WideDeep
 from recmill.recipe.recipe import Ranking, Retrieval
@@ -21,19 +24,38 @@ def ranking(**keys) -> Ranking:
     )
 
 
+SPECS = {
+    "dot": ranking(interaction="dot"),
+    "cat": ranking(interaction="cat"),
+    "cross": ranking(interaction="cross", cross_layers=2, cross_rank=3),
+    "wide_deep": ranking(model="wide_deep", hidden=(16, 8), dropout=0.5),
+    "fm": ranking(model="fm"),
+    "deepfm": ranking(model="deepfm", hidden=(8,)),
+    "dcn": ranking(model="dcn", hidden=(16,), cross_layers=2),
+    "dcn, low rank": ranking(model="dcn", cross_layers=2, cross_rank=3),
+    "masknet": ranking(model="masknet", hidden=(16,), mask_blocks=2, mask_width=16),
+}
+
+
 def ranker(kind: str):
     torch.manual_seed(0)
-    if kind == "wide_deep":
-        model = WideDeep(ranking(model="wide_deep", hidden=(16, 8), dropout=0.5), 3, 5)
-        return model, lambda numbers, pooled: model(numbers, pooled, pooled[:, :2, 0])
-    model = DLRM(ranking(interaction=kind, cross_layers=2, cross_rank=3), 3, 5)
-    return model, model
+    model = MODELS[SPECS[kind].model](SPECS[kind], 3, 5)
+    return model, lambda numbers, pooled: model(numbers, pooled, pooled[:, :2, 0])
 
 
-KINDS = ["dot", "cat", "cross", "wide_deep"]
+LEARNED = {
+    "dot": 0.9,
+    "cat": 0.65,
+    "cross": 0.75,
+    "wide_deep": 0.65,
+    "deepfm": 0.7,
+    "dcn": 0.85,
+    "dcn, low rank": 0.75,
+    "masknet": 0.75,
+}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SPECS)
 def test_a_row_scores_the_same_alone_and_in_a_batch(kind):
     model, score = ranker(kind)
     model.eval()
@@ -44,7 +66,7 @@ def test_a_row_scores_the_same_alone_and_in_a_batch(kind):
     torch.testing.assert_close(alone, together, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SPECS)
 def test_every_parameter_and_input_gets_a_gradient(kind):
     model, score = ranker(kind)
     numbers, pooled = torch.randn(32, 3, requires_grad=True), torch.randn(32, 5, 4, requires_grad=True)
@@ -56,7 +78,7 @@ def test_every_parameter_and_input_gets_a_gradient(kind):
     assert (pooled.grad.abs().sum(dim=(0, 2)) > 0).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LEARNED)
 def test_a_planted_product_of_two_features_is_learned(kind):
     model, score = ranker(kind)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -72,7 +94,7 @@ def test_a_planted_product_of_two_features_is_learned(kind):
     numbers, pooled = torch.randn(4000, 3), torch.randn(4000, 5, 4)
     labels = (pooled[:, 0] * pooled[:, 1]).sum(1) + numbers[:, 0] > 0
     accuracy = ((score(numbers, pooled) > 0) == labels).float().mean()
-    assert accuracy > {"dot": 0.9, "cross": 0.75, "cat": 0.65, "wide_deep": 0.65}[kind]
+    assert accuracy > LEARNED[kind]
 
 
 def test_dot_interaction_is_the_strict_lower_triangle():
@@ -87,6 +109,33 @@ def test_one_cross_layer_is_x0_times_uvx_plus_b_plus_x():
         inputs * (inputs @ network.down[0].weight.T @ network.up[0].weight.T + network.up[0].bias) + inputs
     )
     torch.testing.assert_close(network(inputs), expected)
+
+
+def test_one_full_cross_layer_is_x0_times_wx_plus_b_plus_x():
+    network = CrossNetwork(3, 1, None)
+    inputs = torch.randn(4, 3)
+    weight, bias = network.up[0].weight, network.up[0].bias
+    torch.testing.assert_close(network(inputs), inputs * (inputs @ weight.T + bias) + inputs)
+
+
+def test_a_factorization_machine_adds_up_the_products_of_all_pairs():
+    model = FM(ranking(model="fm", embedding_dim=2), 1, 2)
+    with torch.no_grad():
+        model.linear.weights.copy_(torch.tensor([10.0]))
+        model.linear.bias.fill_(100.0)
+        model.pairs.of_numbers.copy_(torch.tensor([[1.0, 1.0]]))
+    numbers, pooled = torch.tensor([[2.0]]), torch.tensor([[[1.0, 0.0], [3.0, 4.0]]])
+    # Pairs: (2, 2)(1, 0) = 2, (2, 2)(3, 4) = 14, (1, 0)(3, 4) = 3; linear: 100 + 2 * 10; wide: 0.5.
+    assert model(numbers, pooled, torch.tensor([[0.5]])).tolist() == [139.5]
+
+
+def test_a_logistic_regression_adds_up_weights():
+    model = LogisticRegression(ranking(model="lr", embedding_dim=1), 2, 2)
+    with torch.no_grad():
+        model.linear.weights.copy_(torch.tensor([1.0, 10.0]))
+        model.linear.bias.fill_(100.0)
+    pooled = torch.tensor([[[0.25], [0.5]]])
+    assert model(torch.tensor([[2.0, 3.0]]), pooled).tolist() == [132.75]
 
 
 def test_a_dlrm_may_have_no_numbers():

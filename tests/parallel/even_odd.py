@@ -64,7 +64,8 @@ def _ranking(**given: Any) -> dict[str, Any]:
 
 def _retrieval(**given: Any) -> dict[str, Any]:
     base = {"label": "clicked", "user": ["user", "recent"], "item": ["item", "price"], "embedding_dim": 8}
-    return {"retrieval": {**base, "hidden": [16, 8], "temperature": 0.2, "train": _TRAIN, **given}}
+    hidden = {} if "model" in given else {"hidden": [16, 8]}
+    return {"retrieval": {**base, **hidden, "temperature": 0.2, "train": _TRAIN, **given}}
 
 
 FIXED = ["user", "item", "recent", "price"]
@@ -85,6 +86,16 @@ MODELS: dict[str, dict[str, Any]] = {
         bottom=[],
         top=[],
         wide_optimizer={"name": "ftrl", "learning_rate": 0.05},
+    ),
+    "lists": _ranking(model="din", features=FIXED, sequences=["recent"], hidden=[16], bottom=[], top=[]),
+    "sasrec": _retrieval(
+        model="sasrec",
+        user=["recent"],
+        item=["item"],
+        blocks=1,
+        negatives=50,
+        dropout=0.0,
+        train={**_TRAIN, "batch_size": 117, "sparse": {"name": "adam", "learning_rate": 0.01}},
     ),
     "softmax": _retrieval(train={**_TRAIN, "batch_size": 117}),  # 586 clicks: again one in the last batch
     "bce": _retrieval(loss="bce"),

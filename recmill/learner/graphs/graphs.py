@@ -4,6 +4,9 @@ user, item    numbers [rows, F], pooled [rows, T, D] -> vectors [rows, V]
 rank          numbers, pooled, wide [rows, W] -> logits [rows]
 rank_split    user_numbers [1, F], user_pooled [1, T, D], user_wide [1, W] and item_* [rows, ...] -> logits [rows]
 
+A model that reads lists unpooled also has, for each, list0 [rows, length0, D] and mask0 [rows, length0], 1 for each
+element and 0 behind the last; they are the user's (user_list0 [1, length0, D]). A list has at least one place.
+
 Features keep the learner's order. Inputs without any feature are left out; so is rank_split when no feature of the
 ranker depends on the item.
 """
@@ -26,7 +29,8 @@ from torch import Tensor, nn
 
 from recmill.artifacts.bundle.sessions import Graph
 from recmill.errors import MissingPackage, RecmillError
-from recmill.learner.graphs.split import FeatureIndices, Inputs, Parts, split_model
+from recmill.learner.eval_queries import Side
+from recmill.learner.graphs.split import FeatureIndices, Inputs, Parts, is_mask, lists_of, split_model
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 
@@ -83,7 +87,7 @@ def check_packages() -> None:
 
 @dataclass(frozen=True)
 class _Dense:
-    """What becomes a graph: a module that takes inputs by name, and each input's shape; its first size may be ROWS."""
+    """What becomes a graph: a module that takes inputs by name, and their shapes, of which named sizes vary."""
 
     module: nn.Module
     shapes: Mapping[str, Sequence[int | str]]
@@ -91,53 +95,87 @@ class _Dense:
 
     def random_inputs(self, num_rows: int) -> dict[str, Tensor]:
         drawn = torch.Generator().manual_seed(num_rows)
+        length = num_rows + 2  # of the longest list
         sizes = {
-            name: [num_rows if size == _ROWS else int(size) for size in shape]
+            name: [num_rows if size == _ROWS else length if isinstance(size, str) else size for size in shape]
             for name, shape in self.shapes.items()
         }
-        return {name: torch.randn(size, generator=drawn) for name, size in sizes.items()}
+        return {
+            name: _random_mask(size, drawn) if is_mask(name) else torch.randn(size, generator=drawn)
+            for name, size in sizes.items()
+        }
+
+    @property
+    def free_sizes(self) -> dict[str, dict[int, str]]:
+        """Of each input, the axes whose size may change, with their names."""
+        return {
+            name: {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
+            for name, shape in self.shapes.items()
+        }
+
+
+def _random_mask(size: Sequence[int], drawn: torch.Generator) -> Tensor:
+    """Of lists of any length, empty ones too."""
+    rows, length = size
+    lengths = torch.randint(0, length + 1, (rows, 1), generator=drawn)
+    return (torch.arange(length) < lengths).float()
 
 
 class _Whole(nn.Module):
-    """A model that is called with numbers, pooled and wide, also when a recipe has no numbers."""
+    """A model that is called with numbers, pooled, lists and wide, also when a recipe has no numbers."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, inputs: Inputs) -> Tensor:
-        pooled = inputs["pooled"]
-        numbers = inputs["numbers"] if "numbers" in inputs else pooled.new_zeros((pooled.shape[0], 0))
+        first = next(iter(inputs.values()))
+        numbers = inputs["numbers"] if "numbers" in inputs else first.new_zeros((first.shape[0], 0))
+        pooled = inputs["pooled"] if "pooled" in inputs else first.new_zeros((first.shape[0], 0, 0))
+        lists = lists_of(inputs)
         wide = [inputs["wide"]] if "wide" in inputs else []
-        return self.model(numbers, pooled, *wide)  # type: ignore[no-any-return]
+        return self.model(numbers, pooled, *([lists] if lists else []), *wide)  # type: ignore[no-any-return]
 
 
 def _dense_parts(learner: Ranker | Retriever, owners: Mapping[str, str]) -> dict[str, _Dense]:
     if isinstance(learner, Retriever):
-        return {
-            side: _Dense(
-                _Whole(getattr(learner.towers, side)),
-                _shapes("", _ROWS, (len(layout.numbers), len(layout.keys), 0), learner.spec.embedding_dim),
-                "vectors",
-            )
-            for side, layout in learner.layouts.items()
-        }
-    names = {name: [part.name for part in made.features] for name, made in learner.collections.items()}
-    deep, wide = names["deep"], names.get("wide", [])
+        return {side: _tower(learner, side) for side in learner.layouts}
+    collections = learner.collections
+    deep, wide = (
+        [feature.name for feature in collections[name].features if not feature.is_sequence]
+        if name in collections
+        else []
+        for name in ("deep", "wide")
+    )
     kinds = [FeatureIndices.of(some, owners) for some in (learner.layout.numbers, deep, wide)]
-    dim = learner.spec.embedding_dim
-    graphs = {
-        "rank": _Dense(
-            _Whole(learner.model), _shapes("", _ROWS, [len(kind) for kind in kinds], dim), "logits"
-        )
-    }
+    dim, num_lists = learner.spec.embedding_dim, len(learner.spec.sequences)
+    shapes = {**_shapes("", _ROWS, [len(kind) for kind in kinds], dim), **_lists("", _ROWS, num_lists, dim)}
+    graphs = {"rank": _Dense(_Whole(learner.model), shapes, "logits")}
     if any(kind.item for kind in kinds):
         shapes = {
             **_shapes("user_", 1, [len(kind.user) for kind in kinds], dim),
+            **_lists("user_", 1, num_lists, dim),
             **_shapes("item_", _ROWS, [len(kind.item) for kind in kinds], dim),
         }
         graphs["rank_split"] = _Dense(split_model(learner.model, Parts(*kinds)), shapes, "logits")
     return graphs
+
+
+def _tower(learner: Retriever, side: Side) -> _Dense:
+    layout, dim = learner.layouts[side], learner.spec.embedding_dim
+    num_lists = len(learner.sequences) if side == "user" else 0
+    sizes = len(layout.numbers), len(layout.keys) - num_lists, 0
+    shapes = {**_shapes("", _ROWS, sizes, dim), **_lists("", _ROWS, num_lists, dim)}
+    return _Dense(_Whole(getattr(learner.towers, side)), shapes, "vectors")
+
+
+def _lists(prefix: str, num_rows: int | str, number: int, dim: int) -> dict[str, Sequence[int | str]]:
+    """Shapes of the lists that are not pooled, and of their masks."""
+    shapes: dict[str, Sequence[int | str]] = {}
+    for index in range(number):
+        shapes[f"{prefix}list{index}"] = (num_rows, f"length{index}", dim)
+        shapes[f"{prefix}mask{index}"] = (num_rows, f"length{index}")
+    return shapes
 
 
 def _shapes(
@@ -199,7 +237,7 @@ def _traced_by_script(part: _Dense) -> ModelProto | None:
             opset_version=_OPSET,
             input_names=list(inputs),
             output_names=[part.output],
-            dynamic_axes={key: {0: _ROWS} for key, shape in part.shapes.items() if shape[0] == _ROWS},
+            dynamic_axes=part.free_sizes,
         )
     except Exception:  # whatever it was: the other exporter says what is wrong with a forward
         return None
@@ -214,8 +252,8 @@ def _traced_by_script(part: _Dense) -> ModelProto | None:
 
 def _traced_by_export(name: str, part: _Dense) -> ModelProto:
     inputs = part.random_inputs(num_rows=3)
-    rows = torch.export.Dim(_ROWS)
-    free = {key: {0: rows} if shape[0] == _ROWS else {} for key, shape in part.shapes.items()}
+    sizes = {name: torch.export.Dim(name) for axes in part.free_sizes.values() for name in axes.values()}
+    free = {key: {axis: sizes[name] for axis, name in axes.items()} for key, axes in part.free_sizes.items()}
     try:
         program = torch.onnx.export(
             part.module,

@@ -1,8 +1,8 @@
 """Rankers cut in two: what depends on the user and the context alone is computed once, the rest for each item.
 
 They hold slices of a trained model's weights and give the same logits. Their inputs come by name: user_numbers,
-user_pooled and user_wide have one row, item_numbers, item_pooled and item_wide one for each of B items. What a recipe
-has no features for is left out.
+user_pooled and user_wide have one row, item_numbers, item_pooled and item_wide one for each of B items; lists that are
+not pooled are the user's: user_list0 and user_mask0. What a recipe has no features for is left out.
 
 Shapes: B items, X columns of a layer's input, D embedding size, U and I vectors of the user and the item part.
 """
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from recmill.models.dlrm import DLRM
 from recmill.models.layers import MLP, DotInteraction
+from recmill.models.sequences import ListVectors
 from recmill.models.wide_deep import WideDeep
 
 Inputs = Mapping[str, Tensor]
@@ -40,6 +41,19 @@ class FeatureIndices:
 
     def __len__(self) -> int:
         return len(self.user) + len(self.item)
+
+
+def is_mask(name: str) -> bool:
+    """Whether an input says which elements of a list are real."""
+    return name.removeprefix("user_").startswith("mask")
+
+
+def lists_of(inputs: Inputs, prefix: str = "") -> list[ListVectors]:
+    """The lists that are not pooled, in the model's order."""
+    number = sum(name.startswith(f"{prefix}list") for name in inputs)
+    return [
+        ListVectors(inputs[f"{prefix}list{index}"], inputs[f"{prefix}mask{index}"]) for index in range(number)
+    ]
 
 
 @dataclass(frozen=True)
@@ -75,10 +89,9 @@ class TiledModel(nn.Module):
             numbers = _joined(inputs, "numbers", self.parts.numbers, num_rows)
         else:
             numbers = pooled.new_zeros((num_rows, 0))
-        if not len(self.parts.wide):
-            return self.model(numbers, pooled)  # type: ignore[no-any-return]
-        wide = _joined(inputs, "wide", self.parts.wide, num_rows)
-        return self.model(numbers, pooled, wide)  # type: ignore[no-any-return]
+        lists = lists_of(inputs, "user_")  # of one row, which stands for all
+        wide = [_joined(inputs, "wide", self.parts.wide, num_rows)] if len(self.parts.wide) else []
+        return self.model(numbers, pooled, *([lists] if lists else []), *wide)  # type: ignore[no-any-return]
 
 
 class SplitMLP(nn.Module):
