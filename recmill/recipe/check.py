@@ -92,6 +92,8 @@ def _check_column(path: str, column: r.Column) -> Iterator[str]:
         yield f'{path}.name is "{column.name}"; names that begin with __ are reserved'
     if column.allowed is not None and not column.allowed:
         yield f"{path}.allowed is empty; no row would be good"
+    if column.format and column.type != "time":
+        yield f'{path}.format has no meaning for type = "{column.type}"; remove it, or write type = "time"'
     for value in column.allowed or ():
         if type(value) not in _ALLOWED[column.type] or (column.type == "hex" and not _is_hex(value)):
             shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
@@ -104,6 +106,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "hex": (int, str),
     "float": (int, float),
+    "time": (int, float),
 }
 
 
@@ -113,7 +116,7 @@ def _is_hex(value: object) -> bool:
 
 def _check_text_format(path: str, spec: r.Files) -> Iterator[str]:
     if spec.format != "delimited":
-        for name in ("separator", "header", "quote", "encoding"):
+        for name in ("separator", "header", "quote", "escape", "encoding"):
             if getattr(spec, name) != default_of(r.Files, name):
                 yield f'{path}.{name} has no meaning for format = "{spec.format}"; remove it'
         return
@@ -125,6 +128,12 @@ def _check_text_format(path: str, spec: r.Files) -> Iterator[str]:
         yield f'{path}.quote must be one ASCII character or empty, got "{spec.quote}"'
     elif spec.quote and spec.quote in spec.separator:
         yield f"{path}.quote and separator must differ"
+    if spec.escape and not spec.quote:
+        yield f"{path}.escape is for quotes inside of quoted fields; add quote, or remove it"
+    elif len(spec.escape) > 1 or not spec.escape.isascii() or spec.escape in ("\r", "\n"):
+        yield f'{path}.escape must be one ASCII character or empty, got "{spec.escape}"'
+    elif spec.escape and spec.escape in spec.quote + spec.separator:
+        yield f"{path}.escape must differ from quote and separator"
 
 
 # rows
@@ -132,15 +141,15 @@ def _check_text_format(path: str, spec: r.Files) -> Iterator[str]:
 
 def _check_rows(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     kinds = {column.name: kind_of(column) for column in recipe.log.columns}
-    drawn_by: str | None = None
+    after_split: str | None = None
     for index, operation in enumerate(recipe.rows):
         path = f"rows[{index}].{operation.operation_name()}"
         yield from _check_columns_read(operation, path, kinds)
         yield from _check_operation(recipe, operation, path, kinds)
-        if drawn_by and not isinstance(operation, r.DRAWING):
-            yield f"{path} comes after {drawn_by}; items are drawn after the split, so draw them last"
-        if isinstance(operation, r.DRAWING):
-            drawn_by = drawn_by or path
+        if after_split and not r.runs_after_split(operation):
+            yield f"{path} comes after {after_split}, which needs the split to be made; put it before"
+        if r.runs_after_split(operation):
+            after_split = after_split or path
         added = added_kinds(recipe, operation, kinds)
         for name in added:
             if name in kinds:
@@ -211,6 +220,10 @@ def _check_operation(
         yield from _check_join(recipe, operation, path, kinds)
     if isinstance(operation, r.History) and operation.where is not None:
         yield from _check_condition(f"{path}.where", operation.where, kinds)
+    if isinstance(operation, r.History) and operation.packed:
+        for name in ("min_length", "last"):
+            if getattr(operation, name) != default_of(r.History, name):
+                yield f"{path}.{name} has no meaning beside packed, which chooses rows itself; remove it"
     if isinstance(operation, r.DRAWING) and recipe.log.item is None:
         yield f"{path} draws items, but log.item does not say which column that is"
     if isinstance(operation, r.Negatives) and operation.label in kinds:

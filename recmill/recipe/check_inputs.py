@@ -36,7 +36,7 @@ def _check_ranking(
     for name in ranking.trees.features if ranking.trees is not None else ():
         if name in kinds and not _is_number(kinds[name]):
             yield f'ranking.trees.features has "{name}", which ends as {describe(kinds[name])}; trees take numbers'
-    if ranking.model == "dlrm" and all(name in kinds for name in names):
+    if ranking.model in r.OVER_DLRM and all(name in kinds for name in names):
         num_numbers = sum(_is_number(kinds[name]) for name in names)
         yield from _check_vectors(ranking, num_numbers, sum(_has_rows(kinds[name]) for name in names))
 
@@ -141,7 +141,8 @@ def check_binary_labels(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 
 def model_labels(recipe: r.Recipe) -> set[str]:
     """The labels that models learn."""
-    return {model.label for model in (recipe.ranking, recipe.retrieval) if model is not None}
+    of_ranking = recipe.ranking.labels if recipe.ranking is not None else ()
+    return {*of_ranking, *([recipe.retrieval.label] if recipe.retrieval is not None else [])}
 
 
 def how_to_threshold(column: str) -> str:

@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from recmill.errors import ExpressionError
 from recmill.recipe import recipe as r
 from recmill.recipe import steps as s
+from recmill.recipe.check_features import ends_as
 from recmill.recipe.convert import Paths, default_of
+from recmill.recipe.expressions import parse_score
+from recmill.recipe.kinds import describe, kinds_of_columns
 from recmill.recipe.names import nearest, repeated
 from recmill.recipe.tuning import METRICS, is_metric
 
-_TARGET = re.compile(r"[a-z_]+(@\d+)?\s*(>=|<=)\s*-?\d+(\.\d+)?([eE]-?\d+)?")
+_TARGET = re.compile(r"(\w+\.)?[a-z_]+(@\d+)?\s*(>=|<=)\s*-?\d+(\.\d+)?([eE]-?\d+)?")
+_TASK = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _OWN_MODEL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 # Settings that only some models have. The user's own module gets all of them.
-_SETTINGS_OF = {
-    "dlrm": ("bottom", "top", "interaction", "cross_layers", "cross_rank"),
-    "wide_deep": ("hidden",),
+_OF_DLRM = ("bottom", "top", "interaction", "cross_layers", "cross_rank", "dropout")
+_SETTINGS_OF: dict[str, tuple[str, ...]] = {
+    "lr": (),
+    "fm": (),
+    "deepfm": ("hidden", "dropout"),
+    "wide_deep": ("hidden", "dropout"),
+    "dlrm": _OF_DLRM,
+    "dcn": ("hidden", "cross_layers", "cross_rank", "dropout"),
+    "masknet": ("hidden", "mask_blocks", "mask_width", "dropout"),
+    "din": ("hidden", "sequences", "attention", "dropout"),
+    **dict.fromkeys(r.MULTI_TASK, (*_OF_DLRM, "tasks")),
+}
+_SETTINGS_OF_TASKS: dict[str, tuple[str, ...]] = {
+    "shared_bottom": (),
+    "mmoe": ("experts",),
+    "ple": ("experts", "task_experts", "levels"),
+    "esmm": (),
+}
+_SETTINGS_OF_RETRIEVAL: dict[str, tuple[str, ...]] = {
+    "two_tower": ("hidden", "loss"),
+    "sasrec": ("blocks", "heads", "negatives", "dropout"),
 }
 _OPTIMIZER_SETTINGS: dict[str, tuple[str, ...]] = {
     "sgd": ("weight_decay",),
@@ -39,15 +62,23 @@ def check_ranking(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     if ranking is None:
         return
     yield from _check_model("ranking", ranking.model, tuple(_SETTINGS_OF))
-    for model, settings in _SETTINGS_OF.items():
-        for name in settings if ranking.model in set(_SETTINGS_OF) - {model} else ():
+    of_others = {name for settings in _SETTINGS_OF.values() for name in settings}
+    if ranking.model in _SETTINGS_OF:
+        for name in sorted(of_others - set(_SETTINGS_OF[ranking.model])):
             if getattr(ranking, name) != default_of(r.Ranking, name):
                 yield f'ranking.{name} has no meaning for model = "{ranking.model}"; remove it'
-    if ranking.model == "dlrm":
+    if ranking.model in r.OVER_DLRM:
         yield from _check_interaction(ranking)
+    if ranking.model == "lr" and ranking.embedding_dim != 1:
+        yield f"ranking.embedding_dim is {ranking.embedding_dim}; lr has one weight for each id: set it to 1"
+    yield from _check_tasks(ranking)
+    if ranking.model == "din" and not ranking.sequences:
+        yield "ranking.sequences is empty; din reads a list of earlier items, unpooled"
+    if ranking.model == "din" and not ranking.attention:
+        yield "ranking.attention is empty; din needs at least one hidden layer there"
     if ranking.wide_optimizer is not None:
         yield from _check_optimizer("ranking.wide_optimizer", ranking.wide_optimizer)
-    yield from _check_training("ranking", ranking.train)
+    yield from _check_training("ranking", ranking.train, ranking.tasks.labels if ranking.tasks else ())
     if ranking.dynamic is not None:
         yield from _check_admission(ranking.dynamic)
 
@@ -60,11 +91,20 @@ def check_retrieval(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     for name in ("user", "item"):
         if not getattr(retrieval, name):
             yield f"retrieval.{name} is empty; name the features of that tower"
+    settings = _SETTINGS_OF_RETRIEVAL
+    for name in sorted(set().union(*settings.values()) - set(settings[retrieval.model])):
+        if getattr(retrieval, name) != default_of(r.Retrieval, name):
+            yield f'retrieval.{name} has no meaning for model = "{retrieval.model}"; remove it'
+    if retrieval.model == "sasrec" and retrieval.embedding_dim % retrieval.heads:
+        yield (
+            f"retrieval.embedding_dim is {retrieval.embedding_dim}, but heads is {retrieval.heads}; "
+            "each head needs an equal part of it"
+        )
     if retrieval.loss == "bce" and not retrieval.log_q:
         yield 'retrieval.log_q has no meaning for loss = "bce"; remove it'
     for name in ("micro_batches", "precision"):
         if getattr(retrieval.train, name) != default_of(r.Training, name):
-            yield f"retrieval.train.{name} has no meaning for two towers; remove it"
+            yield f"retrieval.train.{name} has no meaning for retrieval; remove it"
     yield from _check_training("retrieval", retrieval.train)
 
 
@@ -96,7 +136,49 @@ def _check_admission(dynamic: r.Dynamic) -> Iterator[str]:
             yield f"ranking.dynamic.{name} is for keys that wait for a row; it needs admit_after above 1"
 
 
-def _check_training(model: str, training: r.Training) -> Iterator[str]:
+def _check_tasks(ranking: r.Ranking) -> Iterator[str]:
+    """One label or several, and what each of the models for several can have."""
+    tasks, model = ranking.tasks, ranking.model
+    if tasks is None:
+        if model in r.MULTI_TASK:
+            yield f'ranking.tasks is missing; model = "{model}" learns several labels, which it names'
+        elif not ranking.label:
+            yield "ranking.label is missing"
+        return
+    if ranking.label:
+        yield "ranking.label has no meaning beside ranking.tasks, whose labels are learned; remove one of them"
+    for name in ("wide", "trees"):
+        if getattr(ranking, name):
+            yield f"ranking.{name} is for models with one label; remove it, or name its features in ranking.features"
+    if len(tasks.labels) < 2 or (model == "esmm" and len(tasks.labels) != 2):
+        wanted = (
+            "a click and what follows it" if model == "esmm" else "two or more; for one, use ranking.label"
+        )
+        yield f"ranking.tasks.labels has {len(tasks.labels)}, expected {wanted}"
+    for name in repeated(tasks.labels):
+        yield f'ranking.tasks.labels has "{name}" more than once'
+    for name in sorted(set(tasks.weights) - set(tasks.labels)):
+        yield f'ranking.tasks.weights has "{name}", which is none of its labels{nearest(name, tasks.labels)}'
+    for name in ("experts", "task_experts", "levels"):
+        is_set = getattr(tasks, name) != default_of(r.Tasks, name)
+        if is_set and name not in _SETTINGS_OF_TASKS.get(model, (name,)):
+            yield f'ranking.tasks.{name} has no meaning for model = "{model}"; remove it'
+    if model in ("mmoe", "ple") and not ranking.top:
+        yield f"ranking.top is empty; the experts of {model} have its layers"
+    yield from _check_serve_score(tasks)
+
+
+def _check_serve_score(tasks: r.Tasks) -> Iterator[str]:
+    if any(name == "served" or not _TASK.fullmatch(name) for name in tasks.labels):
+        yield 'ranking.tasks.labels must be made of letters, digits and "_", and be none called "served"'
+        return
+    try:
+        parse_score(tasks.order, tasks.labels)
+    except ExpressionError as error:
+        yield f"ranking.tasks.serve_score: {error}"
+
+
+def _check_training(model: str, training: r.Training, tasks: Sequence[str] = ()) -> Iterator[str]:
     path = f"{model}.train"
     yield from _check_optimizer(f"{path}.dense", training.dense)
     yield from _check_optimizer(f"{path}.sparse", training.sparse)
@@ -121,7 +203,7 @@ def _check_training(model: str, training: r.Training) -> Iterator[str]:
         yield f'{path}.target must look like "auc >= 0.80", got "{training.target}"'
     elif training.target is not None:
         metric = re.split("[<>]", training.target)[0].strip()
-        if not is_metric(model, metric):
+        if not is_metric(model, metric, tasks):
             hint = nearest(metric, METRICS[model])
             yield f'{path}.target names "{metric}", which is no metric of {model}{hint}'
 
@@ -147,18 +229,35 @@ def check_models(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
         for name in names:
             if name not in features:
                 yield f'{path} has "{name}", but there is no such feature{nearest(name, features)}'
-    for path, model in (("ranking", ranking), ("retrieval", retrieval)):
-        if model and labels and model.label not in labels:
-            yield f'{path}.label is "{model.label}", but there is no such label{nearest(model.label, labels)}'
+    for path, name in _labels_named(recipe):
+        if labels and name not in labels:
+            yield f'{path} "{name}", but there is no such label{nearest(name, labels)}'
+    yield from _check_packed(recipe, features)
     if retrieval:
         yield from _check_towers(recipe, retrieval, features)
+        if retrieval.model == "sasrec":
+            yield from _check_sasrec(recipe, retrieval, features)
     if ranking:
         yield from _check_dynamic(ranking, features)
+        used = ranking.features or tuple(features)
+        targets = [features[name] for name in used if name in features and name not in ranking.sequences]
+        yield from _check_sequences(recipe, "ranking.sequences", ranking.sequences, targets)
+
+
+def _labels_named(recipe: r.Recipe) -> Iterator[tuple[str, str]]:
+    ranking, retrieval = recipe.ranking, recipe.retrieval
+    if ranking and ranking.label:
+        yield "ranking.label is", ranking.label
+    if ranking and ranking.tasks:
+        yield from (("ranking.tasks.labels has", name) for name in ranking.tasks.labels)
+    if retrieval:
+        yield "retrieval.label is", retrieval.label
 
 
 def _features_named(recipe: r.Recipe) -> Iterator[tuple[str, tuple[str, ...]]]:
     if recipe.ranking:
         yield "ranking.features", recipe.ranking.features
+        yield "ranking.sequences", recipe.ranking.sequences
         yield "ranking.wide", recipe.ranking.wide
         if recipe.ranking.trees is not None:
             yield "ranking.trees.features", recipe.ranking.trees.features
@@ -184,6 +283,65 @@ def _check_towers(
     of_items = [features[name] for name in retrieval.item if name in features and features[name].of == "item"]
     if of_items and not any(feature.columns == (recipe.log.item,) for feature in of_items):
         yield f'retrieval.item has no feature made of "{recipe.log.item}" alone; items are told apart by it'
+
+
+def _check_sasrec(
+    recipe: r.Recipe, retrieval: r.Retrieval, features: Mapping[str, r.Feature]
+) -> Iterator[str]:
+    for path, names in (("retrieval.user", retrieval.user), ("retrieval.item", retrieval.item)):
+        what = "the list of items that the tower reads" if path == "retrieval.user" else "the item's id"
+        if len(names) > 1:
+            yield f'{path} has {len(names)} features, but model = "sasrec" takes one: {what}'
+    items = [features[name] for name in retrieval.item if name in features]
+    yield from _check_sequences(recipe, "retrieval.user", retrieval.user, items)
+
+
+def _check_packed(recipe: r.Recipe, features: Mapping[str, r.Feature]) -> Iterator[str]:
+    """Only sasrec learns from packed histories: of most training rows they are empty."""
+    packed = [operation for operation in recipe.rows if isinstance(operation, r.History) and operation.packed]
+    lists = {column for history in packed for column in history.list_columns.values()}
+    if recipe.ranking is not None:
+        yield from _check_reads_none("ranking", recipe.ranking.features or tuple(features), features, lists)
+    if recipe.retrieval is not None and recipe.retrieval.model != "sasrec":
+        yield from _check_reads_none("retrieval", recipe.retrieval.user, features, lists)
+
+
+def _check_reads_none(
+    model: str, names: Sequence[str], features: Mapping[str, r.Feature], lists: Collection[str]
+) -> Iterator[str]:
+    for name in names:
+        if name in features and set(features[name].columns) & set(lists):
+            yield (
+                f'{model} reads "{name}", whose history is packed, so that most training rows have none; '
+                "name other features for it, or remove packed"
+            )
+
+
+def _check_sequences(
+    recipe: r.Recipe, path: str, names: Sequence[str], targets: Sequence[r.Feature]
+) -> Iterator[str]:
+    """Lists that are not pooled are of users, and of the ids of some feature with one value a row."""
+    kinds = kinds_of_columns(recipe)
+    shared = {vocabulary_of(feature) for feature in targets if ends_as(feature, kinds) in ("id", "key")} - {
+        None
+    }
+    for feature in (feature for feature in recipe.features if feature.name in names):
+        kind = ends_as(feature, kinds)
+        if kind is not None and kind not in ("list of id", "list of key"):
+            yield f'{path} has "{feature.name}", which holds {describe(kind)}; it needs lists of ids'
+        elif feature.of == "item":
+            yield f'{path} has "{feature.name}", which belongs to the item; lists of users are read unpooled'
+        elif kind is not None and vocabulary_of(feature) not in shared:
+            yield (
+                f'{path} has "{feature.name}", but no feature with one value a row has its vocabulary; '
+                'give both the same `named`, as in { vocabulary = { named = "item" } } and { lookup = "item" }'
+            )
+
+
+def vocabulary_of(feature: r.Feature) -> str | None:
+    """The name that a feature's vocabulary shares with those of others; None when it has none."""
+    names = [getattr(step, "named", None) for step in feature.steps]
+    return next((name for name in reversed(names) if name is not None), None)
 
 
 def _check_dynamic(ranking: r.Ranking, features: Mapping[str, r.Feature]) -> Iterator[str]:

@@ -12,6 +12,8 @@ DEFAULT_BATCH_SIZE = 2048
 # Measured on real clicks: fewer steps than this in an epoch leave a ranker under-trained, however large its rate.
 _STEPS_IN_EPOCH = 450
 _SMALLEST_BATCH = 64
+# More rows of a batch are more negatives for two towers; a row of sasrec is a whole history.
+_RETRIEVAL_BATCH = {"two_tower": DEFAULT_BATCH_SIZE, "sasrec": 64}
 
 Model = TypeVar("Model", Ranking, Retrieval)
 
@@ -19,8 +21,9 @@ Model = TypeVar("Model", Ranking, Retrieval)
 def resolve(recipe: Recipe, num_rows: int) -> Recipe:
     """The recipe with the choices that follow from `num_rows`, its training rows."""
     ranking = recipe.ranking and _resolved(recipe.ranking, ranking_batch_size(num_rows), decay_from=0.5)
-    # More rows of a batch are more negatives for two towers.
-    retrieval = recipe.retrieval and _resolved(recipe.retrieval, DEFAULT_BATCH_SIZE, decay_from=1.0)
+    retrieval = recipe.retrieval and _resolved(
+        recipe.retrieval, _RETRIEVAL_BATCH[recipe.retrieval.model], decay_from=1.0
+    )
     return replace(recipe, ranking=ranking, retrieval=retrieval)
 
 

@@ -9,10 +9,12 @@ from recmill.recipe.convert import Entries, Problems
 from recmill.recipe.names import expand_names
 from recmill.recipe.steps import COMBINING, STEPS, Step
 
+INTERACTION = "interaction"  # the label of logs in which every row is positive
+
 
 def expand(raw: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
     """Cut columns, features and labels that cover many into one for each. The reader finds the rest."""
-    tree = dict(raw)
+    tree = _with_derived_label(dict(raw))
     if isinstance(tree.get("tune"), dict) and isinstance(tree["tune"].get("space"), dict):
         tree["tune"] = {**tree["tune"], "space": dict(_key_paths(tree["tune"]["space"]))}
     if "log" in tree:
@@ -28,6 +30,20 @@ def expand(raw: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
                 (path, one) for path, entry in paths for one in _features_of(entry, path, problems)
             )
     return tree
+
+
+def _with_derived_label(tree: dict[str, Any]) -> dict[str, Any]:
+    """Retrieval without a label learns from every row: each is an interaction with its item."""
+    retrieval, log = tree.get("retrieval"), tree.get("log")
+    if not isinstance(retrieval, dict) or "label" in retrieval or not isinstance(log, dict):
+        return tree
+    item, labels = log.get("item"), tree.get("labels", [])
+    if not isinstance(item, str) or labels:
+        return tree
+    name = item.replace('"', '""')
+    steps = [{"expression": {"sql": f'"{name}" is not null', "type": "int"}}]
+    label = {"name": INTERACTION, "columns": [item], "steps": steps}
+    return {**tree, "retrieval": {**retrieval, "label": INTERACTION}, "labels": [label]}
 
 
 def _key_paths(space: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -28,17 +28,17 @@ class Unfit(Exception):
 
 
 def kind_of(column: r.Column) -> str:
-    return "int" if column.type == "hex" else column.type
+    return {"hex": "int", "time": "float"}.get(column.type, column.type)
 
 
 def kinds_of_columns(recipe: r.Recipe, before_split: bool = False) -> dict[str, str]:
     """Name -> kind of every column that features may read: the log's, side tables' and those that rows add.
 
-    `before_split` leaves out what is drawn from training rows, which are not known until the split is.
+    `before_split` leaves out what depends on which rows train.
     """
     kinds = {column.name: kind_of(column) for column in recipe.log.columns}
     for operation in recipe.rows:
-        if not (before_split and isinstance(operation, r.DRAWING)):
+        if not (before_split and r.runs_after_split(operation)):
             kinds.update(added_kinds(recipe, operation, kinds))
     return kinds
 

@@ -38,6 +38,11 @@ def _expand_range(name: str) -> list[str]:
     return [f"{match[1]}{number:0{width}d}" for number in range(first, last + 1)]
 
 
+def plain_name(name: str) -> str:
+    """A name in lower case without signs: `User-ID` -> userid."""
+    return re.sub(r"[\W_]+", "", name.lower())
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean "x"?` when something is close, else what is known."""
     options = sorted(known)

@@ -31,20 +31,24 @@ SPLITS = ("train", "eval", "test")
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a log. `hex` is an integer written in base 16; `text` stays text."""
+    """One column of a log. `hex` is an integer written in base 16; `text` stays text.
+
+    `time` becomes seconds since 1970: ISO dates and times, numbers since 1970, or what `format` (strptime) says.
+    """
 
     name: str
-    type: Literal["int", "float", "text", "hex", "bool"]
+    type: Literal["int", "float", "text", "hex", "bool", "time"]
     of: Owner = "context"
     allowed: tuple[Value, ...] | None = None
     required: bool = False
+    format: str = ""
 
 
 @dataclass(frozen=True)
 class Files:
     """Files of rows, named or as globs, relative to the data directory.
 
-    `separator`, `header`, `quote` and `encoding` are for delimited text; the other formats know their own.
+    `separator`, `header`, `quote`, `escape` and `encoding` are for delimited text; the other formats know their own.
     """
 
     files: tuple[str, ...]
@@ -53,7 +57,8 @@ class Files:
     separator: str = "\t"
     header: bool = False
     quote: str = ""
-    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+    escape: str = ""
+    encoding: Literal["utf-8", "latin-1", "utf-16"] = "utf-8"
 
 
 @dataclass(frozen=True)
@@ -121,8 +126,12 @@ class Dedupe(RowOperation):
 class History(RowOperation):
     """For each row, the user's earlier values of `columns` as `<column>_history`, oldest first.
 
-    The row itself and rows of the same time stamp are not part of it. Rows with fewer than `min_length`
-    earlier events are dropped; `last` keeps only that many latest rows for each user.
+    The row itself and rows of the same time stamp are not part of it; with `same_time`, those of that time stamp which
+    come before it in the log are. Rows with fewer than `min_length` earlier events are dropped; `last` keeps only that
+    many latest rows for each user.
+
+    `packed` is for models that learn from every element of a history: of a user's training rows the last one has its
+    history, and so has every `max_length`-th before it; those between have an empty one. Held-out rows all have theirs.
     """
 
     columns: Names
@@ -132,6 +141,8 @@ class History(RowOperation):
     max_length: Positive = 100
     min_length: Whole = 0
     last: Positive | None = None
+    same_time: bool = False
+    packed: bool = False
 
     @property
     def list_columns(self) -> dict[str, str]:
@@ -184,8 +195,13 @@ ROW_OPERATIONS: dict[str, type[RowOperation]] = {
     "history_negatives": HistoryNegatives,
 }
 
-# These draw from the items of the training rows, so they run after the split and stand last in [[rows]].
+# These draw from the items of the training rows.
 DRAWING = (Negatives, HistoryNegatives)
+
+
+def runs_after_split(operation: RowOperation) -> bool:
+    """Whether an operation must know which rows train; such operations stand last in [[rows]]."""
+    return isinstance(operation, DRAWING) or (isinstance(operation, History) and operation.packed)
 
 
 @dataclass(frozen=True)
@@ -352,46 +368,102 @@ class Trees:
     l2: NotNegative = 10.0
 
 
+DLRM_CROSS_RANK = 512  # when a recipe gives none
+
+# Rankers of several labels, and all that read features as DLRM does.
+MULTI_TASK = ("shared_bottom", "mmoe", "ple", "esmm")
+OVER_DLRM = ("dlrm", *MULTI_TASK)
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Several labels of one ranker, each with a probability of its own; losses are added up by `weights` (1 each).
+
+    Above what the tasks share, each has a tower of hidden layers. mmoe and ple have so many `experts` for all tasks,
+    ple also `task_experts` for each, in `levels` one above the other; an expert has the layers of `top`.
+    What is served is ordered by `serve_score`, an expression over the labels; without one, by their sum.
+    """
+
+    labels: Names
+    weights: dict[str, AboveZero] = field(default_factory=dict)
+    serve_score: str | None = None
+    tower: tuple[Positive, ...] = ()
+    experts: Positive = 4
+    task_experts: Positive = 1
+    levels: Positive = 1
+
+    @property
+    def order(self) -> str:
+        """The expression that `serve_score` is or stands for."""
+        return self.serve_score or " + ".join(f'"{label}"' for label in self.labels)
+
+
 @dataclass(frozen=True)
 class Ranking:
-    """A model that scores (user, item, context) rows."""
+    """A model that scores (user, item, context) rows: one `label`, or several by `tasks`.
+
+    `sequences` are list features whose elements keep their vectors, for models that read them so: each must share its
+    vocabulary with a feature of one value, such as the item, against which din reads it.
+    """
 
     model: str
-    label: str
+    label: str = ""
     features: Names = ()
     embedding_dim: Positive = 16
     bottom: tuple[Positive, ...] = ()
     top: tuple[Positive, ...] = ()
     interaction: Literal["dot", "cat", "cross"] = "dot"
     cross_layers: Positive = 3
-    cross_rank: Positive = 512
+    cross_rank: Positive | None = None
     wide: Names = ()
     hidden: tuple[Positive, ...] = ()
+    sequences: Names = ()
+    attention: tuple[Positive, ...] = (32,)
+    mask_blocks: Positive = 3
+    mask_width: Positive = 64
     dropout: Dropout = 0.0
     dynamic: Dynamic | None = None
     wide_optimizer: Optimizer | None = None
     trees: Trees | None = None
+    tasks: Tasks | None = None
     train: Training = field(default_factory=Training)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the model learns; the first of several is what counts as a click."""
+        return self.tasks.labels if self.tasks is not None else (self.label,)
 
 
 @dataclass(frozen=True)
 class Retrieval:
     """Two towers, one of users and one of items, that meet in a dot product.
 
-    Without `hidden` layers a tower adds up its embeddings. in_batch_softmax learns from rows whose label is 1, bce from
-    all.
+    two_tower: without `hidden` layers a tower adds up its embeddings. in_batch_softmax learns from rows whose label is
+    1, bce from all.
+    sasrec: the user tower is causal self-attention over one list of items, whose table is the item tower's. Each
+    element is predicted from those before it, against `negatives` items, drawn for each step from all alike.
     """
 
     label: str
     user: Names
     item: Names
-    model: Literal["two_tower"] = "two_tower"
+    model: Literal["two_tower", "sasrec"] = "two_tower"
     embedding_dim: Positive = 16
     hidden: tuple[Positive, ...] = (128, 64)
     loss: Literal["in_batch_softmax", "bce"] = "in_batch_softmax"
     temperature: AboveZero = 0.05
     log_q: bool = True
+    blocks: Positive = 2
+    heads: Positive = 1
+    negatives: Positive = 512
+    dropout: Dropout = 0.2
     train: Training = field(default_factory=Training)
+
+    @property
+    def vector_size(self) -> int:
+        """Of users and items."""
+        has_layers = self.model == "two_tower" and self.hidden
+        return self.hidden[-1] if has_layers else self.embedding_dim
 
 
 @dataclass(frozen=True)
@@ -453,5 +525,6 @@ class Recipe:
     @property
     def click_label(self) -> str | None:
         """The label that is 1 in clicks: that of retrieval, else of ranking; without a model, every row is a click."""
-        model = self.retrieval or self.ranking
-        return None if model is None else model.label
+        if self.retrieval is not None:
+            return self.retrieval.label
+        return None if self.ranking is None else self.ranking.labels[0]

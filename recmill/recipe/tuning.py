@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -18,7 +18,7 @@ QUALITY = {"ranking": "auc", "retrieval": "ndcg@10"}
 COSTS = ("seconds", "parameters", "bytes")
 LOWER_IS_BETTER = (*COSTS, "log_loss", "normalised_entropy")
 METRICS = {
-    "ranking": ("auc", "pr_auc", "accuracy", "log_loss", "normalised_entropy"),
+    "ranking": ("auc", "pr_auc", "accuracy", "log_loss", "normalised_entropy", "rce"),
     "retrieval": ("recall@10", "ndcg@10", "mrr@10", "hit@10"),
 }
 _AT_K = re.compile(r"(recall|ndcg|mrr|hit)@[1-9]\d{0,5}")
@@ -69,8 +69,11 @@ def _check_objectives(model: str, objectives: tuple[str, ...]) -> Iterator[str]:
             yield f'tune.objectives[0] is "{name}"; expected a metric of {model}{nearest(name, known)}'
 
 
-def is_metric(model: str, name: str) -> bool:
-    """Whether evaluations of a model give such a number."""
+def is_metric(model: str, name: str, tasks: Sequence[str] = ()) -> bool:
+    """Whether evaluations of a model give such a number; with several `tasks`, also as `task.name`."""
+    task, _, own = name.rpartition(".")
+    if task in tasks:
+        return own in METRICS[model]
     return name in METRICS[model] or (model == "retrieval" and _AT_K.fullmatch(name) is not None)
 
 

@@ -17,7 +17,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,8})")
 _WIDE = 100  # a list that would be longer is written one element a line
 # What gets a header of its own; other tables are written inside braces.
-_HEADED = re.compile(r"tables\.[^.]+|(ranking|retrieval)\.(train|dynamic)|tune\.space")
+_HEADED = re.compile(r"tables\.[^.]+|(ranking|retrieval)\.(train|dynamic|tasks)|tune\.space")
 
 
 def toml_of(recipe: r.Recipe) -> str:

@@ -63,7 +63,7 @@ def test_an_error_names_its_source_on_every_line_and_can_be_pickled() -> None:
 
 def test_what_follows_from_a_broken_section_is_not_reported() -> None:
     assert problems(log=log(columns=[{"name": "user", "type": "txt"}])) == [
-        'log.columns[0].type must be one of int, float, text, hex, bool, got "txt"; did you mean "text"?'
+        'log.columns[0].type must be one of int, float, text, hex, bool, time, got "txt"; did you mean "text"?'
     ]
     assert problems(labels=None, label=[{"name": "clicked", "columns": "click"}], ranking=RANKING) == [
         'label is not a known key; did you mean "labels"?'
@@ -174,7 +174,8 @@ HISTORY = {"history": {"columns": ["item"], "by": "user", "order": "time"}}
         ([{"dedupe": {"by": "n1", "order": "time"}}], 'rows[0].dedupe.by needs whole numbers or text, but column "n1" holds numbers'),
         ([{"lag": {"columns": "words", "by": "user", "order": "time"}}], 'rows[0].lag.columns needs numbers, but column "words" holds text'),
         ([HISTORY, HISTORY], 'rows[1].history would add column "item_history", which the rows already have'),
-        ([NEGATIVES, HISTORY], "rows[1].history comes after rows[0].negatives; items are drawn after the split, so draw them last"),
+        ([NEGATIVES, HISTORY], "rows[1].history comes after rows[0].negatives, which needs the split to be made; put it before"),
+        ([{"history": {**HISTORY["history"], "packed": True, "last": 2}}], "rows[0].history.last has no meaning beside packed, which chooses rows itself; remove it"),
         ([NEGATIVES, NEGATIVES], "rows has negatives more than once; raise per_row of the first instead"),
         ([{"negatives": {"label": "click", "label_value": "no"}}], 'rows[0].negatives.label_value is "no", but column "click" holds whole numbers'),
         ([{"history_negatives": {"history": "item"}}], 'rows[0].history_negatives.history needs lists of items, but column "item" holds text'),
@@ -328,10 +329,16 @@ def test_table(table: dict[str, Any], problem: str) -> None:
 @pytest.mark.parametrize(
     ("ranking", "problem"),
     [
-        ({**RANKING, "model": "dlmr"}, 'ranking.model is "dlmr"; expected dlrm, wide_deep, or your own module as package.module:Class; did you mean "dlrm"?'),
+        ({**RANKING, "model": "dlmr"}, 'ranking.model is "dlmr"; expected lr, fm, deepfm, wide_deep, dlrm, dcn, masknet, din, shared_bottom, mmoe, ple, esmm, or your own module as package.module:Class; did you mean "dlrm"?'),
         ({**RANKING, "label": "click"}, 'ranking.label is "click", but there is no such label; did you mean "clicked"?'),
         ({**RANKING, "features": "user, itm"}, 'ranking.features has "itm", but there is no such feature; did you mean "item"?'),
         ({**RANKING, "hidden": [8]}, 'ranking.hidden has no meaning for model = "dlrm"; remove it'),
+        ({**WIDE, "model": "din"}, "ranking.sequences is empty; din reads a list of earlier items, unpooled"),
+        ({**WIDE, "model": "lr"}, "ranking.embedding_dim is 16; lr has one weight for each id: set it to 1"),
+        ({**WIDE, "model": "fm", "dropout": 0.1}, 'ranking.dropout has no meaning for model = "fm"; remove it'),
+        ({**WIDE, "model": "dcn", "mask_width": 8}, 'ranking.mask_width has no meaning for model = "dcn"; remove it'),
+        ({**WIDE, "attention": [8]}, 'ranking.attention has no meaning for model = "wide_deep"; remove it'),
+        ({**WIDE, "model": "din", "sequences": "user"}, 'ranking.sequences has "user", which holds ids; it needs lists of ids'),
         ({**WIDE, "bottom": [8]}, 'ranking.bottom has no meaning for model = "wide_deep"; remove it'),
         ({**WIDE, "hidden": [8, 0]}, "ranking.hidden[1] must be a positive integer, got 0"),
         ({**WIDE, "dropout": 1}, "ranking.dropout must be a number from 0 and below 1, got 1"),

@@ -1,6 +1,6 @@
 """Conditions and expressions over the columns of a row: what requests and recipes may ask, and nothing else."""
 
-from recmill.recipe.expressions.parse import parse_condition, parse_expression, parse_filter
+from recmill.recipe.expressions.parse import parse_condition, parse_expression, parse_filter, parse_score
 from recmill.recipe.expressions.syntax import Node, columns_of
 
-__all__ = ["Node", "columns_of", "parse_condition", "parse_expression", "parse_filter"]
+__all__ = ["Node", "columns_of", "parse_condition", "parse_expression", "parse_filter", "parse_score"]

@@ -14,7 +14,7 @@ constants in their place. What is read is bounded in length, depth and number of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from recmill.errors import ExpressionError
 from recmill.recipe.expressions import rules
@@ -35,6 +35,7 @@ from recmill.recipe.expressions.syntax import (
     Negative,
     Node,
     Not,
+    columns_of,
 )
 from recmill.recipe.expressions.tokens import Token, tokens_of
 from recmill.recipe.kinds import is_list
@@ -44,6 +45,8 @@ MAX_DEPTH = 32
 MAX_NODES = 500
 MAX_PATTERN = 200
 _COMPARISONS = ("=", "<>", "<=", ">=", "<", ">")
+# Where an operand is expected, these can only be names; in scores, where "like" is a common one, without quotes.
+_INFIX = ("and", "between", "ilike", "in", "is", "like", "or")
 _LONGEST_NAME = 100
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -63,17 +66,31 @@ def parse_expression(text: str, kinds: Mapping[str, str]) -> Node:
     return _Parser(text, kinds, computes=True).whole()
 
 
+def parse_score(text: str, tasks: Sequence[str]) -> Node:
+    """A number made of the probabilities of some tasks; raises ExpressionError with the place."""
+    node = _Parser(
+        text, dict.fromkeys(tasks, "float"), computes=True, unquoted=set(tasks) & set(_INFIX)
+    ).whole()
+    rules.need(node, rules.ANY_NUMBER, "a number for each row")
+    if not columns_of(node):
+        raise ExpressionError(0, f"expected a number made of tasks, which are: {', '.join(tasks)}")
+    return node
+
+
 def _truth(node: Node) -> Node:
     rules.need(node, ("bool", "null"), "a condition, which is true or false for each row")
     return node
 
 
 class _Parser:
-    def __init__(self, text: str, kinds: Mapping[str, str], computes: bool) -> None:
+    def __init__(
+        self, text: str, kinds: Mapping[str, str], computes: bool, unquoted: Collection[str] = ()
+    ) -> None:
         self._tokens = list(tokens_of(text))
         self._next = 0
         self._kinds = kinds
         self._computes = computes
+        self._unquoted = unquoted
         self._depth = 0
         self._num_nodes = 0
 
@@ -270,6 +287,8 @@ class _Parser:
 
     def _operand(self) -> Node:
         token = self._token
+        if token.kind == "keyword" and token.text in self._unquoted:
+            return self._column(self._take())
         if token.kind == "name":
             following = self._tokens[self._next + 1]
             if following.kind == "sign" and following.text == "(":

@@ -1,0 +1,28 @@
+"""What people call an item: the text column of items whose name says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from recmill.recipe.kinds import kinds_of_columns, owners_of_columns
+from recmill.recipe.names import plain_name
+from recmill.recipe.recipe import Recipe
+
+_ENDS = ("title", "name", "headline")
+
+
+def is_title(name: str) -> bool:
+    """Whether a column's name says that it has titles: title, Book-Title, product_name."""
+    return plain_name(name).endswith(_ENDS)
+
+
+def title_column(recipe: Recipe) -> str | None:
+    """The column of an item's title, if the log or a side table has one."""
+    kinds, owners = kinds_of_columns(recipe), owners_of_columns(recipe)
+    texts = [name for name, owner in owners.items() if owner == "item" and kinds.get(name) == "text"]
+    return _best(name for name in texts if is_title(name) and name != recipe.log.item)
+
+
+def _best(names: Iterable[str]) -> str | None:
+    """`title` before `brand_name`: the shortest name, which is the least special."""
+    return min(names, key=len, default=None)
