@@ -5,7 +5,7 @@ Scores of two channels cannot be compared: a cosine, a sum of counts and a proba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,8 @@ from recmill.recall.interactions import Array
 _WEIGHTS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5)
 _OFFSETS = (3.0, 10.0, 30.0, 60.0)
 _ROUNDS = 4
-_LEAST_GAIN = 0.002  # of the metric, relative: less than that is not worth a channel
+_USEFUL = 0.8  # of the best channel's metric: a channel that reaches so much takes part at first
+_LEAST_GAIN = 0.002  # relative: less than that is not worth a channel
 
 
 @dataclass(frozen=True)
@@ -79,37 +80,56 @@ class RankedLists:
 
 @dataclass(frozen=True)
 class FusionFit:
-    """Weights and what they were chosen by: NDCG@k on the held-out interactions, also of each channel alone."""
+    """Weights and what they were chosen by: the quality on held-out interactions, also of each channel alone."""
 
     fusion: Fusion
-    ndcg: float
+    quality: float
     alone: Mapping[str, float]
 
 
+def quality(ndcg: float, recall: float) -> float:
+    """What channels and weights are chosen by: both metrics count alike, whatever their scales are."""
+    return float(np.sqrt(ndcg * recall))
+
+
 def fit_fusion(lists: RankedLists, relevant: Sequence[Array], k: int = 10) -> FusionFit:
-    """Weights by coordinate ascent from the best single channel; a channel that adds nothing gets none."""
-    measure = _Ndcg(lists, relevant, k)
-    alone = {name: measure(Fusion({name: 1.0})) for name in lists.ranks}
+    """Weights by coordinate ascent from all useful channels alike; a channel that adds nothing gets none.
+
+    A change has to gain more than its standard error over the queries. With few of them weights hardly move, for the
+    best of many choices on few queries is mostly luck.
+    """
+    measure = _Measure(lists, relevant, k)
+    alone = {name: _quality(measure(Fusion({name: 1.0}))) for name in lists.ranks}
     first = max(alone, key=lambda name: alone[name])
-    useful = {name: 1.0 for name in alone if alone[name] > 0.5 * alone[first]} or {first: 1.0}
-    starts = [Fusion({first: 1.0}), Fusion(useful)]
-    climbed = [_climb(start, measure, list(lists.ranks)) for start in starts]
-    best = max(climbed, key=lambda pair: pair[1])
-    return FusionFit(*best, alone)
+    useful = {name: 1.0 for name in alone if alone[name] > _USEFUL * alone[first]} or {first: 1.0}
+    best, other = (_climb(Fusion(start), measure, list(lists.ranks)) for start in (useful, {first: 1.0}))
+    if _is_better(measure(other), measure(best)):
+        best = other
+    return FusionFit(best, _quality(measure(best)), alone)
 
 
-def _climb(best: Fusion, measure: Callable[[Fusion], float], channels: Sequence[str]) -> tuple[Fusion, float]:
-    ndcg = measure(best)
+def _climb(best: Fusion, measure: _Measure, channels: Sequence[str]) -> Fusion:
+    found = measure(best)
     for _ in range(_ROUNDS):
-        before = ndcg
+        before = best
         for name in channels:
-            for candidate in _candidates(best, name):
-                found = measure(candidate)
-                if found > ndcg * (1 + _LEAST_GAIN):
-                    best, ndcg = candidate, found
-        if ndcg == before:
+            tried = [(candidate, measure(candidate)) for candidate in _candidates(best, name)]
+            candidate, result = max(tried, key=lambda pair: _quality(pair[1]))
+            if _is_better(result, found):
+                best, found = candidate, result
+        if best is before:
             break
-    return best, ndcg
+    return best
+
+
+def _quality(metrics: Array) -> float:
+    return quality(*metrics.mean(axis=1))
+
+
+def _is_better(found: Array, before: Array) -> bool:
+    """By more than the standard error of the relative gain over queries."""
+    gain = ((found - before) / np.maximum(before.mean(axis=1, keepdims=True), 1e-9)).mean(axis=0)
+    return bool(gain.mean() > max(_LEAST_GAIN, gain.std() / np.sqrt(len(gain))))
 
 
 def _candidates(fusion: Fusion, name: str) -> list[Fusion]:
@@ -122,21 +142,25 @@ def _candidates(fusion: Fusion, name: str) -> list[Fusion]:
     ]
 
 
-class _Ndcg:
-    """Mean NDCG@k over queries. Only items of some list can be hit; the ideal list has all that are relevant."""
+class _Measure:
+    """NDCG@k and recall@k of each query: [2, queries].
+
+    Only items of some list can be hit; the ideal list has all that are relevant.
+    """
 
     def __init__(self, lists: RankedLists, relevant: Sequence[Array], k: int) -> None:
         self.lists, self.k = lists, k
-        self.is_relevant = np.zeros(lists.items.shape, bool)
+        is_relevant = np.zeros(lists.items.shape, bool)
         for number, items in enumerate(relevant):
-            self.is_relevant[number] = np.isin(lists.items[number], items)
+            is_relevant[number] = np.isin(lists.items[number], items)
         discounts = 1 / np.log2(np.arange(2, k + 2))
         ideal = np.concatenate([[np.inf], np.cumsum(discounts)])
+        self.num_relevant = np.maximum(1, [len(items) for items in relevant])
         self.ideal = ideal[np.minimum([len(items) for items in relevant], k)]
         self.discounts = np.concatenate([discounts, [0.0]])
-        self.queries, self.indices = np.nonzero(self.is_relevant)
+        self.queries, self.indices = np.nonzero(is_relevant)
 
-    def __call__(self, fusion: Fusion) -> float:
+    def __call__(self, fusion: Fusion) -> Array:
         scores = self.lists.scores(fusion)
         # An item's rank is the number of items before it; only those of relevant items are counted, for they are few.
         own = scores[self.queries, self.indices][:, None]
@@ -144,4 +168,6 @@ class _Ndcg:
         is_earlier = np.arange(scores.shape[1]) < self.indices[:, None]
         ranks = ((others > own) | ((others == own) & is_earlier)).sum(axis=1)
         gains = np.where(own[:, 0] > 0, self.discounts[np.minimum(ranks, self.k)], 0.0)
-        return float((np.bincount(self.queries, gains, minlength=len(scores)) / self.ideal).mean())
+        ndcg = np.bincount(self.queries, gains, minlength=len(scores)) / self.ideal
+        recall = np.bincount(self.queries, gains > 0, minlength=len(scores)) / self.num_relevant
+        return np.stack([ndcg, recall])

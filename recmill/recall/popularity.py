@@ -9,6 +9,14 @@ from recmill.recall.interactions import Array, Interactions
 # As fractions of all interactions; None counts every one alike.
 HALF_LIVES = (None, 0.3, 0.1, 0.03, 0.01, 0.003)
 
+_TRENDING = 0.05  # of all interactions: the half-life of what is trending
+_FEWEST_TRENDING = 100.0
+
+
+def trending(interactions: Interactions) -> Array:
+    """A score for each item by its latest interactions."""
+    return popularity(interactions, max(_FEWEST_TRENDING, _TRENDING * len(interactions)))
+
 
 def popularity(interactions: Interactions, half_life: float | None) -> Array:
     """A score for each item: an interaction counts half as much as one that is `half_life` interactions younger.

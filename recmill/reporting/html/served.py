@@ -10,6 +10,28 @@ from recmill.reporting.html.content import Axis, BarChart, Fact, Heights, Report
 _SHOWN = ("recall@10", "ndcg@10", "hit@10", "mrr@10", "recall@50")
 
 
+def served_verdict(served: Mapping[str, Any]) -> str:
+    """One sentence: is the list better than most popular, and than the best of the other baselines?"""
+    baselines = served["baselines"]
+    others = [name for name in baselines if name != "popular"]
+    best = max(others, key=lambda name: baselines[name]["recall@10"], default=None)
+    popular = _compared(served, "popular", "the most popular items")
+    beside = "" if best is None else f", and {_compared(served, best, best)}"
+    return (
+        f"The served list is {popular}{beside}: recall@10 for {served['users']:,} users of {served['split']}."
+    )
+
+
+def _compared(served: Mapping[str, Any], name: str, shown: str) -> str:
+    base = served["baselines"][name]["recall@10"]
+    mean, margin = served["differences"][name]
+    if abs(mean) <= margin:
+        return f"as good as {shown} within what can be told ({mean:+.4f} ± {margin:.4f})"
+    word = "better" if mean > 0 else "worse"
+    by = f"{abs(mean) / base:.0%} ± {margin / base:.0%}" if base else f"{abs(mean):.4f} ± {margin:.4f}"
+    return f"{word} than {shown} by {by}"
+
+
 def served_facts(served: Mapping[str, Any]) -> tuple[Fact, ...]:
     margin = served["metrics"]["recall@10_margin"]
     where = f"± {margin:.4f}, {served['users']:,} users of {served['split']}"
@@ -24,7 +46,7 @@ def served_sections(served: Mapping[str, Any]) -> tuple[Section, ...]:
     """Lists beside baselines, by group of users, by stage, and what recall was fitted to be."""
     metrics, names = served["metrics"], [name for name in _SHOWN if name in served["metrics"]]
     lists = {"served": metrics, **served["baselines"]}
-    mean, margin = served["difference_to_popular"]
+    mean, margin = served["differences"]["popular"]
     text = (
         "Lists of held-out users by the pipeline that will serve them, "
         f"as of the rows before {served['split']}. "

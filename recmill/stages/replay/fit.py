@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recmill.metrics import RankingSums
-from recmill.recall.fusion import Fusion, FusionFit, RankedLists, fit_fusion
+from recmill.recall.fusion import Fusion, FusionFit, RankedLists, fit_fusion, quality
 from recmill.recall.interactions import Array, Interactions
 from recmill.recall.neighbours import PROFILE_HALF_LIVES
 from recmill.recall.parameters import RANKING, UNFITTED, NeighbourParameters, RecallParameters
@@ -33,17 +33,19 @@ class ChannelFit:
 
 
 def fit_channels(interactions: Interactions, queries: HeldOutQueries, neighbours: Neighbours) -> ChannelFit:
-    """Half-lives and variants by NDCG@10 of the channel's own list, for users who clicked before."""
+    """Half-lives and variants by the quality of the channel's own list, for users who clicked before."""
     known = queries.take(np.flatnonzero(~queries.is_new)).sample(_MAX_QUERIES)
     seen = seen_of(interactions, known)
     # As numbers of interactions, so that they mean the same when the log has grown.
     half_lives = [None if part is None else part * len(interactions) for part in HALF_LIVES]
     popular = {
-        half_life: ndcg(popular_lists(popularity(interactions, half_life), seen, K), known)
+        half_life: _quality(popular_lists(popularity(interactions, half_life), seen, K), known)
         for half_life in half_lives
     }
     found = {
-        (channel, variant, half_life): ndcg(model.lists(seen, half_life, seen, K)[0].astype(np.int64), known)
+        (channel, variant, half_life): _quality(
+            model.lists(seen, half_life, seen, K)[0].astype(np.int64), known
+        )
         for (channel, variant), model in neighbours.items()
         for half_life in PROFILE_HALF_LIVES
     }
@@ -61,16 +63,17 @@ def fit_channels(interactions: Interactions, queries: HeldOutQueries, neighbours
     )
 
 
-def ndcg(lists: Array, queries: HeldOutQueries) -> float:
+def _quality(lists: Array, queries: HeldOutQueries) -> float:
     sums = RankingSums((K,))
     relevant = np.concatenate([np.empty(0, np.int64), *queries.relevant])
     sums.add(lists, offsets_of(queries.relevant), relevant)
-    return sums.means().get(f"ndcg@{K}", 0.0)
+    means = sums.means()
+    return quality(means.get(f"ndcg@{K}", 0.0), means.get(f"recall@{K}", 0.0))
 
 
 @dataclass(frozen=True)
 class RecallFit:
-    """Parameters with weights, and the NDCG@10 on eval that they were chosen by."""
+    """Parameters with weights, and the quality on eval that they were chosen by."""
 
     parameters: RecallParameters
     known_users: FusionFit | None
@@ -100,6 +103,6 @@ def _fit_fusion(recommender: Recommender, queries: HeldOutQueries) -> FusionFit 
     fitted = fit_fusion(RankedLists.of(lists), queries.relevant, K)
     if set(fitted.fusion.weights) == {RANKING}:
         # It was measured on the candidates of all channels, so that all of them must find some.
-        weights = {name: _LEAST_WEIGHT for name, ndcg in fitted.alone.items() if ndcg} | {RANKING: 1.0}
-        return FusionFit(Fusion(weights, fitted.fusion.offset), fitted.ndcg, fitted.alone)
+        weights = {name: _LEAST_WEIGHT for name, alone in fitted.alone.items() if alone} | {RANKING: 1.0}
+        return FusionFit(Fusion(weights, fitted.fusion.offset), fitted.quality, fitted.alone)
     return fitted

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ from recmill.stages.serve.recommender import Recommender
 
 CUTOFFS = (10, 50)
 HEADLINE = "recall@10"
-_LIGHT = 10  # clicks of a user who is not yet a heavy one
+_LIGHT = 10  # clicks of a user who is not yet a heavy one, and of an item that is hardly known
+_MAX_COMPARED = 100  # lists whose items are compared with one another
 
 
 _NOTHING = (
@@ -66,7 +68,7 @@ class ServedResult:
     facts: dict[str, float]  # coverage, novelty and the like
     losses: dict[str, float]  # the part of relevant items that is still there after each stage
     left_out: dict[str, int]
-    difference: tuple[float, float] = (0.0, 0.0)  # of recall@10 to most popular, and half its 95% interval
+    differences: dict[str, tuple[float, float]]  # of recall@10 to each baseline, and half its 95% interval
     users: list[Any] = field(default_factory=list)
     lists: Array | None = None
     verdicts: list[Verdict] = field(default_factory=list)
@@ -85,7 +87,7 @@ class ServedResult:
     @property
     def passed(self) -> bool:
         """All conditions hold, and the list does not lose to most popular beyond the 95% interval."""
-        mean, margin = self.difference
+        mean, margin = self.differences[POPULAR]
         return mean + margin >= 0 and all(verdict.passed for verdict in self.verdicts)
 
     def judged(self, gate: str | None) -> ServedResult:
@@ -223,10 +225,10 @@ class _BundleMaker:
                 name: sums_of(answers.lists[rows], asked.take(np.flatnonzero(rows)))
                 for name, rows in groups.items()
             },
-            facts_of(answers.lists[:, : CUTOFFS[0]], interactions),
+            facts_of(answers.lists[:, : CUTOFFS[0]], asked, interactions),
             answers.losses,
             {"users": len(queries) - len(asked), "repeated clicks": queries.num_repeats},
-            _difference(answers.lists, others[POPULAR], asked),
+            {name: _difference(answers.lists, lists, asked) for name, lists in others.items()},
             asked.users,
             answers.lists,
         )
@@ -262,8 +264,8 @@ def sums_of(lists: Array, queries: HeldOutQueries) -> RankingSums:
     return sums
 
 
-def facts_of(lists: Array, interactions: Interactions) -> dict[str, float]:
-    """Beyond accuracy: how much of the catalogue is shown, and how well known what is shown is already."""
+def facts_of(lists: Array, queries: HeldOutQueries, interactions: Interactions) -> dict[str, float]:
+    """Beyond accuracy: how much of the catalogue is shown, how well known and how different the items of a list are."""
     shown = lists[lists >= 0]
     shown = shown[shown < interactions.num_items]
     probability = (interactions.counts + 1) / (len(interactions) + interactions.num_items)
@@ -274,7 +276,32 @@ def facts_of(lists: Array, interactions: Interactions) -> dict[str, float]:
         "catalogue coverage": len(np.unique(shown)) / max(1, interactions.num_items),
         "novelty in bits": float(-np.log2(probability[shown]).mean()) if len(shown) else 0.0,
         "mean popularity percentile": float(popularity_rank[shown].mean()) if len(shown) else 0.0,
+        "diversity within a list": _diversity(lists[:_MAX_COMPARED], interactions),
+        f"recall@{CUTOFFS[0]} of items with at most {_LIGHT} clicks": _recall_of_rare(
+            lists, queries, interactions
+        ),
     }
+
+
+def _diversity(lists: Array, interactions: Interactions) -> float:
+    """1 minus the mean cosine of the users of two items of the same list."""
+    order = np.argsort(interactions.items, kind="stable")
+    users, ends = interactions.users[order], np.cumsum(interactions.counts)
+    starts = ends - interactions.counts
+    cosines = []
+    for row in lists:
+        clicked_by = [np.unique(users[starts[item] : ends[item]]) for item in row if 0 <= item < len(ends)]
+        for one, other in combinations(clicked_by, 2):
+            common = len(np.intersect1d(one, other, assume_unique=True))
+            cosines.append(common / max(1.0, np.sqrt(len(one) * len(other))))
+    return 1 - float(np.mean(cosines)) if cosines else 0.0
+
+
+def _recall_of_rare(lists: Array, queries: HeldOutQueries, interactions: Interactions) -> float:
+    counts = np.append(interactions.counts, 0)  # the last one stands for every unknown item
+    rare = [items[counts[np.minimum(items, interactions.num_items)] <= _LIGHT] for items in queries.relevant]
+    found = sum(np.isin(items, row).sum() for items, row in zip(rare, lists, strict=True))
+    return float(found / max(1, sum(map(len, rare))))
 
 
 def _difference(lists: Array, other: Array, queries: HeldOutQueries) -> tuple[float, float]:

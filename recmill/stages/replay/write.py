@@ -35,7 +35,7 @@ def served_json(result: ServedResult) -> dict[str, Any]:
         "facts": result.facts,
         "stages": result.losses,
         "left_out": result.left_out,
-        "difference_to_popular": list(result.difference),
+        "differences": {name: list(found) for name, found in result.differences.items()},
         "recall": result.fit.parameters.as_dict(),
         "gate": [str(verdict) for verdict in result.verdicts],
         "passed": result.passed,
