@@ -283,7 +283,7 @@ def test_a_new_item_is_recommended_from_then_on(own: Recommender) -> None:
     assert own.add_items([NewItem(id="brand new", values={"category": "garden", "price": 9.5})]) == 1
     answer = own.recommend(Recommend(user="u1", k=1000, candidates=10_000))
     assert "brand new" in ids(answer)
-    assert own.features(Features(items=["brand new"])).items[0].found
+    assert own.features(Features(items=["brand new"])).items[0].known
     only = own.recommend(Recommend(user="u1", where="price = 9.5 AND category = 'garden'"))
     assert "brand new" in ids(only)
 
@@ -306,7 +306,7 @@ def test_an_event_joins_the_history_of_a_user_known_or_not(own: Recommender) -> 
         own.add_events([Event(user=user, item="i7", values={"clicked": 1}), Event(user=user, item="i8")])
         known = own.features(Features(user=user)).user
         assert known is not None
-        assert known.found
+        assert known.known
         assert known.values["item_id_history"][-2:] == ["i7", "i8"]
         assert not {"i7", "i8"} & set(ids(own.recommend(Recommend(user=user, k=1000, candidates=10_000))))
 

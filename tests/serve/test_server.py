@@ -312,3 +312,17 @@ def test_settings_go_to_processes_and_come_back() -> None:
         max_k=7,
     )
     assert settings_from_json(settings_to_json(settings)) == settings
+
+
+def test_the_bundle_of_a_run_is_found_in_its_folder(bundles: Path, tmp_path: Path) -> None:
+    from recmill.cli.flags import UsageError
+    from recmill.cli.serve import bundle_of
+
+    (tmp_path / "bundle").symlink_to(bundles)
+    assert bundle_of(str(tmp_path), None) == tmp_path / "bundle"
+    assert bundle_of(None, str(bundles)) == bundles
+    for run, bundle in ((None, None), (str(tmp_path), str(bundles))):
+        with pytest.raises(UsageError, match="one of them"):
+            bundle_of(run, bundle)
+    with pytest.raises(UsageError, match="has no folder `bundle`"):
+        bundle_of(str(bundles), None)

@@ -221,7 +221,7 @@ def test_of_events_that_come_together_all_count_or_none(service: Service) -> Non
         service.change(Change(events=[good, bad]))
     user = service.current.features(Features(user="new")).user
     assert user is not None
-    assert not user.found
+    assert not user.known
     assert service.change(Change(events=[good, good])).number == 2
 
 

@@ -36,12 +36,12 @@ from recmill.features.plan_artifact import PlanArtifact
 from recmill.recipe.trust import check_trusted
 
 CURRENT = "current"
-# Collection -> its model in the manifest, and the entry there that names its features.
+# Collection -> its model in the manifest, and the entries there that name its features.
 _COLLECTIONS = {
-    "user": ("retrieval", "user"),
-    "item": ("retrieval", "item"),
-    "deep": ("ranking", "keys"),
-    "wide": ("ranking", "wide"),
+    "user": ("retrieval", ("user",)),
+    "item": ("retrieval", ("item", "sequences")),
+    "deep": ("ranking", ("keys", "sequences")),
+    "wide": ("ranking", ("wide",)),
 }
 _NEEDED = ("version", "recipe", "columns", "rows_dtype", "models")
 _FOLDER_OF: Mapping[Side, str] = {"user": "users", "item": "items"}
@@ -164,7 +164,10 @@ class Bundle(PlanArtifact):
 
 def used_features(columns: Sequence[ColumnInfo], models: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Features that any model reads, in the recipe's order."""
-    parts = {"retrieval": ("user", "item"), "ranking": ("numbers", "keys", "wide")}
+    parts = {
+        "retrieval": ("user", "item", "sequences"),
+        "ranking": ("numbers", "keys", "wide", "sequences"),
+    }
     used = {name for model, facts in models.items() for part in parts[model] for name in facts.get(part, ())}
     return [column.name for column in columns if column.name in used]
 
@@ -183,15 +186,13 @@ def collection_features(
     """The features of a collection, as the trainer has them."""
     if name not in _COLLECTIONS:
         raise ValueError(f'no collection is called "{name}"; there are: {", ".join(_COLLECTIONS)}')
-    model, part = _COLLECTIONS[name]
+    model, parts = _COLLECTIONS[name]
+    facts = models.get(model, {})
+    sequences = facts.get("sequences", ())
     known = {column.name: column for column in columns}
-    chosen = [known[feature] for feature in models.get(model, {}).get(part, ())]
+    chosen = [known[feature] for part in parts for feature in facts.get(part, ())]
     return [
-        EmbeddingFeature(
-            column.name,
-            column.vocabulary or column.name,
-            "mean" if column.kind in ("ids", "keys") else "none",
-        )
+        EmbeddingFeature.of(column, sequences)
         for column in chosen
         if column.kind in ("id", "key", "ids", "keys")
     ]

@@ -12,6 +12,7 @@ from recmill.artifacts.bundle.rows import RowCollection
 from recmill.artifacts.bundle.sessions import Graph
 from recmill.dataset.batch import Array, Batch, Layout
 from recmill.errors import NotFound
+from recmill.features.task_scores import TaskScores
 from recmill.recipe.kinds import parts_of_features
 
 
@@ -23,9 +24,11 @@ class RankModel:
         model = bundle.manifest["models"].get("ranking")
         if model is None:
             raise NotFound(f"Bundle {bundle.version} has no ranking model.")
-        self.label: str = model["label"]
+        self.labels: tuple[str, ...] = tuple(model.get("labels") or [model["label"]])
+        self.tasks = TaskScores(model.get("labels") or (), model.get("serve_score") or "")
         self.numbers, self.keys, self.wide = (tuple(model[name]) for name in ("numbers", "keys", "wide"))
-        self.features = [*self.numbers, *dict.fromkeys([*self.keys, *self.wide])]
+        self.sequences = tuple(model.get("sequences", ()))
+        self.features = [*self.numbers, *dict.fromkeys([*self.keys, *self.sequences, *self.wide])]
         self.layout = Layout.of(bundle.columns, self.features)
         self._of = {
             part: [
@@ -44,19 +47,20 @@ class RankModel:
         self._graphs |= graphs
 
     def score(self, batch: Batch) -> Array:
-        """Probabilities for rows that have all features of the layout."""
+        """Probabilities for rows that have all features of the layout, [B] or, with several tasks, [B, K]."""
         if not batch.size:
-            return np.empty(0, np.float32)
+            return self.no_rows()
         inputs = {"numbers": batch.numbers, "pooled": self._pooled("deep", batch, self.keys)}
+        inputs |= _lists(self.collections["deep"], batch, self.sequences)
         if self.wide:
             inputs["wide"] = self._pooled("wide", batch, self.wide)[:, :, 0]
         return sigmoid(self._graphs["rank"].run(**inputs))
 
     def rank(self, user: FeatureRows, items: FeatureRows) -> Array:
-        """Probabilities for one user, with the context, and many items."""
+        """Probabilities for one user, with the context, and many items; of the shape that `score` gives."""
         if not items.size:
-            return np.empty(0, np.float32)
-        inputs = {}
+            return self.no_rows()
+        inputs = _lists(self.collections["deep"], user, self.sequences, "user_")
         for part, rows in (("user", user), ("item", items)):
             numbers, keys, wide = self._of[part]
             inputs[f"{part}_numbers"] = rows.matrix(numbers)
@@ -64,6 +68,10 @@ class RankModel:
             if self.wide:
                 inputs[f"{part}_wide"] = self._pooled("wide", rows, wide)[:, :, 0]
         return sigmoid(self._graphs["rank_split"].run(**inputs))
+
+    def no_rows(self) -> Array:
+        """Probabilities of none."""
+        return np.empty((0, len(self.tasks.tasks)) if self.tasks.tasks else 0, np.float32)
 
     def _pooled(self, collection: str, rows: Batch | FeatureRows, names: Sequence[str]) -> Array:
         tables: RowCollection = self.collections[collection]
@@ -77,18 +85,32 @@ class TowerModel:
 
     def __init__(self, bundle: Bundle, side: str) -> None:
         model = bundle.manifest["models"]["retrieval"]
-        self.features: tuple[str, ...] = tuple(model[side])
+        self.sequences: tuple[str, ...] = tuple(model.get("sequences", ())) if side == "user" else ()
+        self.features: tuple[str, ...] = (*model[side], *self.sequences)
         self.layout = Layout.of(bundle.columns, self.features)
         self.dim: int = model["dim"]
-        self._collection = bundle.collection(side)
+        # A history has the rows of its items.
+        self._collection = bundle.collection("item" if self.sequences else side)
         path = bundle.graph(side)
         assert path is not None, "a retrieval model has a graph for each tower"
         self._graph = Graph(path)
 
     def vectors(self, batch: Batch) -> Array:
         """Unit vectors, float32 [rows, dim], of rows that have all features of the layout."""
-        pooled = self._collection.pooled(batch.keys, self.layout.keys)
-        return self._graph.run(numbers=batch.numbers, pooled=pooled)
+        inputs = _lists(self._collection, batch, self.sequences)
+        if not self.sequences:
+            inputs["pooled"] = self._collection.pooled(batch.keys, self.layout.keys)
+        return self._graph.run(numbers=batch.numbers, **inputs)
+
+
+def _lists(
+    tables: RowCollection, rows: Batch | FeatureRows, names: Sequence[str], prefix: str = ""
+) -> dict[str, Array]:
+    """The inputs of a graph that are lists which are not pooled."""
+    inputs = {}
+    for index, name in enumerate(names):
+        inputs[f"{prefix}list{index}"], inputs[f"{prefix}mask{index}"] = tables.padded(name, rows.keys[name])
+    return inputs
 
 
 def sigmoid(logits: Array) -> Array:

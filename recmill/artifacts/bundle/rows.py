@@ -258,6 +258,18 @@ class RowCollection:
                 self._fill(name, keys[name], pooled_BTD[:, index])
         return pooled_BTD
 
+    def padded(self, name: str, column: Keys) -> tuple[Array, Array]:
+        """A feature's lists unpooled: vectors [B, L, D], zeros behind each list, and a mask [B, L] of what is real.
+
+        L is the length of the longest list, and at least 1.
+        """
+        assert column.offsets is not None
+        lengths = np.diff(column.offsets)
+        is_real = np.arange(int(lengths.max(initial=1))) < lengths[:, None]
+        padded_BLD = np.zeros((*is_real.shape, self.dim), np.float32)
+        padded_BLD[is_real] = self._rows_of[name].lookup(column.values)
+        return padded_BLD, is_real.astype(np.float32)
+
     def _fill(self, name: str, column: Keys, pooled_BD: Array) -> None:
         """One feature's vectors."""
         rows = self._rows_of[name]

@@ -241,14 +241,25 @@ def _kind_of_index(aside: Path) -> str | None:
 def _describe(learner: Ranker | Retriever, aside: Path) -> dict[str, Any]:
     if isinstance(learner, Retriever):
         spec = learner.spec
-        dim = spec.hidden[-1] if spec.hidden else spec.embedding_dim
-        return {"user": list(spec.user), "item": list(spec.item), "dim": dim}
-    names = {name: [part.name for part in made.features] for name, made in learner.collections.items()}
+        user = [name for name in spec.user if name not in learner.sequences]
+        return {
+            "user": user,
+            "item": list(spec.item),
+            "sequences": list(learner.sequences),
+            "dim": spec.vector_size,
+        }
+    tasks = learner.spec.tasks
+    names = {
+        name: [part.name for part in made.features if not part.is_sequence]
+        for name, made in learner.collections.items()
+    }
     return {
         "numbers": list(learner.layout.numbers),
         "keys": names["deep"],
+        "sequences": list(learner.spec.sequences),
         "wide": names.get("wide", []),
-        "label": learner.spec.label,
+        "label": learner.spec.labels[0],
+        **({"labels": list(tasks.labels), "serve_score": tasks.order} if tasks is not None else {}),
         "split": (aside / "graphs" / "rank_split.onnx").exists(),
     }
 

@@ -16,7 +16,7 @@ from recmill.features.plan import Plan
 from recmill.learner.retrieval import Retriever
 from recmill.recall.neighbours import MAX_ITEMS, fit_neighbours
 from recmill.recall.parameters import RecallParameters
-from recmill.recall.popularity import popularity
+from recmill.recall.popularity import popularity, trending
 from recmill.stages.export.snapshot import EntitySnapshot
 
 _ROWS_AT_ONCE = 1 << 16
@@ -45,6 +45,7 @@ def write_items(
         return
     interactions = snapshot.clicks.interactions()
     np.save(into / "popularity.npy", popularity(interactions, recall.popular_half_life))
+    np.save(into / "trending.npy", trending(interactions))
     for name, parameters in recall.neighbours.items() if len(interactions) else ():
         if interactions.num_items <= MAX_ITEMS:
             fit_neighbours(name, parameters.variant, interactions, threads).save(into, name)

@@ -79,7 +79,7 @@ def read_snapshot(
     all_of_it = (recipe.log.user, recipe.log.item, recipe.log.time) != (None, None, None)
     for frame in log.read() if all_of_it else log.look_into():
         reading.add(frame)
-    log.tally.check(log.source.files, 1.0)
+    log.tally.check(log.source, 1.0)
     return reading.result()
 
 

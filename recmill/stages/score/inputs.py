@@ -137,9 +137,10 @@ class ScoreLog:
         models = open_models(self.model)
         ranking = models.ranking()
         features = models.plan.apply(rows, labels=False, only=ranking.layout.features)
-        labels = [label_of(models.plan, ranking.label, rows)] if self.with_labels else []
+        named = ranking.labels if self.with_labels else ()
+        labels = [label_of(models.plan, name, rows) for name in named]
         kept = [rows[name] for name in self.keep]
-        return _scored(rows[POSITION], self.files, predict(ranking, features), labels, kept)
+        return _scored(rows[POSITION], self.files, score_columns(ranking, features, labels), kept)
 
 
 def label_of(plan: Plan, name: str, rows: pl.DataFrame) -> pl.Series:
@@ -177,7 +178,7 @@ class TableInput:
     def scores(self, engine: Engine, model: ModelRef, work: Path, rejected: Path) -> Frame:
         ranking = open_models(model).ranking()
         stored = [column.stored for column in self.kept]
-        rows = TableRows.of(self.table, [self.split], [*ranking.layout.features, ranking.label, *stored])
+        rows = TableRows.of(self.table, [self.split], [*ranking.layout.features, *ranking.labels, *stored])
         files = tuple(shard.file for shard in rows.shards)
         return engine.map(engine.read(rows), ScoreTable(model, files, self.kept))
 
@@ -206,10 +207,23 @@ class ScoreTable:
         models = open_models(self.model)
         ranking = models.ranking()
         kept = [column.of(rows, models.plan) for column in self.keep]
-        return _scored(rows[POSITION], self.files, predict(ranking, rows), [rows[ranking.label]], kept)
+        labels = [rows[name] for name in ranking.labels]
+        return _scored(rows[POSITION], self.files, score_columns(ranking, rows, labels), kept)
 
 
 # both
+
+
+def score_columns(
+    ranking: RankScorer, features: pl.DataFrame, labels: Sequence[pl.Series]
+) -> list[pl.Series]:
+    """`score` and `label`; of several tasks also `score_<task>` and `label_<task>`, and no `label`."""
+    probabilities = predict(ranking, features)
+    scores = {"score": ranking.tasks.scores(probabilities)}
+    scores |= {f"score_{task}": found for task, found in ranking.tasks.by_task(probabilities).items()}
+    columns = [pl.Series(name, values, dtype=pl.Float32) for name, values in scores.items()]
+    names = [f"label_{task}" for task in ranking.tasks.tasks] or ["label"]
+    return [*columns, *(one.cast(pl.Float32).alias(name) for one, name in zip(labels, names, strict=False))]
 
 
 def predict(ranking: RankScorer, features: pl.DataFrame) -> Array:
@@ -219,17 +233,13 @@ def predict(ranking: RankScorer, features: pl.DataFrame) -> Array:
         for rows in features.iter_slices(ROWS_AT_ONCE)
         if rows.height
     ]
-    return np.concatenate(found) if found else np.empty(0, np.float32)
+    shape = (0, len(ranking.tasks.tasks)) if ranking.tasks.tasks else (0,)
+    return np.concatenate(found) if found else np.empty(shape, np.float32)
 
 
 def _scored(
-    positions: pl.Series,
-    files: Sequence[str],
-    scores: Array,
-    labels: Sequence[pl.Series],
-    kept: Sequence[pl.Series],
+    positions: pl.Series, files: Sequence[str], scored: Sequence[pl.Series], kept: Sequence[pl.Series]
 ) -> pl.DataFrame:
-    columns = [*file_and_offset(positions, files), *kept, pl.Series("score", scores, dtype=pl.Float32)]
-    columns += [label.cast(pl.Float32).alias("label") for label in labels]
+    columns = [*file_and_offset(positions, files), *kept, *scored]
     everything = pl.lit(0, dtype=pl.Int8).alias(SPLIT)
     return pl.DataFrame([*columns, positions.alias(POSITION)]).with_columns(everything)

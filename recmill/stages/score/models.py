@@ -27,6 +27,7 @@ from recmill.features.chain import ColumnInfo
 from recmill.features.numeric import dtype_of
 from recmill.features.plan import Plan
 from recmill.features.plan_artifact import PlanArtifact
+from recmill.features.task_scores import TaskScores
 from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.recipe import Recipe
 
@@ -54,10 +55,11 @@ class RankScorer(Protocol):
     """Probabilities of rows; may be asked by many threads at once."""
 
     layout: Layout
-    label: str
+    labels: tuple[str, ...]
+    tasks: TaskScores
 
     def predict(self, batch: Batch) -> Array:
-        """Float32 [B], of a batch of the layout."""
+        """Float32 [B], with several tasks [B, K], of a batch of the layout."""
 
 
 class TowerScorer(Protocol):
@@ -211,7 +213,9 @@ class CheckpointModels(Models):
 class _TorchRanking:
     def __init__(self, ranker: Ranker) -> None:
         self.layout = ranker.layout
-        self.label = ranker.spec.label
+        self.labels = ranker.spec.labels
+        tasks = ranker.spec.tasks
+        self.tasks = TaskScores() if tasks is None else TaskScores(tasks.labels, tasks.order)
         self.predict = ranker.predict
 
 
@@ -296,7 +300,7 @@ class _BundleRanking:
     def __init__(self, bundle: Bundle) -> None:
         model = RankModel(bundle)
         self.layout = model.layout
-        self.label = model.label
+        self.labels, self.tasks = model.labels, model.tasks
         self.predict = model.score
 
 

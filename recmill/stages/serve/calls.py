@@ -103,6 +103,24 @@ CALLS = {
             answers_many=m.Answers,
         ),
         ServerCall(
+            "similar",
+            lambda service, query: service.similar(query),
+            m.Similar,
+            m.Answer,
+            _roles("recommend", "recall"),
+            ("POST", "/v1/similar"),
+            "The items that are most like an item.",
+        ),
+        ServerCall(
+            "trending",
+            lambda service, query: service.trending(query),
+            m.Trending,
+            m.Answer,
+            _roles("recommend", "recall"),
+            ("POST", "/v1/trending"),
+            "The items that are most popular lately.",
+        ),
+        ServerCall(
             "features",
             lambda service, query: service.current.features(query),
             m.Features,
@@ -124,6 +142,13 @@ CALLS = {
             m.RankRows,
             m.RankAnswer,
             _roles("rank"),
+        ),
+        ServerCall(
+            "describe",
+            lambda service, query: service.recommender_for(query).describe(query),
+            m.Describe,
+            m.Answer,
+            _roles("recall"),
         ),
         ServerCall(
             "users",

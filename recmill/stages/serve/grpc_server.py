@@ -62,7 +62,14 @@ def _status(answer: m.Status) -> pb.StatusReply:
 
 
 def _packed(rows: m.PackedRows) -> pb.LookupReply:
-    return pb.LookupReply(user=rows.user, items=rows.items, degraded=rows.degraded, version=rows.version)
+    return pb.LookupReply(
+        user=rows.user,
+        items=rows.items,
+        known=rows.known,
+        unknown_items=map(convert.to_id, rows.unknown_items),
+        degraded=rows.degraded,
+        version=rows.version,
+    )
 
 
 def _features(request: pb.FeaturesRequest) -> list[m.Features]:
@@ -71,7 +78,10 @@ def _features(request: pb.FeaturesRequest) -> list[m.Features]:
 
 def _rows(request: pb.RankRowsRequest) -> list[m.RankRows]:
     context = convert.values_of(request.context)
-    return [m.RankRows(user=request.user, items=list(request.items), context=context)]
+    serve_score = request.serve_score or None
+    return [
+        m.RankRows(user=request.user, items=list(request.items), context=context, serve_score=serve_score)
+    ]
 
 
 def _events(request: pb.AddEventsRequest) -> list[m.Events]:
@@ -102,6 +112,9 @@ METHODS = {
     "recommend": Method(pb.RecommendRequest, convert.recommends_of, convert.to_answer, _replies),
     "recall": Method(pb.RecommendRequest, convert.recalls_of, convert.to_answer, _replies),
     "rank": Method(pb.RankRequest, lambda r: [convert.rank_of(r)], convert.to_ranked),
+    "similar": Method(pb.SimilarRequest, lambda r: [convert.similar_of(r)], convert.to_answer),
+    "trending": Method(pb.TrendingRequest, lambda r: [convert.trending_of(r)], convert.to_answer),
+    "describe": Method(pb.DescribeRequest, lambda r: [convert.describe_of(r)], convert.to_answer),
     "features": Method(pb.FeaturesRequest, _features, convert.to_features),
     "lookup": Method(pb.LookupRequest, lambda r: [convert.rank_of(r)], _packed),
     "rank_rows": Method(pb.RankRowsRequest, _rows, convert.to_ranked),

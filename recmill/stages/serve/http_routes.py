@@ -224,9 +224,10 @@ class HttpApp:
             len(body), lambda: inference.rows_from_http(body, header_length, limits)
         )
         name, version = request.path_params["name"], request.path_params.get("version", "")
-        found, scores = await self.scoring.score(name, version, rows)
+        found, outputs = await self.scoring.score(name, version, rows)
+        num_bytes = sum(scores.nbytes for scores in outputs.values())
         content, headers = await self.dispatcher.read(
-            scores.nbytes, lambda: inference.http_answer(found, rows, scores)
+            num_bytes, lambda: inference.http_answer(found, rows, outputs)
         )
         return Response(content, headers=headers)
 

@@ -1,5 +1,7 @@
 """The Open Inference Protocol, version 2: raw columns of the log as tensors in, probabilities of a click out.
 
+A ranker with several tasks has an output of each task's name, and `score`, by which the server orders items.
+
 A tensor has the shape [n] or [n, 1]. A missing value is an empty text, NaN, or null in JSON; a column that is not
 sent is missing in every row.
 """
@@ -16,6 +18,7 @@ import numpy as np
 import polars as pl
 
 from recmill import __version__
+from recmill.dataset.batch import Array
 from recmill.errors import BadRequest, NotFound
 from recmill.recipe.kinds import is_list, kinds_of_columns
 from recmill.stages.serve.batcher import Batcher
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 MODEL = "ranking"
 OUTPUT = "probability"
+SCORE = "score"
+Outputs = dict[str, Array]  # by name, float32 [n]
 EXTENSIONS = ("binary_tensor_data",)
 
 Datatype = Literal[
@@ -124,6 +129,7 @@ class ScoringRows:
     id: str
     seconds: float | None = None
     in_bytes: bool = False
+    outputs: tuple[str, ...] = ()  # those that are wanted; all when empty
 
 
 class Scoring:
@@ -131,7 +137,7 @@ class Scoring:
 
     def __init__(self, dispatcher: CallDispatcher) -> None:
         self.dispatcher = dispatcher
-        self.batcher: Batcher[pl.DataFrame, tuple[str, Any]] = Batcher(dispatcher.queue, self._score_all)
+        self.batcher: Batcher[pl.DataFrame, tuple[str, Outputs]] = Batcher(dispatcher.queue, self._score_all)
 
     def server(self) -> ServerFacts:
         return ServerFacts(name="recmill", version=__version__, extensions=list(EXTENSIONS))
@@ -144,7 +150,7 @@ class Scoring:
             versions=[bundle.version],
             platform="recmill",
             inputs=inputs_of(bundle),
-            outputs=[TensorFacts(name=OUTPUT, datatype="FP32", shape=[-1])],
+            outputs=[TensorFacts(name=name, datatype="FP32", shape=[-1]) for name in outputs_of(bundle)],
         )
 
     def is_ready(self, name: str, version: str = "") -> bool:
@@ -153,18 +159,20 @@ class Scoring:
 
     async def score(
         self, name: str, version: str, rows: ScoringRows, remaining: float | None = None
-    ) -> tuple[str, Any]:
-        """The version that answers, and float32 [n]."""
+    ) -> tuple[str, Outputs]:
+        """The version that answers, and float32 [n] of each output that is wanted."""
         bundle = self._bundle(name, version)
+        _check_outputs(rows.outputs, outputs_of(bundle))
         height = rows.frame.height
         if height == 0:
-            return bundle.version, np.empty(0, np.float32)
+            none = np.empty(0, np.float32)
+            return bundle.version, _wanted(rows, dict.fromkeys(outputs_of(bundle), none))
         seconds = [given for given in (rows.seconds, remaining) if given is not None]
         deadline = time.monotonic() + (min(seconds) if seconds else self.dispatcher.limits.deadline_seconds)
         group = tuple(rows.frame.schema.items())
         answered_by, scores = await self.batcher.answer(rows.frame, group, height, deadline)
         self._check_version(version, answered_by)
-        return answered_by, scores
+        return answered_by, _wanted(rows, scores)
 
     def _bundle(self, name: str, version: str) -> Bundle:
         self.dispatcher.check_offered("infer", INFER_ROLES)
@@ -180,15 +188,32 @@ class Scoring:
         if version and version != serving:
             raise NotFound(f'Version "{version[:60]}" of {MODEL} is not served now; {serving} is.')
 
-    def _score_all(self, frames: Sequence[pl.DataFrame]) -> list[tuple[str, Any]]:
+    def _score_all(self, frames: Sequence[pl.DataFrame]) -> list[tuple[str, Outputs]]:
         together = pl.concat(frames) if len(frames) > 1 else frames[0]
         recommender = self.dispatcher.service.current
         ends = np.cumsum([frame.height for frame in frames])[:-1]
-        return [(recommender.version, scores) for scores in np.split(recommender.score(together), ends)]
+        parts = np.split(recommender.score(together), ends)
+        tasks = recommender.tasks
+        return [
+            (recommender.version, {OUTPUT: part})
+            if not tasks.tasks
+            else (recommender.version, {SCORE: tasks.scores(part), **tasks.by_task(part)})
+            for part in parts
+        ]
 
 
 def _models(bundle: Bundle) -> list[str]:
     return [MODEL] if MODEL in bundle.models else []
+
+
+def outputs_of(bundle: Bundle) -> list[str]:
+    """The names of what the ranking model gives."""
+    tasks = bundle.models[MODEL].get("labels")
+    return [SCORE, *tasks] if tasks else [OUTPUT]
+
+
+def _wanted(rows: ScoringRows, outputs: Outputs) -> Outputs:
+    return {name: outputs[name] for name in rows.outputs or outputs}
 
 
 def inputs_of(bundle: Bundle) -> list[TensorFacts]:
@@ -226,7 +251,6 @@ def rows_from_http(body: bytes, header_length: str | None, limits: Limits) -> Sc
         raise BadRequest("The body is invalid: it is not all UTF-8.") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest(f"{error}.") from None
-    _check_outputs([output.name for output in request.outputs])
     columns, offset = [], 0
     for tensor in request.inputs:
         length = length_of(tensor.name, tensor.shape)
@@ -244,7 +268,11 @@ def rows_from_http(body: bytes, header_length: str | None, limits: Limits) -> Sc
     in_bytes = [output.parameters.get("binary_data", False) for output in request.outputs]
     wants_bytes = any(in_bytes) or (not in_bytes and request.parameters.get("binary_data_output") is True)
     return ScoringRows(
-        frame_of(columns), request.id or "", _seconds(request.parameters.get("timeout")), wants_bytes
+        frame_of(columns),
+        request.id or "",
+        _seconds(request.parameters.get("timeout")),
+        wants_bytes,
+        tuple(output.name for output in request.outputs),
     )
 
 
@@ -256,10 +284,11 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
     return body[: int(header_length)], body[int(header_length) :]
 
 
-def _check_outputs(names: Iterable[str]) -> None:
+def _check_outputs(names: Iterable[str], known: Sequence[str]) -> None:
     for name in names:
-        if name != OUTPUT:
-            raise BadRequest(f'There is no output "{name[:60]}"; expected "{OUTPUT}".')
+        if name not in known:
+            expected = ", ".join(f'"{one}"' for one in known)
+            raise BadRequest(f'There is no output "{name[:60]}"; expected {expected}.')
 
 
 def _seconds(timeout: Any) -> float | None:
@@ -267,15 +296,19 @@ def _seconds(timeout: Any) -> float | None:
     return min(timeout, 1_000 * MAX_DEADLINE_MS) / 1e6 if isinstance(timeout, int) and timeout > 0 else None
 
 
-def http_answer(version: str, rows: ScoringRows, scores: Any) -> tuple[bytes, dict[str, str]]:
+def http_answer(version: str, rows: ScoringRows, outputs: Outputs) -> tuple[bytes, dict[str, str]]:
     """Body and headers."""
-    tensor = Tensor(name=OUTPUT, shape=[len(scores)], datatype="FP32")
-    data = scores.astype("<f4").tobytes() if rows.in_bytes else b""
-    if rows.in_bytes:
-        tensor.parameters = {"binary_data_size": len(data)}
-    else:
-        tensor.data = scores.tolist()
-    answer = InferenceResult(model_name=MODEL, model_version=version, outputs=[tensor], id=rows.id or None)
+    tensors, data = [], b""
+    for name, scores in outputs.items():
+        tensor = Tensor(name=name, shape=[len(scores)], datatype="FP32")
+        if rows.in_bytes:
+            own = scores.astype("<f4").tobytes()
+            tensor.parameters = {"binary_data_size": len(own)}
+            data += own
+        else:
+            tensor.data = scores.tolist()
+        tensors.append(tensor)
+    answer = InferenceResult(model_name=MODEL, model_version=version, outputs=tensors, id=rows.id or None)
     text = msgspec.json.encode(answer)
     if not rows.in_bytes:
         return text, {"content-type": "application/json"}
@@ -289,7 +322,6 @@ def http_answer(version: str, rows: ScoringRows, scores: Any) -> tuple[bytes, di
 def rows_from_grpc(data: bytes) -> tuple[str, str, ScoringRows]:
     """The name and the version of the model, and the rows."""
     request = convert.parse(pb.ModelInferRequest, data)
-    _check_outputs(output.name for output in request.outputs)
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise BadRequest(f"There are {len(request.inputs)} inputs, but {len(raw)} raw_input_contents.")
@@ -307,18 +339,23 @@ def rows_from_grpc(data: bytes) -> tuple[str, str, ScoringRows]:
     return (
         request.model_name,
         request.model_version,
-        ScoringRows(frame_of(columns), request.id, _seconds(timeout)),
+        ScoringRows(
+            frame_of(columns),
+            request.id,
+            _seconds(timeout),
+            outputs=tuple(output.name for output in request.outputs),
+        ),
     )
 
 
-def grpc_answer(version: str, rows: ScoringRows, scores: Any) -> pb.ModelInferResponse:
-    output = pb.ModelInferResponse.InferOutputTensor(name=OUTPUT, datatype="FP32", shape=[len(scores)])
+def grpc_answer(version: str, rows: ScoringRows, outputs: Outputs) -> pb.ModelInferResponse:
+    make = pb.ModelInferResponse.InferOutputTensor
     return pb.ModelInferResponse(
         model_name=MODEL,
         model_version=version,
         id=rows.id,
-        outputs=[output],
-        raw_output_contents=[scores.astype("<f4").tobytes()],
+        outputs=[make(name=name, datatype="FP32", shape=[len(scores)]) for name, scores in outputs.items()],
+        raw_output_contents=[scores.astype("<f4").tobytes() for scores in outputs.values()],
     )
 
 

@@ -8,14 +8,15 @@ from typing import Any
 import msgspec
 
 from recmill.errors import BadRequest
-from recmill.stages.serve.config import LimitConfig
+from recmill.stages.serve.config import MAX_CANDIDATES, MAX_K, LimitConfig
 
 MAX_IDS = 10_000  # in one list of a request
 MAX_TEXT = 1_000  # characters of one text in a request
 MAX_CHANNELS = 100
+MAX_FIELDS = 100
 MAX_JSON_VALUES = 500_000  # in one body: the interpreter does nothing else while it parses JSON
 MAX_DEADLINE_MS = 600_000.0
-IDS = {("Event", "user"), ("Event", "item"), ("NewItem", "id")}  # that cannot be empty
+IDS = {("Event", "user"), ("Event", "item"), ("NewItem", "id"), ("Similar", "item")}  # that cannot be empty
 INTEGERS = (-(2**63), 2**63 - 1)
 
 
@@ -36,7 +37,7 @@ class Limits(LimitConfig):
 
     def longest(self) -> dict[str, int]:
         """The most values that lists of requests hold, by name of the field."""
-        return {"items": self.max_candidates, "channels": MAX_CHANNELS}
+        return {"items": self.max_candidates, "channels": MAX_CHANNELS, "fields": MAX_FIELDS}
 
     def check(self, request: msgspec.Struct) -> None:
         """Raises BadRequest, with the name of the field, when a request asks for too much."""
@@ -88,3 +89,10 @@ def _check_value(name: str, value: Any) -> None:
         raise BadRequest(f"{name} must fit into 64 bits, got a number of {len(str(abs(value)))} digits.")
     if type(value) is str and len(value) > MAX_TEXT:
         raise BadRequest(f"{name} must be a text of at most {MAX_TEXT:,} characters, got {len(value):,}.")
+
+
+def check_sizes(k: int, candidates: int) -> None:
+    if not 1 <= k <= MAX_K:
+        raise BadRequest(f"k must be from 1 to {MAX_K:,}, got {k}.")
+    if not 0 <= candidates <= MAX_CANDIDATES:
+        raise BadRequest(f"At most {MAX_CANDIDATES:,} candidates or items at once, got {candidates:,}.")

@@ -22,6 +22,7 @@ from recmill.artifacts.bundle.sessions import Graph
 from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.dataset.batch import Array
 from recmill.errors import NotFound
+from recmill.features.task_scores import TaskScores
 from recmill.stages.serve import messages as m
 from recmill.stages.serve.lookup import FeatureLookup
 from recmill.stages.serve.recall import Recaller
@@ -138,7 +139,8 @@ class LiveBundle:
         for (user, _), index in zip(clicks, indices.tolist(), strict=True):
             if index >= 0:
                 recaller.seen.add(user, index)
-        recaller.popularity.add_clicks(indices[indices >= 0])
+        for popularity in recaller.popularities:
+            popularity.add_clicks(indices[indices >= 0])
 
     def apply(self, changes: Changes, in_store: bool = True) -> None:
         """Apply a delta: rows and dense weights, items, users, clicks; all of it, or an error and nothing.
@@ -209,6 +211,11 @@ class LiveBundle:
         if self.ranker is None:
             raise NotFound(f"Bundle {self.version} has no ranking model; it only recalls.")
         return self.ranker
+
+    @property
+    def tasks(self) -> TaskScores:
+        """How probabilities of the ranker become scores."""
+        return self._ranker().tasks
 
     def _indices(self, items: Sequence[m.Id]) -> Array:
         return self._recaller().items.indices(items)

@@ -38,7 +38,7 @@ class Recall(Query, frozen=True, kw_only=True):
     """Ask for candidates alone, before ranking.
 
     `exclude` are never recommended, and nothing but `only` if given. `where` is a condition over the item's raw
-    columns, in SQL. `channels` limits recall to some channels.
+    columns, in SQL. `channels` limits recall to some channels. `fields` are raw columns to return beside each item.
     """
 
     k: int = 500
@@ -47,20 +47,48 @@ class Recall(Query, frozen=True, kw_only=True):
     where: str | None = None
     channels: list[str] | None = None
     show_seen: bool = False
+    fields: list[str] = []
 
 
 class Recommend(Recall, frozen=True, kw_only=True):
-    """Ask for the k best items of a user."""
+    """Ask for the k best items of a user; `explain` says of each why it is there."""
 
     k: int = 50
     candidates: int = 500
     trace: bool = False
+    explain: bool = False
+    serve_score: str | None = None  # as in Rank
+
+
+class ItemQuery(Message, frozen=True, kw_only=True):
+    """Ask for items without a user. `where`, `exclude` and `fields` are those of a Recall."""
+
+    k: int = 10
+    exclude: list[Id] = []
+    where: str | None = None
+    fields: list[str] = []
+    deadline_ms: float | None = None
+    version: str | None = None
+
+
+class Similar(ItemQuery, frozen=True, kw_only=True):
+    """Ask for the k items that are most like an item: by who interacted with both, and by their vectors."""
+
+    item: Id
+
+
+class Trending(ItemQuery, frozen=True, kw_only=True):
+    """Ask for the k items that are most popular lately."""
 
 
 class Rank(Query, frozen=True, kw_only=True):
-    """Ask for the probability of a click on each of these items."""
+    """Ask for the probability of a click on each of these items.
+
+    With several tasks, the score is `serve_score`, an expression over them; without one, the recipe's.
+    """
 
     items: list[Id]
+    serve_score: str | None = None
 
 
 class QueryFields(TypedDict, total=False):
@@ -81,6 +109,7 @@ class RecallFields(QueryFields, total=False):
     where: str | None
     channels: list[str] | None
     show_seen: bool
+    fields: list[str]
 
 
 class RecommendFields(RecallFields, total=False):
@@ -88,18 +117,31 @@ class RecommendFields(RecallFields, total=False):
 
     candidates: int
     trace: bool
+    explain: bool
+    serve_score: str | None
 
 
-Q = TypeVar("Q", bound=Query)
+class ItemQueryFields(TypedDict, total=False):
+    """Fields of an ItemQuery as keyword arguments."""
+
+    k: int
+    exclude: list[Id]
+    where: str | None
+    fields: list[str]
+    deadline_ms: float | None
 
 
-def query_of(kind: type[Q], user: Q | Id | None, fields: Mapping[str, Any]) -> Q:
-    """The query itself, or one made of a user and keyword arguments, whose types are checked."""
-    if isinstance(user, kind):
-        return user
+Q = TypeVar("Q", bound=Message)
+
+
+def query_of(kind: type[Q], id: Q | Id | None, fields: Mapping[str, Any], named: str | None = "user") -> Q:
+    """The query itself, or one made of an id, if it is named, and keyword arguments, whose types are checked."""
+    if isinstance(id, kind):
+        return id
     try:
         # Ids that come out of a frame may be NumPy's.
-        return msgspec.convert({"user": getattr(user, "item", lambda: user)(), **fields}, kind)
+        given = {named: getattr(id, "item", lambda: id)()} if named else {}
+        return msgspec.convert({**given, **fields}, kind)
     except msgspec.ValidationError as error:
         raise BadRequest(
             f"{kind.__name__.lower()}: {error}. It takes: {', '.join(kind.__struct_fields__)}."
@@ -128,17 +170,39 @@ class NewItem(Message, frozen=True, kw_only=True):
     values: Values = {}
 
 
+class Reason(Message, frozen=True, kw_only=True):
+    """An item of the user's history that led to another one, by which channel, and how much (1 is the most)."""
+
+    id: Id
+    title: str | None = None
+    channel: str
+    weight: float
+
+
 class Item(Message, frozen=True, kw_only=True):
     """One item, its score and the channel that it comes from.
 
     The score is made of the item's ranks, 1 for the first of every channel, or is the probability of a click when
     only the ranker decides. `recall_score` is what its channel gave, to be compared within the channel alone.
+    `fields` are the raw columns that the request names. `why` and `because` answer `explain`: in words, and the items
+    of the user's history that led there.
     """
 
     id: Id
     score: float
     channel: str
     recall_score: float = 0.0
+    fields: Values = {}
+    why: str = ""
+    because: list[Reason] = []
+
+
+class Describe(Query, frozen=True, kw_only=True):
+    """Items that were recommended to a user, to be returned with fields and reasons: between roles."""
+
+    items: list[Item]
+    fields: list[str] = []
+    explain: bool = False
 
 
 class RankingPart(Message, frozen=True, kw_only=True):
@@ -154,10 +218,12 @@ class RankingPart(Message, frozen=True, kw_only=True):
 class Answer(Message, frozen=True, kw_only=True):
     """Items, best first. `degraded` lists what could not be done in time or at all; empty if nothing.
 
+    `known` is false when the user, or the item that others should be similar to, is unknown: one without an id too.
     `stages` are milliseconds of each stage; `ranking` is for whoever ranks what the recall stage found.
     """
 
     items: list[Item]
+    known: bool = True
     degraded: list[str] = []
     version: str = ""
     stages: dict[str, float] = {}
@@ -181,18 +247,24 @@ class Trace(Message, frozen=True, kw_only=True):
 
 
 class RankAnswer(Message, frozen=True, kw_only=True):
-    """Probabilities of a click, in the order of the requested items."""
+    """Probabilities of a click, in the order of the requested items. `known` is about the user.
+
+    With several tasks, `scores` are their `serve_score`, and `tasks` has the probabilities of each.
+    """
 
     scores: list[float]
+    tasks: dict[str, list[float]] = {}
+    known: bool = True
+    unknown_items: list[Id] = []
     degraded: list[str] = []
     version: str = ""
 
 
 class EntityFeatures(Message, frozen=True, kw_only=True):
-    """What is stored: raw columns and features by name; found is false for an unknown id, which has defaults."""
+    """What is stored: raw columns and features by name; known is false for an unknown id, which has defaults."""
 
     id: Id
-    found: bool
+    known: bool
     values: Values
     features: Values
 
@@ -291,6 +363,7 @@ class RankRows(Message, frozen=True, kw_only=True):
     user: bytes
     items: list[bytes]
     context: Values = {}
+    serve_score: str | None = None
 
 
 class ChangeResult(Message, frozen=True, kw_only=True, omit_defaults=False):
@@ -311,6 +384,8 @@ class PackedRows(Message, frozen=True, kw_only=True):
 
     user: bytes
     items: list[bytes]
+    known: bool = True
+    unknown_items: list[Id] = []
     degraded: list[str] = []
     version: str = ""
 

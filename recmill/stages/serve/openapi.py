@@ -36,7 +36,10 @@ _REFUSALS = {
 }
 _OWNERS = {"context": ("user", "context"), "features": ("user", "context")}
 _VALUES = {"Event": ("user", "item", "context"), "NewItem": ("item",)}
-_REQUESTS = ("Recommend", "Rank", "Recall", "Features", "Event", "NewItem", "ItemIds", "RollBack")
+_REQUESTS = (
+    *("Recommend", "Rank", "Recall", "Similar", "Trending", "Features"),
+    *("Event", "NewItem", "ItemIds", "RollBack"),
+)
 
 
 def document(bundle: Bundle, limits: Limits, role: str = "all", has_tokens: bool = False) -> Schema:

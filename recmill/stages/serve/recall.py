@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,8 @@ from recmill.stages.serve.lookup import UserRow
 from recmill.stages.serve.masks import Masks
 from recmill.stages.serve.messages import RankingPart, Recall
 
-CHANNELS = ("two_tower", "similar", *VARIANTS, "popular")
+TRENDING = "trending"
+CHANNELS = ("two_tower", "similar", *VARIANTS, "popular", TRENDING)
 _MAX_SCANNED = 20_000  # up to so many allowed items are all scored
 _MAX_FETCHED = 5_000
 _NUM_SIMILAR_TO = 3  # of the latest items that a user clicked
@@ -88,6 +90,7 @@ class Recaller:
             self.vectors = GrowingArray(map_array(folder / "vectors.npy"))
             self.vector_index = open_index(folder / "index", self.vectors.whole())
         self.popularity = Popularity(map_array(folder / "popularity.npy"), self.parameters.popular_half_life)
+        self.trending = self._trending()
         self.neighbours = {
             name: ItemNeighbours(
                 map_array(folder / f"{name}.indices.npy"), map_array(folder / f"{name}.weights.npy")
@@ -99,9 +102,18 @@ class Recaller:
         self._is_removed = np.zeros(len(self.items), bool)
         self._masks = Masks(self.items)
 
+    def _trending(self) -> Popularity:
+        """Popularity with a short half-life; all there is in a bundle that has none."""
+        path = self.bundle.path / "items" / "trending.npy"
+        if not path.is_file():
+            return self.popularity
+        scores = map_array(path)
+        # Interactions that count half after every half-life add up to half-life / ln 2.
+        return Popularity(scores, float(scores.sum()) * math.log(2) or None)
+
     @property
     def channels(self) -> list[str]:
-        """Those that can be asked for."""
+        """Those that take part in recommendations."""
         has = {"two_tower": self.tower is not None, "similar": self.tower is not None, "popular": True}
         return [name for name in CHANNELS if has.get(name, name in self.neighbours)]
 
@@ -124,7 +136,7 @@ class Recaller:
 
     def fusion_of(self, user_row: UserRow) -> Fusion:
         """How lists are fused: of users without any clicks, in a way of its own."""
-        is_new = not len(self._profile(user_row))
+        is_new = not len(self.profile(user_row))
         return self.parameters.new_users if is_new else self.parameters.fusion
 
     def ranking_part(self, user_row: UserRow) -> RankingPart:
@@ -142,7 +154,7 @@ class Recaller:
         for name in query.channels:
             if name not in CHANNELS:
                 raise BadRequest(f'No channel "{name}"; there are: {", ".join(known)}.')
-        return [name for name in known if name in query.channels]
+        return [name for name in (*known, TRENDING) if name in query.channels]
 
     # what may be shown
 
@@ -174,8 +186,9 @@ class Recaller:
             return self._two_tower(user_row, number, item_filter)
         if name == "similar":
             return self._similar(user_row, number, item_filter)
-        if name == "popular":
-            return self.popularity.best(number, item_filter)
+        if name in ("popular", TRENDING):
+            popularity = self.popularity if name == "popular" else self.trending
+            return popularity.best(number, item_filter)
         return self._related(name, user_row, number, item_filter)
 
     def _two_tower(self, user_row: UserRow, number: int, item_filter: ItemFilter) -> ChannelList:
@@ -185,7 +198,7 @@ class Recaller:
 
     def _similar(self, user_row: UserRow, number: int, item_filter: ItemFilter) -> ChannelList:
         """Items near the last ones that the user clicked."""
-        recent = self._profile(user_row)[-_NUM_SIMILAR_TO:]
+        recent = self.profile(user_row)[-_NUM_SIMILAR_TO:]
         if not len(recent):
             return NO_CANDIDATES.indices, NO_CANDIDATES.scores
         middle = self.vectors.take(recent).mean(axis=0, keepdims=True)
@@ -205,7 +218,7 @@ class Recaller:
 
     def _related(self, name: str, user_row: UserRow, number: int, item_filter: ItemFilter) -> ChannelList:
         """Items that an item-item model relates to what the user clicked; later clicks count more."""
-        profile = self._profile(user_row)
+        profile = self.profile(user_row)
         if not len(profile):
             return NO_CANDIDATES.indices, NO_CANDIDATES.scores
         allowed = item_filter.allowed
@@ -222,17 +235,23 @@ class Recaller:
         num_found = int((indices[0] >= 0).sum())
         return indices[0][:num_found].astype(np.int64), scores[0][:num_found]
 
-    def _profile(self, user_row: UserRow) -> Array:
+    def profile(self, user_row: UserRow) -> Array:
         """Indices of the last items that the user clicked, latest last."""
         seen = self.seen.of(user_row.index, user_row.id)
         return np.concatenate([seen, np.asarray(user_row.recent, np.int64)])[-MAX_PROFILE:]
 
     # changes
 
+    @property
+    def popularities(self) -> list[Popularity]:
+        """What counts clicks, each once."""
+        return [self.popularity] if self.trending is self.popularity else [self.popularity, self.trending]
+
     def put_items(self, indices: Array, vectors: Array | None) -> None:
         """Items that are new or have changed. Those that were removed stay so."""
         num_new = len(self.items) - len(self._is_removed)
-        self.popularity.add_items(num_new)
+        for popularity in self.popularities:
+            popularity.add_items(num_new)
         self._is_removed = np.concatenate([self._is_removed, np.zeros(num_new, bool)])
         if vectors is not None and self.vector_index is not None:
             self.vectors.append(np.zeros((num_new, vectors.shape[1]), np.float32))

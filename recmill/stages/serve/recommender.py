@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Unpack
@@ -16,45 +15,21 @@ import polars as pl
 from recmill.artifacts.bundle.bundle import Bundle
 from recmill.artifacts.bundle.entities import Entities
 from recmill.artifacts.bundle.features import FeatureRows
+from recmill.artifacts.bundle.models import RankModel
 from recmill.artifacts.feature_store.codec import RowCodec
 from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.dataset.batch import Array
-from recmill.errors import BadRequest, NotFound, RecmillError, TooLate
+from recmill.errors import BadRequest, ExpressionError, NotFound, RecmillError
 from recmill.recall.parameters import RANKING
 from recmill.stages.serve import messages as m
-from recmill.stages.serve.config import MAX_CANDIDATES, MAX_K
-from recmill.stages.serve.live_bundle import LiveBundle
+from recmill.stages.serve.clock import Clock
+from recmill.stages.serve.item_answers import ItemAnswers
+from recmill.stages.serve.limits import check_sizes
 from recmill.stages.serve.lookup import UserRow
 from recmill.stages.serve.recall import CHANNELS, NO_CANDIDATES, Candidates, ChannelList
 
 _SMOOTHING = 0.1  # of the time that ranking one candidate takes
 _ROWS_AT_ONCE = 4_096
-
-
-class Clock:
-    """Milliseconds of each stage, and the time left until the deadline."""
-
-    def __init__(self, deadline_ms: float | None) -> None:
-        self.started = time.monotonic()
-        self.deadline = None if deadline_ms is None else self.started + deadline_ms / 1000
-        self.stages: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.stages[name] = self.stages.get(name, 0.0) + (time.perf_counter() - begin) * 1000
-
-    @property
-    def left(self) -> float:
-        """Seconds."""
-        return float("inf") if self.deadline is None else self.deadline - time.monotonic()
-
-    def check(self) -> None:
-        if self.left <= 0:
-            raise TooLate("The deadline passed before there was anything to answer.")
 
 
 @dataclass(frozen=True)
@@ -69,7 +44,7 @@ class _Recommendation:
     degraded: list[str]
 
 
-class Recommender(LiveBundle):
+class Recommender(ItemAnswers):
     """Answers from one bundle. Safe to call from many threads."""
 
     def __init__(self, bundle: Bundle, store: RedisStore | None = None) -> None:
@@ -89,12 +64,22 @@ class Recommender(LiveBundle):
         clock = Clock(query.deadline_ms)
         check_sizes(query.k, query.candidates)
         with self.lock.reading():
+            self._check_fields(query.fields)
             found = self._recommend(query, clock)
             trace = self._trace(found, clock) if query.trace else None
-            return self._answer(found.chosen, found.scores, found.degraded, clock.stages, trace)
+            profile = self._recaller().profile(found.user_row) if query.explain else None
+            answer = self._answer(
+                found.chosen, found.scores, found.degraded, clock.stages, found.user_row.found, trace
+            )
+            return self._described(answer, found.chosen.indices, query.fields, profile)
 
     def _recommend(self, query: m.Recommend, clock: Clock) -> _Recommendation:
         recaller, number = self._recaller(), max(query.candidates, query.k)
+        if (
+            query.serve_score is not None
+        ):  # what cannot be read is refused, whether or not there is time to rank
+            ranker = self._ranker()
+            task_scores(ranker, ranker.no_rows(), query.serve_score)
         with clock.stage("user"):
             user_row = self.lookup.user_row(query, clock.deadline)
         degraded = list(user_row.degraded)
@@ -104,7 +89,7 @@ class Recommender(LiveBundle):
             candidates = recaller.fused(lists, user_row, number)
         chosen, scores, part = candidates, candidates.fused, recaller.ranking_part(user_row)
         if self.ranker is not None and part.share and len(candidates.indices):
-            chosen, probabilities = self._ranked(user_row, candidates, query.k, clock, degraded)
+            chosen, probabilities = self._ranked(user_row, candidates, query, clock, degraded)
             scores = scores_with_ranking(chosen.fused, probabilities, part)
         best = np.lexsort((chosen.indices, -scores))[: query.k]
         return _Recommendation(user_row, lists, candidates, chosen.take(best), scores[best], degraded)
@@ -121,14 +106,14 @@ class Recommender(LiveBundle):
         }
 
     def _ranked(
-        self, user_row: UserRow, candidates: Candidates, k: int, clock: Clock, degraded: list[str]
+        self, user_row: UserRow, candidates: Candidates, query: m.Recommend, clock: Clock, degraded: list[str]
     ) -> tuple[Candidates, Array | None]:
-        """Probabilities of as many candidates as there is time for; None when there is none."""
+        """Scores by the ranker of as many candidates as there is time for; None when there is none."""
         assert self.ranker is not None
         chosen = candidates
         affordable = clock.left / self._seconds_each
         if affordable < len(candidates.indices):
-            if affordable < k:
+            if affordable < query.k:
                 degraded.append("rank: no time was left, items are in the order of recall")
                 return candidates, None
             chosen = candidates.take(slice(0, int(affordable)))
@@ -140,7 +125,7 @@ class Recommender(LiveBundle):
             items, problems = self.lookup.items(chosen.indices, user_row, clock.deadline)
         degraded += problems
         with clock.stage("rank"):
-            scores = self.ranker.rank(user_row.features, items)
+            scores = task_scores(self.ranker, self.ranker.rank(user_row.features, items), query.serve_score)
         each = (time.perf_counter() - began) / len(chosen.indices)
         self._seconds_each += _SMOOTHING * (each - self._seconds_each)
         return chosen, scores
@@ -152,13 +137,17 @@ class Recommender(LiveBundle):
         check_sizes(1, query.k)
         recaller = self._recaller()
         with self.lock.reading():
+            self._check_fields(query.fields)
             with clock.stage("user"):
                 user_row = self.lookup.user_row(query, clock.deadline)
             clock.check()
             with clock.stage("recall"):
                 lists = recaller.lists(user_row, query, query.k, clock.deadline)
                 candidates = recaller.fused(lists, user_row, query.k)
-            answer = self._answer(candidates, candidates.fused, list(user_row.degraded), clock.stages)
+            answer = self._answer(
+                candidates, candidates.fused, list(user_row.degraded), clock.stages, user_row.found
+            )
+            answer = self._described(answer, candidates.indices, query.fields, None)
             return msgspec.structs.replace(answer, ranking=recaller.ranking_part(user_row))
 
     def channel_lists(self, query: m.Recall) -> dict[str, Array]:
@@ -171,7 +160,8 @@ class Recommender(LiveBundle):
             union = np.unique(np.concatenate(list(lists.values())))
             if self.ranker is not None and len(union):
                 rows, _ = self.lookup.items(union, user_row, None)
-                lists[RANKING] = union[np.argsort(-self.ranker.rank(user_row.features, rows), kind="stable")]
+                scores = task_scores(self.ranker, self.ranker.rank(user_row.features, rows))
+                lists[RANKING] = union[np.argsort(-scores, kind="stable")]
         return lists
 
     def rank(
@@ -186,9 +176,29 @@ class Recommender(LiveBundle):
             user_row = self.lookup.user_row(query, clock.deadline)
             clock.check()
             rows, degraded = self._item_rows(query.items, user_row, clock.deadline)
-            scores = ranker.rank(user_row.features, rows)
+            probabilities = ranker.rank(user_row.features, rows)
+            unknown_items = self._unknown(query.items)
+        degraded = [*user_row.degraded, *degraded]
+        return self._rank_answer(
+            ranker, probabilities, query.serve_score, degraded, user_row.found, unknown_items
+        )
+
+    def _rank_answer(
+        self,
+        ranker: RankModel,
+        probabilities: Array,
+        serve_score: str | None,
+        degraded: list[str],
+        known: bool = True,
+        unknown_items: Sequence[m.Id] = (),
+    ) -> m.RankAnswer:
         return m.RankAnswer(
-            scores=scores.tolist(), degraded=[*user_row.degraded, *degraded], version=self.version
+            scores=task_scores(ranker, probabilities, serve_score).tolist(),
+            tasks={name: found.tolist() for name, found in ranker.tasks.by_task(probabilities).items()},
+            known=known,
+            unknown_items=list(unknown_items),
+            degraded=degraded,
+            version=self.version,
         )
 
     def features(self, query: m.Features) -> m.FeaturesAnswer:
@@ -202,7 +212,7 @@ class Recommender(LiveBundle):
                 degraded += user_row.degraded
                 user = m.EntityFeatures(
                     id=query.user,
-                    found=user_row.found,
+                    known=user_row.found,
                     values=self.lookup.raw_user(query.user) if user_row.found else user_row.given,
                     features=user_row.features.row(0),
                 )
@@ -213,15 +223,18 @@ class Recommender(LiveBundle):
                 degraded += problems
                 known = self._indices(query.items) >= 0
                 items = [
-                    m.EntityFeatures(id=item, found=bool(found), values=values, features=rows.row(number))
-                    for number, (item, found, values) in enumerate(
+                    m.EntityFeatures(id=item, known=bool(is_known), values=values, features=rows.row(number))
+                    for number, (item, is_known, values) in enumerate(
                         zip(query.items, known, self.lookup.raw_items(query.items), strict=True)
                     )
                 ]
         return m.FeaturesAnswer(user=user, items=items, degraded=degraded, version=self.version)
 
     def score(self, rows: pl.DataFrame) -> Array:
-        """Probabilities for raw rows of the log, as evaluation gives them. Absent columns count as missing values."""
+        """Probabilities for raw rows of the log, as evaluation gives them, [B] or, with several tasks, [B, K].
+
+        Absent columns count as missing values.
+        """
         ranker = self._ranker()
         read = {name for feature in ranker.features for name in self.lookup.columns_of(feature)}
         typed = self.lookup.raw_columns
@@ -239,7 +252,7 @@ class Recommender(LiveBundle):
                 ]
         except (pl.exceptions.PolarsError, RecmillError) as error:
             raise BadRequest(f"The rows cannot be scored: {error}") from None
-        return np.concatenate(found) if found else np.empty(0, np.float32)
+        return np.concatenate(found) if found else ranker.score(self.lookup.batch(frame, ranker.layout))
 
     # stages for other roles
 
@@ -251,8 +264,14 @@ class Recommender(LiveBundle):
             rows, degraded = self._item_rows(query.items, user_row, None)
             user = self._codecs["user"].encode(user_row.features.batch(users.layout))[0]
             packed = self._codecs["item"].encode(rows.batch(items.layout))
+            unknown_items = self._unknown(query.items)
         return m.PackedRows(
-            user=user, items=packed, degraded=[*user_row.degraded, *degraded], version=self.version
+            user=user,
+            items=packed,
+            known=user_row.found,
+            unknown_items=unknown_items,
+            degraded=[*user_row.degraded, *degraded],
+            version=self.version,
         )
 
     def rank_rows(self, rows: m.RankRows) -> m.RankAnswer:
@@ -271,11 +290,11 @@ class Recommender(LiveBundle):
                     f"features of items: {int((~decoded.found).sum())} of {len(rows.items)} are missing, damaged or "
                     "of another bundle, defaults are used"
                 )
-            scores = ranker.rank(
+            found = ranker.rank(
                 FeatureRows.of(user.batch, users.layout) | context,
                 FeatureRows.of(decoded.batch, items.layout),
             )
-        return m.RankAnswer(scores=scores.tolist(), degraded=degraded, version=self.version)
+        return self._rank_answer(ranker, found, rows.serve_score, degraded)
 
     def _sides(self) -> tuple[Entities, Entities]:
         """Users and items of a bundle whose stages can run apart."""
@@ -313,23 +332,8 @@ class Recommender(LiveBundle):
             rows = rows.replaced(unknown_items, self.lookup.unknown_items(raw, user_row))
         return rows, degraded
 
-    def _answer(
-        self,
-        chosen: Candidates,
-        scores: Array,
-        degraded: list[str],
-        stages: Mapping[str, float],
-        trace: m.Trace | None = None,
-    ) -> m.Answer:
-        ids = self._recaller().items.ids(chosen.indices)
-        items = [
-            m.Item(id=id, score=score, channel=CHANNELS[channel], recall_score=recall_score)
-            for id, score, channel, recall_score in zip(
-                ids, scores.tolist(), chosen.channels.tolist(), chosen.scores.tolist(), strict=True
-            )
-        ]
-        stages = {name: round(ms, 3) for name, ms in stages.items()}
-        return m.Answer(items=items, degraded=degraded, version=self.version, stages=stages, trace=trace)
+    def _unknown(self, items: Sequence[m.Id]) -> list[m.Id]:
+        return [item for item, index in zip(items, self._indices(items).tolist(), strict=True) if index < 0]
 
     def _trace(self, found: _Recommendation, clock: Clock) -> m.Trace:
         user_row, chosen, candidates = found.user_row, found.chosen, found.candidates
@@ -364,6 +368,18 @@ class Recommender(LiveBundle):
             self.score(pl.DataFrame({name: [None] * 100 for name in columns}))
 
 
+def task_scores(ranker: RankModel, probabilities: Array, serve_score: str | None = None) -> Array:
+    """What a ranker orders items by; `serve_score` of a request replaces the recipe's expression over tasks."""
+    if serve_score is not None and not ranker.tasks.tasks:
+        raise BadRequest(
+            "serve_score is for rankers with several tasks, and this one has one label. Remove it."
+        )
+    try:
+        return ranker.tasks.scores(probabilities, serve_score)
+    except ExpressionError as error:
+        raise BadRequest(f"serve_score {error}") from None
+
+
 def scores_with_ranking(fused: Array, probabilities: Array | None, part: m.RankingPart) -> Array:
     """What items are sorted by: the ranker's order takes part in the fusion as far as it helped on eval.
 
@@ -377,10 +393,3 @@ def scores_with_ranking(fused: Array, probabilities: Array | None, part: m.Ranki
     ranks[np.argsort(-probabilities, kind="stable")] = np.arange(len(fused))
     together: Array = fused + part.share * part.offset / (part.offset + ranks)
     return together.astype(np.float32)
-
-
-def check_sizes(k: int, candidates: int) -> None:
-    if not 1 <= k <= MAX_K:
-        raise BadRequest(f"k must be from 1 to {MAX_K:,}, got {k}.")
-    if not 0 <= candidates <= MAX_CANDIDATES:
-        raise BadRequest(f"At most {MAX_CANDIDATES:,} candidates or items at once, got {candidates:,}.")

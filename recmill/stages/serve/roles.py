@@ -29,10 +29,12 @@ from recmill.errors import (
     Unauthenticated,
 )
 from recmill.stages.serve import messages as m
+from recmill.stages.serve.clock import Clock
 from recmill.stages.serve.grpc_server import SERVICE, method_name
+from recmill.stages.serve.limits import check_sizes
 from recmill.stages.serve.proto import convert
 from recmill.stages.serve.proto import recmill_pb2 as pb
-from recmill.stages.serve.recommender import Clock, check_sizes, scores_with_ranking
+from recmill.stages.serve.recommender import scores_with_ranking
 
 _RETRY_SECONDS = 1.0  # after which a server that did not answer is asked again
 _DEFAULT_SECONDS = 1.0
@@ -147,8 +149,12 @@ class RemoteRecommender:
         if items and part.share:
             items = self._ranked(query, items, part, clock, degraded)
         trace = m.Trace(stages=clock.stages, counts={"candidates": len(items)}) if query.trace else None
+        items = items[: query.k]
+        if query.fields or query.explain:
+            items = self._described(query, items, clock.deadline, degraded)
         return m.Answer(
-            items=items[: query.k],
+            items=items,
+            known=recalled.known,
             degraded=degraded,
             version=recalled.version,
             stages=clock.stages,
@@ -159,29 +165,64 @@ class RemoteRecommender:
         clock = Clock(query.deadline_ms)
         check_sizes(1, len(query.items))
         degraded: list[str] = []
-        scores = self._scores(query, query.items, clock, degraded) if query.items else []
-        return m.RankAnswer(scores=scores, degraded=degraded)
+        if not query.items:
+            return m.RankAnswer(scores=[])
+        return self._scores(query, query.items, clock, degraded)
 
     def recall(self, query: m.Recall) -> m.Answer:
         return self.recall_by(query, Clock(query.deadline_ms).deadline)
+
+    def similar(self, query: m.Similar) -> m.Answer:
+        message = pb.SimilarRequest(item=convert.to_id(query.item), query=convert.to_item_query(query))
+        return self._answer("similar", message, Clock(query.deadline_ms).deadline)
+
+    def trending(self, query: m.Trending) -> m.Answer:
+        message = pb.TrendingRequest(query=convert.to_item_query(query))
+        return self._answer("trending", message, Clock(query.deadline_ms).deadline)
+
+    def describe(self, query: m.Describe) -> m.Answer:
+        return self.describe_by(query, Clock(query.deadline_ms).deadline)
+
+    def _answer(self, call: str, message: Message, deadline: float | None) -> m.Answer:
+        """Of the recall role."""
+        return convert.answer_of(pb.Answer.FromString(self._recall.call(call, message, deadline)))
 
     # stages; deadlines are times of `time.monotonic`
 
     def recall_by(self, query: m.Recall, deadline: float | None) -> m.Answer:
         message = pb.RecommendRequest(
-            queries=[convert.to_query(query)], k=query.k, version=query.version or ""
+            queries=[convert.to_query(query)], k=query.k, fields=query.fields, version=query.version or ""
         )
         reply = pb.RecommendReply.FromString(self._recall.call("recall", message, deadline))
         return convert.answer_of(reply.answers[0])
 
+    def describe_by(self, query: m.Describe, deadline: float | None) -> m.Answer:
+        message = pb.DescribeRequest(
+            query=convert.to_query(query),
+            items=convert.to_answer(m.Answer(items=query.items)).items,
+            fields=query.fields,
+            explain=query.explain,
+            version=query.version or "",
+        )
+        return self._answer("describe", message, deadline)
+
     def packed_rows(self, query: m.Rank, deadline: float | None) -> m.PackedRows:
         message = pb.LookupRequest(query=convert.to_query(query), items=map(convert.to_id, query.items))
         reply = pb.LookupReply.FromString(self._features.call("lookup", message, deadline))
-        return m.PackedRows(user=reply.user, items=list(reply.items), degraded=list(reply.degraded))
+        return m.PackedRows(
+            user=reply.user,
+            items=list(reply.items),
+            known=reply.known,
+            unknown_items=convert.ids_of(reply.unknown_items, "unknown_items"),
+            degraded=list(reply.degraded),
+        )
 
     def rank_rows(self, rows: m.RankRows, deadline: float | None) -> m.RankAnswer:
         message = pb.RankRowsRequest(
-            user=rows.user, items=rows.items, context=convert.to_values(rows.context)
+            user=rows.user,
+            items=rows.items,
+            context=convert.to_values(rows.context),
+            serve_score=rows.serve_score or "",
         )
         return convert.ranked_of(pb.RankReply.FromString(self._rank.call("rank_rows", message, deadline)))
 
@@ -197,7 +238,7 @@ class RemoteRecommender:
         probabilities: Array | None = None
         try:
             found = self._scores(query, [item.id for item in items], clock, degraded)
-            probabilities = np.array(found, np.float32)
+            probabilities = np.array(found.scores, np.float32)
         except RecmillError as error:
             if isinstance(error, ServingError) and not isinstance(error, TooLate) and error.http_status < 429:
                 raise  # the request itself is wrong
@@ -209,10 +250,31 @@ class RemoteRecommender:
             for number in np.argsort(-scores, kind="stable")
         ]
 
+    def _described(
+        self, query: m.Recommend, items: list[m.Item], deadline: float | None, degraded: list[str]
+    ) -> list[m.Item]:
+        """Items with fields and reasons, or as they are when the recall role fails."""
+        wanted = m.Describe(
+            user=query.user,
+            features=query.features,
+            recent=query.recent,
+            version=query.version,
+            items=items,
+            fields=query.fields,
+            explain=query.explain,
+        )
+        try:
+            return self.describe_by(wanted, deadline).items
+        except BadRequest:
+            raise
+        except RecmillError as error:
+            degraded.append(f"fields and reasons: {error}")
+            return items
+
     def _scores(
         self, query: m.Recommend | m.Rank, items: list[m.Id], clock: Clock, degraded: list[str]
-    ) -> list[float]:
-        """Probabilities by the rank role, from rows of the features role, or from default rows without it."""
+    ) -> m.RankAnswer:
+        """Scores by the rank role, from rows of the features role, or from default rows without it."""
         wanted = m.Rank(user=query.user, items=items, features=query.features, recent=query.recent)
         with clock.stage("features"):
             try:
@@ -222,10 +284,18 @@ class RemoteRecommender:
                 rows = m.PackedRows(user=b"", items=[b""] * len(items))
                 degraded.append(f"features: {error} Default features were used")
         with clock.stage("rank"):
-            packed = m.RankRows(user=rows.user, items=rows.items, context=query.context)
+            packed = m.RankRows(
+                user=rows.user, items=rows.items, context=query.context, serve_score=query.serve_score
+            )
             ranked = self.rank_rows(packed, clock.deadline)
         degraded += ranked.degraded
-        return ranked.scores
+        return m.RankAnswer(
+            scores=ranked.scores,
+            tasks=ranked.tasks,
+            known=rows.known,
+            unknown_items=rows.unknown_items,
+            degraded=degraded,
+        )
 
     def close(self) -> None:
         for stage in (self._recall, self._features, self._rank):
@@ -235,4 +305,5 @@ class RemoteRecommender:
 def _recall_query(query: m.Recommend) -> m.Recall:
     """The recall stage of a query, within the deadline of the whole call."""
     fields = {name: getattr(query, name) for name in m.Recall.__struct_fields__}
-    return m.Recall(**{**fields, "k": max(query.candidates, query.k), "deadline_ms": None})
+    own = {"k": max(query.candidates, query.k), "fields": [], "deadline_ms": None}
+    return m.Recall(**{**fields, **own})

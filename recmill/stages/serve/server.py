@@ -99,7 +99,7 @@ def log_to_stderr() -> None:
     logging.basicConfig(
         stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING
     )
-    logging.getLogger("recmill").setLevel(logging.INFO)
+    logging.getLogger("recmill").setLevel(os.environ.get("RECMILL_LOG_LEVEL", "info").upper())
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:

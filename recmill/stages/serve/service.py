@@ -96,6 +96,17 @@ class Service:
         self._compare(lambda shadow: _differences(answer, shadow.recommend(query)))
         return answer
 
+    def similar(self, query: m.Similar) -> m.Answer:
+        return self._items_answered_by(query).similar(query)
+
+    def trending(self, query: m.Trending) -> m.Answer:
+        return self._items_answered_by(query).trending(query)
+
+    def _items_answered_by(self, query: m.ItemQuery) -> Recommender | RemoteRecommender:
+        if self._remote is not None:
+            return self._remote
+        return self.versions.named(query.version) if query.version else self.current
+
     def rank(self, query: m.Rank) -> m.RankAnswer:
         ranked = self.recommender_for(query).rank(query)
         self._compare(lambda shadow: _largest_difference(ranked.scores, shadow.rank(query).scores))

@@ -61,7 +61,7 @@ function show(selected) {
 function unknownUserNotice(asked, user, answer) {
   const got = answer.items.every((item) => item.channel === "popular") ? "popular items are shown" : "items for a user without history are shown";
   if (!asked.user) return notice("", `No user was given: ${got}, as to any unknown user.`);
-  return user && !user.found && notice("", `The user “${asked.user}” is not known here: ${got}.`);
+  return user && !user.known && notice("", `The user “${asked.user}” is not known here: ${got}.`);
 }
 
 export function degradedNotice(answer) {

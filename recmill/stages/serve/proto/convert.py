@@ -102,12 +102,17 @@ def _recall_fields(query: pb.Query, request: pb.RecommendRequest) -> dict[str, A
         "where": query.where or None,
         "channels": list(query.channels) or None,
         "show_seen": query.show_seen,
+        "fields": list(request.fields),
         "version": request.version or None,
     }
 
 
 def recommends_of(request: pb.RecommendRequest) -> list[m.Recommend]:
-    more: dict[str, Any] = {"trace": request.trace}
+    more: dict[str, Any] = {
+        "trace": request.trace,
+        "explain": request.explain,
+        "serve_score": request.serve_score or None,
+    }
     if request.candidates:
         more["candidates"] = request.candidates
     return [m.Recommend(**_recall_fields(query, request), **more) for query in request.queries]
@@ -117,12 +122,52 @@ def recalls_of(request: pb.RecommendRequest) -> list[m.Recall]:
     return [m.Recall(**_recall_fields(query, request)) for query in request.queries]
 
 
+def similar_of(request: pb.SimilarRequest) -> m.Similar:
+    return m.Similar(item=known_id(request.item, "item"), **_item_query_fields(request.query))
+
+
+def trending_of(request: pb.TrendingRequest) -> m.Trending:
+    return m.Trending(**_item_query_fields(request.query))
+
+
+def _item_query_fields(query: pb.ItemQuery) -> dict[str, Any]:
+    return {
+        **({"k": query.k} if query.k else {}),
+        "exclude": ids_of(query.exclude, "exclude"),
+        "where": query.where or None,
+        "fields": list(query.fields),
+        "version": query.version or None,
+    }
+
+
+def to_item_query(query: m.ItemQuery) -> pb.ItemQuery:
+    return pb.ItemQuery(
+        k=query.k,
+        exclude=map(to_id, query.exclude),
+        where=query.where or "",
+        fields=query.fields,
+        version=query.version or "",
+    )
+
+
+def describe_of(request: pb.DescribeRequest) -> m.Describe:
+    return m.Describe(
+        **_query_fields(request.query),
+        items=[item_of(item) for item in request.items],
+        fields=list(request.fields),
+        explain=request.explain,
+        version=request.version or None,
+    )
+
+
 def rank_of(request: pb.RankRequest | pb.LookupRequest) -> m.Rank:
     version = getattr(request, "version", "") or None
-    return m.Rank(**_query_fields(request.query), items=ids_of(request.items, "items"), version=version)
+    serve_score = getattr(request, "serve_score", "") or None
+    items = ids_of(request.items, "items")
+    return m.Rank(**_query_fields(request.query), items=items, version=version, serve_score=serve_score)
 
 
-def to_query(request: m.Recall | m.Rank) -> pb.Query:
+def to_query(request: m.Query) -> pb.Query:
     query = pb.Query(
         context=to_values(request.context),
         features=to_values(request.features),
@@ -141,7 +186,7 @@ def to_query(request: m.Recall | m.Rank) -> pb.Query:
 
 
 def to_answer(answer: m.Answer) -> pb.Answer:
-    found = pb.Answer(degraded=answer.degraded, version=answer.version)
+    found = pb.Answer(degraded=answer.degraded, version=answer.version, known=answer.known)
     add = found.items.add  # twice as fast as messages made one by one
     for item in answer.items:
         one = add(score=item.score, channel=item.channel, recall_score=item.recall_score)
@@ -149,6 +194,8 @@ def to_answer(answer: m.Answer) -> pb.Answer:
             one.id.number = item.id
         else:
             one.id.text = item.id
+        if item.fields or item.why:
+            _describe(one, item)
     if answer.trace is not None:
         found.trace.CopyFrom(to_trace(answer.trace))
     if answer.ranking is not None:
@@ -156,17 +203,40 @@ def to_answer(answer: m.Answer) -> pb.Answer:
     return found
 
 
+def _describe(found: pb.Item, item: m.Item) -> None:
+    for name, value in item.fields.items():
+        found.fields[name].CopyFrom(to_value(value))
+    found.why = item.why
+    for reason in item.because:
+        found.because.add(
+            id=to_id(reason.id), title=reason.title, channel=reason.channel, weight=reason.weight
+        )
+
+
+def item_of(item: pb.Item) -> m.Item:
+    return m.Item(
+        id=known_id(item.id, "items"),
+        score=item.score,
+        channel=item.channel,
+        recall_score=item.recall_score,
+        fields=values_of(item.fields),
+        why=item.why,
+        because=[
+            m.Reason(
+                id=known_id(reason.id, "because"),
+                title=reason.title if reason.HasField("title") else None,
+                channel=reason.channel,
+                weight=reason.weight,
+            )
+            for reason in item.because
+        ],
+    )
+
+
 def answer_of(answer: pb.Answer) -> m.Answer:
     return m.Answer(
-        items=[
-            m.Item(
-                id=known_id(item.id, "items"),
-                score=item.score,
-                channel=item.channel,
-                recall_score=item.recall_score,
-            )
-            for item in answer.items
-        ],
+        items=[item_of(item) for item in answer.items],
+        known=answer.known,
         degraded=list(answer.degraded),
         version=answer.version,
         ranking=m.RankingPart(share=answer.ranking.share, offset=answer.ranking.offset)
@@ -186,11 +256,23 @@ def to_trace(trace: m.Trace) -> pb.Trace:
 
 
 def to_ranked(ranked: m.RankAnswer) -> pb.RankReply:
-    return pb.RankReply(scores=ranked.scores, degraded=ranked.degraded, version=ranked.version)
+    return pb.RankReply(
+        scores=ranked.scores,
+        tasks={name: pb.TaskScores(scores=scores) for name, scores in ranked.tasks.items()},
+        known=ranked.known,
+        unknown_items=map(to_id, ranked.unknown_items),
+        degraded=ranked.degraded,
+        version=ranked.version,
+    )
 
 
 def ranked_of(reply: pb.RankReply) -> m.RankAnswer:
-    return m.RankAnswer(scores=list(reply.scores), degraded=list(reply.degraded), version=reply.version)
+    return m.RankAnswer(
+        scores=list(reply.scores),
+        tasks={name: list(found.scores) for name, found in reply.tasks.items()},
+        degraded=list(reply.degraded),
+        version=reply.version,
+    )
 
 
 def to_features(known: m.FeaturesAnswer) -> pb.FeaturesReply:

@@ -76,44 +76,119 @@ class Query(_message.Message):
     def __init__(self, user: _Optional[_Union[Id, _Mapping]] = ..., context: _Optional[_Mapping[str, Value]] = ..., features: _Optional[_Mapping[str, Value]] = ..., recent: _Optional[_Iterable[_Union[Id, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[Id, _Mapping]]] = ..., only: _Optional[_Iterable[_Union[Id, _Mapping]]] = ..., only_these: _Optional[bool] = ..., where: _Optional[str] = ..., channels: _Optional[_Iterable[str]] = ..., show_seen: _Optional[bool] = ...) -> None: ...
 
 class RecommendRequest(_message.Message):
-    __slots__ = ("queries", "k", "candidates", "trace", "version")
+    __slots__ = ("queries", "k", "candidates", "trace", "version", "fields", "explain", "serve_score")
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    SERVE_SCORE_FIELD_NUMBER: _ClassVar[int]
     queries: _containers.RepeatedCompositeFieldContainer[Query]
     k: int
     candidates: int
     trace: bool
     version: str
-    def __init__(self, queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., k: _Optional[int] = ..., candidates: _Optional[int] = ..., trace: _Optional[bool] = ..., version: _Optional[str] = ...) -> None: ...
+    fields: _containers.RepeatedScalarFieldContainer[str]
+    explain: bool
+    serve_score: str
+    def __init__(self, queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., k: _Optional[int] = ..., candidates: _Optional[int] = ..., trace: _Optional[bool] = ..., version: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ..., explain: _Optional[bool] = ..., serve_score: _Optional[str] = ...) -> None: ...
+
+class SimilarRequest(_message.Message):
+    __slots__ = ("item", "query")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    item: Id
+    query: ItemQuery
+    def __init__(self, item: _Optional[_Union[Id, _Mapping]] = ..., query: _Optional[_Union[ItemQuery, _Mapping]] = ...) -> None: ...
+
+class TrendingRequest(_message.Message):
+    __slots__ = ("query",)
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    query: ItemQuery
+    def __init__(self, query: _Optional[_Union[ItemQuery, _Mapping]] = ...) -> None: ...
+
+class ItemQuery(_message.Message):
+    __slots__ = ("k", "exclude", "where", "fields", "version")
+    K_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    k: int
+    exclude: _containers.RepeatedCompositeFieldContainer[Id]
+    where: str
+    fields: _containers.RepeatedScalarFieldContainer[str]
+    version: str
+    def __init__(self, k: _Optional[int] = ..., exclude: _Optional[_Iterable[_Union[Id, _Mapping]]] = ..., where: _Optional[str] = ..., fields: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("query", "items", "fields", "explain", "version")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    query: Query
+    items: _containers.RepeatedCompositeFieldContainer[Item]
+    fields: _containers.RepeatedScalarFieldContainer[str]
+    explain: bool
+    version: str
+    def __init__(self, query: _Optional[_Union[Query, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., fields: _Optional[_Iterable[str]] = ..., explain: _Optional[bool] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("id", "score", "channel", "recall_score")
+    __slots__ = ("id", "score", "channel", "recall_score", "fields", "why", "because")
+    class FieldsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Value
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     RECALL_SCORE_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
     id: Id
     score: float
     channel: str
     recall_score: float
-    def __init__(self, id: _Optional[_Union[Id, _Mapping]] = ..., score: _Optional[float] = ..., channel: _Optional[str] = ..., recall_score: _Optional[float] = ...) -> None: ...
+    fields: _containers.MessageMap[str, Value]
+    why: str
+    because: _containers.RepeatedCompositeFieldContainer[Reason]
+    def __init__(self, id: _Optional[_Union[Id, _Mapping]] = ..., score: _Optional[float] = ..., channel: _Optional[str] = ..., recall_score: _Optional[float] = ..., fields: _Optional[_Mapping[str, Value]] = ..., why: _Optional[str] = ..., because: _Optional[_Iterable[_Union[Reason, _Mapping]]] = ...) -> None: ...
+
+class Reason(_message.Message):
+    __slots__ = ("id", "title", "channel", "weight")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    id: Id
+    title: str
+    channel: str
+    weight: float
+    def __init__(self, id: _Optional[_Union[Id, _Mapping]] = ..., title: _Optional[str] = ..., channel: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("items", "degraded", "trace", "version", "ranking")
+    __slots__ = ("items", "degraded", "trace", "version", "ranking", "known")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RANKING_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[Item]
     degraded: _containers.RepeatedScalarFieldContainer[str]
     trace: Trace
     version: str
     ranking: RankingPart
-    def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., version: _Optional[str] = ..., ranking: _Optional[_Union[RankingPart, _Mapping]] = ...) -> None: ...
+    known: bool
+    def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., version: _Optional[str] = ..., ranking: _Optional[_Union[RankingPart, _Mapping]] = ..., known: _Optional[bool] = ...) -> None: ...
 
 class RankingPart(_message.Message):
     __slots__ = ("share", "offset")
@@ -154,24 +229,45 @@ class RecommendReply(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ...) -> None: ...
 
 class RankRequest(_message.Message):
-    __slots__ = ("query", "items", "version")
+    __slots__ = ("query", "items", "version", "serve_score")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    SERVE_SCORE_FIELD_NUMBER: _ClassVar[int]
     query: Query
     items: _containers.RepeatedCompositeFieldContainer[Id]
     version: str
-    def __init__(self, query: _Optional[_Union[Query, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Id, _Mapping]]] = ..., version: _Optional[str] = ...) -> None: ...
+    serve_score: str
+    def __init__(self, query: _Optional[_Union[Query, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Id, _Mapping]]] = ..., version: _Optional[str] = ..., serve_score: _Optional[str] = ...) -> None: ...
 
 class RankReply(_message.Message):
-    __slots__ = ("scores", "degraded", "version")
+    __slots__ = ("scores", "degraded", "version", "known", "unknown_items", "tasks")
+    class TasksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: TaskScores
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[TaskScores, _Mapping]] = ...) -> None: ...
     SCORES_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
     scores: _containers.RepeatedScalarFieldContainer[float]
     degraded: _containers.RepeatedScalarFieldContainer[str]
     version: str
-    def __init__(self, scores: _Optional[_Iterable[float]] = ..., degraded: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ...) -> None: ...
+    known: bool
+    unknown_items: _containers.RepeatedCompositeFieldContainer[Id]
+    tasks: _containers.MessageMap[str, TaskScores]
+    def __init__(self, scores: _Optional[_Iterable[float]] = ..., degraded: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., known: _Optional[bool] = ..., unknown_items: _Optional[_Iterable[_Union[Id, _Mapping]]] = ..., tasks: _Optional[_Mapping[str, TaskScores]] = ...) -> None: ...
+
+class TaskScores(_message.Message):
+    __slots__ = ("scores",)
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    scores: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, scores: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class FeaturesRequest(_message.Message):
     __slots__ = ("user", "items")
@@ -202,19 +298,23 @@ class LookupRequest(_message.Message):
     def __init__(self, query: _Optional[_Union[Query, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Id, _Mapping]]] = ...) -> None: ...
 
 class LookupReply(_message.Message):
-    __slots__ = ("user", "items", "degraded", "version")
+    __slots__ = ("user", "items", "degraded", "version", "known", "unknown_items")
     USER_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_ITEMS_FIELD_NUMBER: _ClassVar[int]
     user: bytes
     items: _containers.RepeatedScalarFieldContainer[bytes]
     degraded: _containers.RepeatedScalarFieldContainer[str]
     version: str
-    def __init__(self, user: _Optional[bytes] = ..., items: _Optional[_Iterable[bytes]] = ..., degraded: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ...) -> None: ...
+    known: bool
+    unknown_items: _containers.RepeatedCompositeFieldContainer[Id]
+    def __init__(self, user: _Optional[bytes] = ..., items: _Optional[_Iterable[bytes]] = ..., degraded: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., known: _Optional[bool] = ..., unknown_items: _Optional[_Iterable[_Union[Id, _Mapping]]] = ...) -> None: ...
 
 class RankRowsRequest(_message.Message):
-    __slots__ = ("user", "items", "context", "version")
+    __slots__ = ("user", "items", "context", "version", "serve_score")
     class ContextEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -226,11 +326,13 @@ class RankRowsRequest(_message.Message):
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    SERVE_SCORE_FIELD_NUMBER: _ClassVar[int]
     user: bytes
     items: _containers.RepeatedScalarFieldContainer[bytes]
     context: _containers.MessageMap[str, Value]
     version: str
-    def __init__(self, user: _Optional[bytes] = ..., items: _Optional[_Iterable[bytes]] = ..., context: _Optional[_Mapping[str, Value]] = ..., version: _Optional[str] = ...) -> None: ...
+    serve_score: str
+    def __init__(self, user: _Optional[bytes] = ..., items: _Optional[_Iterable[bytes]] = ..., context: _Optional[_Mapping[str, Value]] = ..., version: _Optional[str] = ..., serve_score: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("user", "item", "values")
