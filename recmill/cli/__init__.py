@@ -14,10 +14,12 @@ from recmill.cli import (
     check,
     checkpoint,
     client,
+    completion,
     deploy,
     evaluate,
     export,
     generate,
+    init,
     load,
     prepare,
     recipes,
@@ -26,36 +28,33 @@ from recmill.cli import (
     score,
     serve,
     size,
+    start,
     train,
     tune,
 )
-from recmill.cli.memory import aborts_explained, lack_of_memory
-from recmill.errors import RecmillError, missing_package
+from recmill.cli.arguments import LOG_LEVELS, set_log_level
+from recmill.cli.environment import with_environment
+from recmill.cli.failures import CommandParser, explain
+from recmill.cli.memory import aborts_explained
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0 only when it did what was asked."""
     parser = build_parser()
-    parsed = parser.parse_args(arguments)
-    if parsed.command is None:
-        parser.print_help()
-        return 0
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = "recmill"
     try:
-        with aborts_explained(parsed.command_name):
+        given = with_environment(parser, given, os.environ)
+        parsed = parser.parse_args(given)
+        if parsed.command is None:
+            parser.print_help()
+            return 0
+        set_log_level(parsed.log_level)
+        command = parsed.command_name
+        with aborts_explained(command):
             code = int(parsed.command(parsed) or 0)
         sys.stdout.flush()  # so that a reader who is gone is noticed here
         return code
-    except RecmillError as error:
-        print(f"recmill: {error}", file=sys.stderr)
-        return error.exit_code
-    except ModuleNotFoundError as error:
-        if (missing := missing_package(error, "This command")) is None:
-            raise
-        print(f"recmill: {missing}", file=sys.stderr)
-        return missing.exit_code
-    except KeyboardInterrupt:
-        print("recmill: interrupted; run the same command again to go on", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         # The reader of our output is gone (`| head`): say nothing more, as other tools do.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -63,22 +62,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # Rust's panics are no exceptions of Python's usual kind
-        if (lack := lack_of_memory(parsed.command_name, error)) is not None:
-            print(f"recmill: {lack}", file=sys.stderr)
-            return lack.exit_code
-        if not isinstance(error, OSError):
+        if (failure := explain(command, error)) is None:
             raise
-        print(f"recmill: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
-        return 1
+        failure.show(as_json="--json" in given)
+        return failure.exit_code
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="recmill", description="Turns raw click logs into a served recommender."
+    parser = CommandParser(
+        prog="recmill",
+        description="Turns raw click logs into a served recommender.",
+        epilog="Flags can come from the environment: RECMILL_TRAIN_THREADS=1 is `recmill train --threads 1`.",
     )
     parser.add_argument("--version", action="version", version=f"recmill {__version__}")
+    parser.add_argument(
+        "--log-level",
+        choices=LOG_LEVELS,
+        default=os.environ.get("RECMILL_LOG_LEVEL", "info"),
+        help="how much to say on stderr beside errors and progress (default: info, or RECMILL_LOG_LEVEL)",
+    )
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    start.add(commands)
+    init.add(commands)
     run.add(commands)
     generate.add(commands)
     recipes.add(commands)
@@ -98,4 +104,5 @@ def build_parser() -> argparse.ArgumentParser:
     deploy.add(commands)
     size.add(commands)
     bench.add(commands)
+    completion.add(commands)
     return parser

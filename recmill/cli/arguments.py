@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from recmill.recipe.recipe import Recipe
 
 Say = Callable[[str], None]
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_logger = logging.getLogger("recmill")
 
 
 def add_command(
@@ -80,12 +85,22 @@ def print_result(parsed: argparse.Namespace, result: Any, describe: Callable[[An
     print(json.dumps(result) if parsed.json else describe(result))
 
 
+def set_log_level(level: str) -> None:
+    """What notes, warnings and the loggers of this process and of those that it starts show."""
+    if level not in LOG_LEVELS:  # a variable's; argparse checks a flag's
+        raise UsageError(f"RECMILL_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}, got {level}")
+    _logger.setLevel(level.upper())
+    os.environ["RECMILL_LOG_LEVEL"] = level
+
+
 def note(line: str) -> None:
-    print(f"note   {line}", file=sys.stderr)
+    if _logger.isEnabledFor(logging.INFO):
+        print(f"note   {line}", file=sys.stderr)
 
 
 def warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    if _logger.isEnabledFor(logging.WARNING):
+        print(f"warning: {message}", file=sys.stderr)
 
 
 def say(line: str) -> None:

@@ -72,6 +72,7 @@ def _files_json(report: Any) -> dict[str, Any]:
         "first_rows_good": report.num_good,
         "first_rows_bad": [[row.file, row.offset, row.reason, row.column] for row in report.bad],
         "problem": report.problem,
+        "hint": report.hint,
     }
 
 
@@ -89,3 +90,5 @@ def _say_files(name: str, report: Any) -> None:
     for row in report.bad[:5]:
         column = f" (column {row.column})" if row.column else ""
         print(f"{name:<14}   {row.file} at {row.offset:,}: {row.reason}{column}  {row.text[:80]!r}")
+    if report.hint:
+        print(f"{name:<14} {report.hint}")

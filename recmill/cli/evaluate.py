@@ -190,11 +190,13 @@ def say_served(served: ServedResult, say: Say) -> None:
         shown = "   ".join(
             f"{metric} {means[metric]:.4f}" for metric in ("recall@10", "ndcg@10", "hit@10", "mrr@10")
         )
-        say(f"  {name:<16} {shown}")
+        gain = "" if name == "served" else "   served {:+.4f} +-{:.4f}".format(*served.differences[name])
+        say(f"  {name:<16} {shown}{gain}")
     for name, sums in served.segments.items():
         if sums.users:
             say(f"  {name:<16} recall@10 {sums.means()['recall@10']:.4f}   {sums.users:,} users")
     say("  kept   " + "   ".join(f"{name} {part:.1%}" for name, part in served.losses.items()))
+    say("  lists   " + "   ".join(f"{name} {value:.3g}" for name, value in served.facts.items()))
     weights = served.fit.parameters.fusion.weights
     say("  channels   " + "   ".join(f"{name} {weight:g}" for name, weight in weights.items()))
     left_out = {name: number for name, number in served.left_out.items() if number}
@@ -213,7 +215,8 @@ def say_evaluated(evaluated: list[EvaluateResult], report: Any, say: Say) -> Non
         metrics = model.metrics
         say(f"{model.model}   step {model.checkpoint.step:,}   {model.split} rows")
         if "auc" in metrics:
-            beside = "".join(f"   {name} {found['auc']:.4f}" for name, found in model.baselines.items())
+            simple = {name: found["auc"] for name, found in model.baselines.items() if ": " not in name}
+            beside = "".join(f"   {name} {auc:.4f}" for name, auc in simple.items())
             margin, rows = metrics["auc_margin"], metrics["rows"]
             say(f"AUC {metrics['auc']:.4f}{beside}   95% CI +-{margin:.4f}   {rows:,.0f} rows")
             say(
@@ -223,6 +226,7 @@ def say_evaluated(evaluated: list[EvaluateResult], report: Any, say: Say) -> Non
                 f"accuracy {metrics['accuracy']:.4f}   constant predictor {metrics['constant_accuracy']:.4f}   "
                 f"PR-AUC {metrics['pr_auc']:.4f}   calibration {metrics['calibration']:.3f}"
             )
+            _say_tasks(metrics, say)
         else:
             _say_retrieval(model, say)
         for part in model.segments:
@@ -230,6 +234,23 @@ def say_evaluated(evaluated: list[EvaluateResult], report: Any, say: Say) -> Non
         for verdict in model.verdicts:
             say(str(verdict))
     say(f"report {report}")
+
+
+def _say_tasks(metrics: dict[str, float], say: Say) -> None:
+    """A line for each of several tasks; what stands above is their mean."""
+    tasks = [name.removesuffix(".auc") for name in metrics if name.endswith(".auc")]
+    if tasks:
+        say(
+            f"{'task':<28} {'rate':>8} {'AUC':>8} {'log loss':>9} {'PR-AUC':>8} {'RCE':>8} {'calibration':>12}"
+        )
+    for task in tasks:
+        found = {
+            name: metrics[f"{task}.{name}"] for name in ("auc", "log_loss", "pr_auc", "rce", "calibration")
+        }
+        say(
+            f"  {task:<26} {metrics[f'{task}.positive_rate']:>8.4f} {found['auc']:>8.4f} {found['log_loss']:>9.4f} "
+            f"{found['pr_auc']:>8.4f} {found['rce']:>8.3f} {found['calibration']:>12.3f}"
+        )
 
 
 def _say_retrieval(model: EvaluateResult, say: Say) -> None:

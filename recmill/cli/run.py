@@ -32,6 +32,9 @@ from recmill.stages.train.config import RayTrainConfig, TrainConfig
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from recmill.recipe.recipe import Recipe
+    from recmill.stages.run.run import RunResult
+
 # Both stages have these, so that here they name the stage. `--workers` is for training, as in `recmill train`.
 _OF_PREPARE = {
     "engine": "--prepare-engine",
@@ -82,26 +85,35 @@ def _run(parsed: argparse.Namespace) -> int:
     config = _config(parsed)
     recipe = load(parsed)
     set_wait_policy(config.train)
+    into, say = Path(parsed.into or f"runs/{recipe.name}"), say_of(parsed)
+    ran = run_and_say(recipe, parsed.data, into, config, parsed.quiet, say)
+    if parsed.json:
+        print(json.dumps(_as_json(ran)))
+    elif "export" in ran.results:
+        print(f"next   recmill serve --bundle {into / 'bundle'}")
+    return 0 if ran.passed else 1
+
+
+def run_and_say(
+    recipe: Recipe, data: str | None, into: Path, config: RunConfig, quiet: bool, say: Say
+) -> RunResult:
+    """Run the whole chain, with a line or more for each stage and an example at the end."""
     from recmill.reporting.progress import Progress
     from recmill.stages.run.run import run
 
-    into, say = Path(parsed.into or f"runs/{recipe.name}"), say_of(parsed)
     ran = run(
         recipe,
-        parsed.data,
+        data,
         into,
         config,
-        Progress(parsed.quiet),
-        lambda stage, result: _say_stage(stage, result, into, parsed.data or str(into / "log"), say),
+        Progress(quiet),
+        lambda stage, result: _say_stage(stage, result, into, data or str(into / "log"), say),
     )
-    if parsed.json:
-        print(json.dumps(_as_json(ran)))
-    else:
-        if "export" in ran.results:
-            _say_recommendation(into)
-        times = "   ".join(f"{stage} {seconds:.1f}" for stage, seconds in ran.seconds.items())
-        print(f"seconds {times}   all {ran.total_seconds:.1f}")
-    return 0 if ran.passed else 1
+    if "export" in ran.results:
+        _say_recommendation(into, say)
+    times = "   ".join(f"{stage} {seconds:.1f}" for stage, seconds in ran.seconds.items())
+    say(f"seconds {times}   all {ran.total_seconds:.1f}")
+    return ran
 
 
 def _config(parsed: argparse.Namespace) -> RunConfig:
@@ -145,15 +157,14 @@ def _say_stage(stage: str, result: Any, into: Path, data: str, say: Say) -> None
         say_exported(result, data, say)
 
 
-def _say_recommendation(into: Any) -> None:
+def _say_recommendation(into: Any, say: Say) -> None:
     from recmill.stages.run.run import recommend
 
     shown = recommend(into)
     if shown is not None:
-        user, answer = shown
-        items = ", ".join(f"{item.id} ({item.score:.2f})" for item in answer.items)
-        print(f"user {user} is recommended   {items}")
-    print(f"next   recmill serve --bundle {into / 'bundle'}")
+        user, titles = shown
+        items = ", ".join(f"{title} ({score:.2f})" for title, score in titles)
+        say(f"user {user} is recommended   {items}")
 
 
 def _as_json(ran: Any) -> dict[str, Any]:

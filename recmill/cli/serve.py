@@ -24,14 +24,15 @@ def add(commands: Any) -> None:
         _serve,
         "answer over HTTP and gRPC from a bundle",
         """
-recmill serve --bundle runs/shop/bundle
+recmill serve runs/shop
 recmill serve --bundle runs/shop/bundle --http-port 0 --grpc-port 0 --json
 recmill serve --bundle runs/shop/bundle --host 0.0.0.0 --tls-cert c.pem --tls-key k.pem --token-file tokens
 recmill serve --bundle runs/shop/bundle --features redis://localhost:6379 --processes 4
 recmill serve --bundle runs/shop/bundle --role rank --http-port 8090 --grpc-port 8091
 """,
     )
-    add_folder(parser, "--bundle", "what `recmill export` wrote", required=True)
+    parser.add_argument("run", nargs="?", metavar="RUN_DIR", help="what `recmill run` or `start` wrote")
+    add_folder(parser, "--bundle", "what `recmill export` wrote, instead of RUN_DIR")
     parser.add_argument("--json", action="store_true", help="print where it answers as one JSON object")
     add_flags(parser, ServeConfig)
 
@@ -41,11 +42,26 @@ def _serve(parsed: argparse.Namespace) -> int:
     # read this when they are first imported, which is now.
     for pool in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "POLARS_MAX_THREADS"):
         os.environ.setdefault(pool, "1")
-    config = read_config(parsed, ServeConfig, bundle=Path(parsed.bundle))
+    config = read_config(parsed, ServeConfig, bundle=bundle_of(parsed.run, parsed.bundle))
     _check(config)
     from recmill.stages.serve.server import run
 
     return run(config, lambda ready: _say(ready, parsed.json))
+
+
+def bundle_of(run: str | None, bundle: str | None) -> Path:
+    """The bundle that is named, or the one in a run's folder."""
+    if (run is None) == (bundle is None):
+        raise UsageError("Give the folder of a run or --bundle, one of them: recmill serve runs/shop")
+    if run is None:
+        return Path(str(bundle))
+    found = Path(run) / "bundle"
+    if not found.is_dir():
+        raise UsageError(
+            f"{run} has no folder `bundle`. Expected what `recmill run --into {run}` leaves there; a bundle of another "
+            "name goes behind --bundle."
+        )
+    return found
 
 
 def _check(config: ServeConfig) -> None:

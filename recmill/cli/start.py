@@ -1,0 +1,90 @@
+"""`recmill start`: init, run and serve in one go."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recmill.cli.arguments import add_command, add_folder, note, say, warn
+from recmill.cli.flags import UsageError, add_flags, read_config
+from recmill.cli.init import add_files, decide, say_decided
+from recmill.cli.run import run_and_say
+from recmill.cli.train import set_wait_policy
+from recmill.stages.init.config import InitConfig
+from recmill.stages.prepare.config import PrepareConfig
+from recmill.stages.run.config import RunConfig
+from recmill.stages.serve.config import ServeConfig
+from recmill.stages.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from recmill.stages.serve.server import Ready
+
+_RECIPE = "recipe.toml"
+_SERVED = ("http_port", "grpc_port")
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "start",
+        _start,
+        "from a log to recommendations over HTTP: init, run and serve",
+        """
+recmill start events.csv
+recmill start events.csv items.csv users.csv --into runs/shop
+recmill start ratings.dat movies.dat users.dat --http-port 8000
+""",
+    )
+    add_files(parser)
+    add_folder(parser, "--into", "where the recipe and all stages land (default: runs/<events>)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    add_flags(parser, InitConfig)
+    others = [field.name for field in fields(ServeConfig) if field.name not in _SERVED]
+    add_flags(parser, ServeConfig, leave_out=others)
+
+
+def _start(parsed: argparse.Namespace) -> int:
+    began = time.monotonic()
+    from recmill.stages.init.init import name_for
+
+    into = Path(parsed.into or f"runs/{name_for(parsed.files[0])}")
+    decided = decide(parsed.files, read_config(parsed, InitConfig), name_for(str(into)))
+    say_decided(decided, say)
+    _write(into, decided.text, decided.data)
+    train = TrainConfig(resume=True)
+    set_wait_policy(train)
+    config = RunConfig(prepare=PrepareConfig(max_bad=decided.max_bad), train=train, note=note, warn=warn)
+    ran = run_and_say(decided.recipe, decided.data, into, config, parsed.quiet, say)
+    say(f"first  recommendation after {time.monotonic() - began:.0f} s")
+    if "export" not in ran.results:
+        return 1
+    from recmill.stages.serve.server import run
+
+    return run(read_config(parsed, ServeConfig, bundle=into / "bundle"), _say_ready)
+
+
+def _write(into: Path, text: str, data: str) -> None:
+    """The recipe beside what is made from it. One that was edited is not replaced."""
+    path = into / _RECIPE
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise UsageError(
+            f"{path}: is there already, and is another recipe than the one for these files. Run it as it is: "
+            f"recmill run {path} --data {data} --into {into}; or give another directory with --into."
+        )
+    into.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    say(f"wrote  {path}")
+
+
+def _say_ready(ready: Ready) -> None:
+    say(f"ready  {ready.http}/   the console; HTTP and gRPC ({ready.grpc}) answer too. Stop with Ctrl-C")
+    has_display = sys.platform == "darwin" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+    if sys.stdout.isatty() and has_display:
+        import webbrowser
+
+        webbrowser.open(f"{ready.http}/")

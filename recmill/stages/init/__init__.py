@@ -1,0 +1,1 @@
+"""init: files of rows -> a recipe for them."""

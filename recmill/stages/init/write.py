@@ -1,0 +1,250 @@
+"""What was decided about a log, as a recipe with comments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from recmill.logs.sniff import FileFormat
+from recmill.stages.init.columns import ColumnProfile, ColumnType
+from recmill.stages.init.decide import Decisions, ModelSizes
+from recmill.stages.init.positives import quoted
+from recmill.stages.init.sides import SideFile
+
+_LABEL = "positive"
+
+
+def recipe_text(name: str, decided: Decisions) -> str:
+    """The TOML file."""
+    sections = [_head(name, decided), _log(decided)]
+    sections += [_side_table(side, decided) for side in decided.sides]
+    sections += [_rows(decided), _split(decided), _label(decided), _features(decided), _table(decided)]
+    sections += [_retrieval(decided)]
+    if decided.positives.has_impressions:
+        sections.append(_ranking(decided))
+    return "\n".join("\n".join(section) + "\n" for section in sections if section)
+
+
+def _head(name: str, decided: Decisions) -> list[str]:
+    return [
+        f"# Made by `recmill init` from {decided.file_names[0]}. Edit what is wrong, then run `recmill check`.",
+        f"name = {_toml(name)}",
+        f"description = {_toml(decided.summary)}",
+    ]
+
+
+# files
+
+
+def _log(decided: Decisions) -> list[str]:
+    time = f"\ntime = {_toml(decided.time.name)}" if decided.time is not None else ""
+    return [
+        "[log]",
+        f"files = [{_toml(decided.file_names[0])}]",
+        *_form(decided.events.form),
+        f"user = {_toml(decided.user.name)}",
+        f"item = {_toml(decided.item.name)}{time}",
+        *_columns(_log_columns(decided)),
+    ]
+
+
+def _form(form: FileFormat) -> Iterator[str]:
+    if form.format != "delimited":
+        yield f"format = {_toml(form.format)}"
+        return
+    yield f"separator = {_toml(form.separator)}"
+    if form.header:
+        yield "header = true"
+    for key in ("quote", "escape"):
+        if getattr(form, key):
+            yield f"{key} = {_toml(getattr(form, key))}"
+    if form.encoding != "utf-8":
+        yield f"encoding = {_toml(form.encoding)}"
+
+
+def _columns(columns: Iterable[str]) -> list[str]:
+    return ["columns = [", *(f"  {column}," for column in columns), "]"]
+
+
+def _log_columns(decided: Decisions) -> Iterator[str]:
+    """Those that are used; all of them, in their order, for a file without a header."""
+    used = {column.name for column in decided.used_columns}
+    for column in decided.events.columns:
+        if column.name in used or decided.is_by_position:
+            required = column.name in (decided.user.name, decided.item.name) and not decided.missing(column)
+            yield _column(column, decided.type_of(column), required, decided.time_format(column))
+
+
+def _column(
+    column: ColumnProfile, type_name: ColumnType, required: bool = False, time_format: str = ""
+) -> str:
+    more = ", required = true" if required else ""
+    more += f", format = {_toml(time_format)}" if time_format else ""
+    return f'{{ name = {_toml(column.name)}, type = "{type_name}"{more} }}'
+
+
+def _side_table(side: SideFile, decided: Decisions) -> list[str]:
+    path = decided.file_names[1 + decided.sides.index(side)]
+    columns = [
+        _column(column, decided.type_of(column) if column.name == side.key.name else _attribute_type(column))
+        for column in decided.columns_of(side)
+    ]
+    return [
+        f"[tables.{side.name}]",
+        f"files = [{_toml(path)}]",
+        *_form(side.file.form),
+        *_columns(columns),
+    ]
+
+
+def _attribute_type(column: ColumnProfile) -> ColumnType:
+    return "text" if column.type == "time" else column.type
+
+
+# rows, split, label
+
+
+def _rows(decided: Decisions) -> list[str]:
+    lines: list[str] = []
+    missing = [
+        f"{quoted(key.name)} is not null" for key in (decided.user, decided.item) if decided.missing(key)
+    ]
+    if missing:
+        lines += ["[[rows]]", f"filter = {_toml(' and '.join(missing))}", ""]
+    for side in decided.sides:
+        lines += ["[[rows]]", f"join = {{ table = {_toml(side.name)}, on = {_toml(side.key.name)} }}", ""]
+    if decided.has_history:
+        where = f", where = {_toml(decided.positives.sql)}" if decided.positives.has_impressions else ""
+        assert decided.time is not None
+        lines += [
+            "# The user's items before each event; events of the same time are not part of it.",
+            "[[rows]]",
+            f"history = {{ columns = [{_toml(decided.item.name)}], by = {_toml(decided.user.name)}, "
+            f"order = {_toml(decided.time.name)}{where}, max_length = 50 }}",
+        ]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _split(decided: Decisions) -> list[str]:
+    split = decided.split
+    keys = {"by": split.by, "column": split.column, "order": split.order, "held_out": split.held_out}
+    lines = [f"{key} = {_toml(value)}" for key, value in keys.items() if value is not None]
+    return [f"# {decided.split_reason}", "[split]", *lines, *(["halve = true"] if split.halve else [])]
+
+
+def _label(decided: Decisions) -> list[str]:
+    sql = decided.positives.sql
+    if sql is None:
+        return []  # every row is positive: no label is needed
+    columns = ", ".join(_toml(column.name) for column in decided.label_columns)
+    return [
+        f"# Positive rows: {decided.positives.share:.0%} of all.",
+        "[[labels]]",
+        f'name = "{_LABEL}"',
+        f"columns = [{columns}]",
+        f'steps = [{{ expression = {{ sql = {_toml(_never_null(sql, decided.label_columns))}, type = "int" }} }}]',
+    ]
+
+
+def _never_null(sql: str, columns: Sequence[ColumnProfile]) -> str:
+    """A condition that is false where a column is missing, instead of unknown."""
+    missing = [column for column in columns if len(column.present) < len(column.values)]
+    present = " and ".join(f"{quoted(column.name)} is not null" for column in missing)
+    return f"{present} and ({sql})" if present else sql
+
+
+# features and models
+
+
+def _features(decided: Decisions) -> list[str]:
+    lines = [
+        "[[features]]",
+        f"columns = [{_toml(decided.user.name)}]",
+        'steps = [{ vocabulary = { named = "user" } }]',
+    ]
+    lines += [
+        "",
+        "[[features]]",
+        f"columns = [{_toml(decided.item.name)}]",
+        'steps = [{ vocabulary = { named = "item" } }]',
+    ]
+    if decided.has_history:
+        history = _toml(f"{decided.item.name}_history")
+        for name, pad in (
+            ("recent_items", ""),
+            ("last_items", ", { pad = { length = 5 } }"),
+            ("last_item", ", { pad = { length = 1 } }"),
+        ):
+            lines += [
+                "",
+                "[[features]]",
+                f'name = "{name}"',
+                f"columns = {history}",
+                f'steps = [{{ lookup = "item" }}{pad}]',
+            ]
+    for column in decided.categories:
+        split = f"{{ split = {_toml(column.list_separator)} }}, " if column.list_separator else ""
+        lines += ["", "[[features]]", f"columns = [{_toml(column.name)}]", f'steps = [{split}"vocabulary"]']
+    for column in decided.numbers:
+        steps = '[{ fill = { statistic = "median" } }, "standardise"]'
+        lines += ["", "[[features]]", f"columns = [{_toml(column.name)}]", f"steps = {steps}"]
+    return lines
+
+
+def _table(decided: Decisions) -> list[str]:
+    return [
+        "[table]",
+        'order = "shuffle"',
+        f"keep = [{_toml(decided.user.name)}, {_toml(decided.item.name)}]",
+    ]
+
+
+def _retrieval(decided: Decisions) -> list[str]:
+    sizes = decided.sizes
+    label = [f'label = "{_LABEL}"'] if decided.positives.sql is not None else []
+    users = ["recent_items", "last_items", "last_item"] if decided.has_history else [decided.user.name]
+    return [
+        f"# {sizes.reason}",
+        "[retrieval]",
+        *label,
+        f"user = {_toml([*users, *decided.categories_of('user')])}",
+        f"item = {_toml([decided.item.name, *decided.categories_of('item')])}",
+        f"embedding_dim = {sizes.embedding_dim}",
+        "hidden = []",
+        "temperature = 0.1",
+        "",
+        "[retrieval.train]",
+        f"batch_size = {sizes.batch_size}",
+        f"epochs = {sizes.epochs}",
+        *_optimizers(sizes),
+    ]
+
+
+def _optimizers(sizes: ModelSizes) -> list[str]:
+    return [
+        'dense = { name = "adam", learning_rate = 0.01 }',
+        'sparse = { name = "adam", learning_rate = 0.005 }',
+        "schedule = { decay_from = 0, power = 1 }",
+    ]
+
+
+def _ranking(decided: Decisions) -> list[str]:
+    bottom = "bottom = [32, 16]\n" if decided.numbers else ""
+    return [
+        "# Rows without a click tell what was shown and not wanted, so a ranker can learn probabilities.",
+        "[ranking]",
+        'model = "dlrm"',
+        f'label = "{_LABEL}"',
+        f"embedding_dim = 16\n{bottom}top = [64, 32]",
+    ]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    return repr(value)
