@@ -11,7 +11,6 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 
 PRELOADED = [
-    "torch._dynamo",  # which optimizers import
     "recmill.stages.prepare.prepare",
     "recmill.stages.train.train",
     "recmill.stages.export.export",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 import torch
 
@@ -226,8 +227,10 @@ def test_run_takes_a_recipe_through_every_stage(recmill, tmp_path):
     assert (code, err) == (0, "")
     assert "AUC 0." in out
     assert "recall@50" in out
-    assert "is recommended   i" in out
-    assert out.splitlines()[-1].startswith("seconds generate ")
+    titles = pl.read_csv(tmp_path / "run/log/items.csv")["title"]
+    assert any(f"is recommended   {title} (0." in out for title in titles)
+    assert out.splitlines()[-2].startswith("seconds generate ")
+    assert out.splitlines()[-1] == f"next   recmill serve --bundle {tmp_path / 'run' / 'bundle'}"
     assert (tmp_path / "run/report.html").is_file()
     code, out, _ = recmill("run", "quickstart", "--into", tmp_path / "run", *flags, "--json")
     found = json.loads(out)

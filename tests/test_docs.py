@@ -21,6 +21,7 @@ from recmill.config import flag_fields
 from recmill.recipe.load import recipe_from_dict, shipped_recipes
 from recmill.stages.evaluate.config import EvaluateConfig
 from recmill.stages.export.config import ExportConfig
+from recmill.stages.init.config import InitConfig
 from recmill.stages.prepare.config import PrepareConfig
 from recmill.stages.score.config import ScoreConfig
 from recmill.stages.serve.config import ServeConfig
@@ -159,6 +160,7 @@ FLAGS_ON_PAGES: dict[type, str] = {
     ExportConfig: "export.md",
     ServeConfig: "serve.md",
     TuneConfig: "tune.md",
+    InitConfig: "first-hour.md",
 }
 
 

@@ -17,7 +17,7 @@ import recmill
 PACKAGE = Path(recmill.__file__).parent
 # From the top down. A module belongs to the longest name here that it begins with.
 LAYERS = (
-    ("cli", "api", "__main__"),
+    ("cli", "api", "client", "__main__"),
     ("stages.run", "stages.tune", "stages.bench", "stages.check"),
     ("stages.replay",),
     (
@@ -28,6 +28,7 @@ LAYERS = (
         "stages.export",
         "stages.serve",
         "stages.deploy",
+        "stages.init",
     ),
     ("distributed",),
     ("learner",),

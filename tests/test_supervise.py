@@ -74,8 +74,8 @@ class Run:
 
     @property
     def command(self) -> int:
-        (pid,) = [pid for pid, line in self.processes().items() if line.startswith(b"sh\0-c\0\nsetsid")]
-        return pid
+        # Its children have the same command line until they have become what they run.
+        return min(pid for pid, line in self.processes().items() if line.startswith(b"sh\0-c\0\nsetsid"))
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from torch import nn
 from recmill.embeddings.table import OPTIMIZERS
 from recmill.errors import TrainingError
 from recmill.learner.base import table_parameters
-from recmill.learner.optimizers import Lamb
 from recmill.learner.ranking import check_bfloat16
 from recmill.learner.saved import open_learner
 from recmill.models.wide_deep import WideDeep
@@ -149,7 +148,7 @@ def widths(layers: Any) -> list[int]:
 
 # optimizers
 
-DENSE = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "Adam", "adamw": "AdamW", "lamb": Lamb.__name__}
+DENSE = {"sgd": "Sgd", "adagrad": "Adagrad", "adam": "Adam", "adamw": "Adam", "lamb": "Lamb"}
 
 
 @check(
@@ -172,9 +171,7 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     which, _, setting = part.name.removeprefix("ranking.").removeprefix("train.").partition(".")
     if which == "dense":
         assert type(ranker.optimizers[0]).__name__ == DENSE[ranker.train_spec.dense.name]
-        group = ranker.optimizers[0].param_groups[0]
-        names = {"learning_rate": "lr", "initial_accumulator": "initial_accumulator_value"}
-        assert setting == "name" or group[names.get(setting, setting)] == part.value
+        assert getattr(ranker.optimizers[0].spec, setting) == part.value
         return
     tables = "wide" if which == "wide_optimizer" else "deep"
     specs = [table.spec for name, table in ranker.tables.items() if name.startswith(f"{tables}/")]

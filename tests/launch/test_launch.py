@@ -159,7 +159,9 @@ def test_an_error_of_ours_ends_the_run_at_once_and_arrives_as_itself(table: Path
 
     with pytest.raises(LogError, match=r"^events0.tsv: is not what it was\.$"):
         launched(make_source, tmp_path / "checkpoint")
-    assert len(list(tmp_path.glob("[01]-*"))) == 2
+    # Started once: rank 1 always, rank 0 unless the run had already ended before its turn came.
+    assert len(list(tmp_path.glob("1-*"))) == 1
+    assert len(list(tmp_path.glob("0-*"))) <= 1
 
 
 def test_losing_workers_too_often_ends_the_run_and_says_how_to_go_on(table: Path, tmp_path: Path) -> None:

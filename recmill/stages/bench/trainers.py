@@ -66,12 +66,19 @@ class FixedVectors:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         values = np.random.default_rng(0).uniform(-0.01, 0.01, shape).astype(np.float32)
-        self.result = BatchLookup(values, [], [])
+        self.result = BatchLookup(values, {}, [], [])
 
     def lookup(self, columns: Mapping[str, Any], train: bool, step: int = 0) -> BatchLookup:
         return self.result
 
-    def update(self, lookup: BatchLookup, grads: Array, learning_rate: float, step: int = 0) -> None:
+    def update(
+        self,
+        lookup: BatchLookup,
+        grads: Array,
+        learning_rate: float,
+        step: int = 0,
+        sequence_grads: Mapping[str, Array] | None = None,
+    ) -> None:
         pass
 
 

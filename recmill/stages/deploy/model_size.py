@@ -166,13 +166,14 @@ class ModelSize:
         if spec is None:
             return 0
         numbers, embedded = self._split(spec.features or tuple(self.features))
-        if spec.model != "dlrm":
-            return _weights([numbers + embedded * spec.embedding_dim, *spec.hidden, 1])
+        if spec.model not in r.OVER_DLRM:
+            return _ranker_weights(spec, numbers + embedded * spec.embedding_dim)
         below = spec.bottom[-1] if spec.bottom and numbers else numbers
         vectors = embedded + bool(numbers)
         wide = below + embedded * spec.embedding_dim
         width = below + vectors * (vectors - 1) // 2 if spec.interaction == "dot" else wide
-        cross = 2 * wide * spec.cross_rank * spec.cross_layers if spec.interaction == "cross" else 0
+        rank = spec.cross_rank or r.DLRM_CROSS_RANK
+        cross = 2 * wide * rank * spec.cross_layers if spec.interaction == "cross" else 0
         return _weights([numbers, *spec.bottom]) + cross + _weights([width, *spec.top, 1])
 
     @cached_property
@@ -180,6 +181,10 @@ class ModelSize:
         spec = self.recipe.retrieval
         if spec is None:
             return 0
+        if (
+            spec.model == "sasrec"
+        ):  # of a block: queries, keys, values and output of attention, and two layers
+            return spec.blocks * 6 * spec.embedding_dim**2
         total = 0
         for names in (spec.user, spec.item):
             numbers, embedded = self._split(names)
@@ -204,6 +209,8 @@ class ModelSize:
         assert spec is not None
         names = self._features_of(model)
         read = sum(spec.embedding_dim if self.ids(self.features[name]) else 1 for name in names)
+        if isinstance(spec, r.Retrieval) and spec.model == "sasrec":
+            return round(self.ids_per_row(model) * spec.embedding_dim * spec.blocks * 6)
         layers = [*spec.hidden, *(spec.bottom + spec.top if isinstance(spec, r.Ranking) else spec.hidden)]
         return read + sum(layers)
 
@@ -228,9 +235,7 @@ class ModelSize:
         if side == "user":
             return _ENTITY_BYTES + raw + features
         retrieval = self.recipe.retrieval
-        width = (
-            0 if retrieval is None else retrieval.hidden[-1] if retrieval.hidden else retrieval.embedding_dim
-        )
+        width = 0 if retrieval is None else retrieval.vector_size
         return _ENTITY_BYTES + raw + features + _SIMILAR_BYTES + 6 * width
 
     @property
@@ -297,6 +302,18 @@ def _table_name(feature: r.Feature) -> str:
         if isinstance(step, s.Vocabulary | s.Lookup | s.Key) and step.named:
             return step.named
     return feature.name
+
+
+def _ranker_weights(spec: r.Ranking, width: int) -> int:
+    """Dense weights of a ranker that is not DLRM; `width` numbers go into it for each row."""
+    deep = _weights([width, *spec.hidden, 1])
+    if spec.model == "dcn":
+        rank = spec.cross_rank
+        return deep + spec.cross_layers * (2 * width * rank if rank else width * width)
+    if spec.model == "masknet":
+        blocks = spec.mask_blocks * 3 * width * spec.mask_width
+        return blocks + _weights([spec.mask_blocks * spec.mask_width, *spec.hidden, 1])
+    return deep
 
 
 def _weights(widths: Sequence[int]) -> int:

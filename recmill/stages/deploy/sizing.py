@@ -87,7 +87,7 @@ _SPLIT, _NEIGHBOURS = 0.5, 1.2  # what the split graph saves; two busy cores
 _BUSY = 0.5  # of a core's time, above which p99 climbs
 _VOCABULARY_BYTES = 27  # of a fitted value in prepare
 # In a text file, with separator.
-_COLUMN_BYTES = {"int": 4.0, "float": 8.0, "text": 9.0, "hex": 8.5, "bool": 2.0}
+_COLUMN_BYTES = {"int": 4.0, "float": 8.0, "text": 9.0, "hex": 8.5, "bool": 2.0, "time": 11.0}
 # Python and its libraries, one process
 _PROGRAM = {"prepare": 300 * MB, "train": 500 * MB, "export": 800 * MB, "serve": 300 * MB}
 _COPIES = 12  # of a batch's floats while a model learns from it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from recmill.learner.eval_queries import counts_of
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
-from recmill.metrics import RankingSums, ScoreSums, exact_auc
+from recmill.metrics import RankingSums, ScoreSums, TaskMetrics, TaskSums, exact_auc
 from recmill.recipe.protocols import Protocol, protocol_for
 from recmill.recipe.recipe import SPLITS
 from recmill.reporting.machine import available_cores
@@ -42,7 +42,7 @@ class EvaluateResult:
     checkpoint: StepCheckpoint
     split: str
     metrics: dict[str, float]
-    sums: ScoreSums | RankingSums
+    sums: ScoreSums | TaskSums | RankingSums
     segments: list[Segments] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     tables: dict[str, Any] = field(default_factory=dict)
@@ -155,29 +155,51 @@ def _measure(
         metrics |= {f"{name}_margin": margin for name, margin in ranked.margins().items()}
         protocol = protocol_for(folder.recipe)
         notes = protocol.notes(folder.recipe, counts_of(table, folder.recipe))
+        if left_out := learner.eval_queries(table, split).num_left_out:
+            notes.append(f"{left_out:,} more queries were not asked, for all items are ranked for each")
         return EvaluateResult(
             model, saved.checkpoint, split, metrics, ranked, tables=statistics, protocol=protocol, notes=notes
         )
+    _check_segments(learner, options)
     segments = [Segments.of(table, column, split) for column in options.by]
     with bars.stage("evaluate", table.num_rows(split)) as stage:
         sums, exact = _score(learner, table, split, segments, stage)
-    metrics = sums.metrics().as_dict()
-    metrics |= {"auc": exact} if exact is not None else {}
-    simple = ranking_baselines(learner, table, split) if baselines else {}
+    metrics = _with_exact(sums, exact)
+    simple = (
+        ranking_baselines(learner, table, split, options.threads or available_cores()) if baselines else {}
+    )
     return EvaluateResult(
         model, saved.checkpoint, split, metrics, sums, segments, tables=statistics, baselines=simple
     )
 
 
+def _check_segments(ranker: Ranker, options: EvaluateConfig) -> None:
+    if options.by and ranker.spec.tasks is not None:
+        raise ArtifactError(
+            "--by is for rankers with one label, and this one has several tasks. Remove --by."
+        )
+
+
+def _with_exact(sums: ScoreSums | TaskSums, exact: list[float] | None) -> dict[str, float]:
+    """Metrics by name, with the exact AUC of each task if it is known."""
+    metrics = sums.metrics()
+    if exact is None:
+        return metrics.as_dict()
+    if not isinstance(metrics, TaskMetrics):
+        return replace(metrics, auc=exact[0]).as_dict()
+    tasks = zip(metrics.tasks.items(), exact, strict=True)
+    return TaskMetrics({label: replace(found, auc=auc) for (label, found), auc in tasks}).as_dict()
+
+
 def _score(
     ranker: Ranker, table: Table, split: str, segments: list[Segments], stage: ProgressBar
-) -> tuple[ScoreSums, float | None]:
-    """Sums over all rows, and the exact AUC when the scores fit in memory."""
-    sums, label = ScoreSums(), ranker.spec.label
+) -> tuple[ScoreSums | TaskSums, list[float] | None]:
+    """Sums over all rows, and the exact AUC of each task when the scores fit in memory."""
+    sums = ranker.new_sums()
     kept: list[tuple[Any, Any]] = []
     for rows in _frames(table, split, [*ranker.layout.columns, *(part.column for part in segments)]):
         batch = collate(rows, ranker.layout)
-        labels, scores = batch.labels[label], ranker.predict(batch)
+        labels, scores = ranker.labels_of(batch), ranker.predict(batch)
         sums.add(labels, scores)
         for part in segments:
             part.add(rows[part.column], labels, scores)
@@ -186,7 +208,8 @@ def _score(
         stage.advance(rows.height, rows.height)
     if sums.num_rows > MAX_EXACT_ROWS:
         return sums, None
-    return sums, exact_auc(*(np.concatenate(part) for part in zip(*kept, strict=True)))
+    labels, scores = (np.concatenate(part).reshape(sums.num_rows, -1) for part in zip(*kept, strict=True))
+    return sums, [exact_auc(*of_task) for of_task in zip(labels.T, scores.T, strict=True)]
 
 
 def _frames(table: Table, split: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:

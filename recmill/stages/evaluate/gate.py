@@ -12,7 +12,7 @@ SHORT = {"ne": "normalised_entropy"}
 SERVED = "served."  # metrics of the list that users are served begin with it
 _BASELINES = ("live", "constant", "popular")
 _CONDITION = re.compile(
-    rf"((?:served\.)?[a-z_]+(?:@\d+)?)\s*(>=|<=)\s*({'|'.join(_BASELINES)}|[-+]?[\d.]+(?:[eE][-+]?\d+)?)"
+    rf"((?:\w+\.)?[a-z_]+(?:@\d+)?)\s*(>=|<=)\s*({'|'.join(_BASELINES)}|[-+]?[\d.]+(?:[eE][-+]?\d+)?)"
 )
 
 Metrics = Mapping[str, float]
@@ -80,7 +80,8 @@ def parse_gate(text: str) -> list[Condition]:
             raise GateError(
                 f'Gate "{part.strip()}": popular is a bound of served lists, live and constant are bounds of models.'
             )
-        conditions.append(Condition(SHORT.get(match[1], match[1]), match[2], bound))
+        prefix, dot, name = match[1].rpartition(".")
+        conditions.append(Condition(prefix + dot + SHORT.get(name, name), match[2], bound))
     return conditions
 
 
@@ -101,10 +102,11 @@ def judge(
 ) -> list[Verdict]:
     """Each condition with what was found. A ranker must also beat the constant predictor, whatever the gate says.
 
+    Conditions on one of several tasks are written as `like.auc >= 0.7`, and each task must beat its constant.
     Without a live model, conditions on it are an error, or left out with `allow_no_live`.
     """
-    if "normalised_entropy" in metrics:
-        conditions = [*conditions, Condition("normalised_entropy", "<=", "constant")]
+    entropies = [name for name in metrics if name.rpartition(".")[2] == "normalised_entropy"]
+    conditions = [*conditions, *(Condition(name, "<=", "constant") for name in entropies)]
     return [_judge(condition, metrics, live, allow_no_live) for condition in dict.fromkeys(conditions)]
 
 
@@ -123,21 +125,23 @@ def _bound(condition: Condition, metrics: Metrics, live: Metrics | None, allow_n
         if live is None:
             raise GateError(f'Gate "{condition}" needs the live model: add --live DIR, its checkpoint.')
         return live[condition.metric]
-    constant = constant_predictor(metrics)
-    if condition.metric not in constant:
+    prefix, dot, name = condition.metric.rpartition(".")
+    constant = constant_predictor(metrics, prefix + dot)
+    if name not in constant:
         raise GateError(
             f'Gate "{condition}": the constant predictor has {", ".join(constant) or "no metrics here"}.'
         )
-    return constant[condition.metric]
+    return constant[name]
 
 
-def constant_predictor(metrics: Metrics) -> dict[str, float]:
-    """What predicting the positive rate for every row would give on the same rows."""
+def constant_predictor(metrics: Metrics, prefix: str = "") -> dict[str, float]:
+    """What predicting the positive rate for every row would give on the same rows; `prefix` is that of a task."""
     if "constant_accuracy" not in metrics:
         return {}
     return {
         "auc": 0.5,
-        "accuracy": metrics["constant_accuracy"],
+        "accuracy": metrics[f"{prefix}constant_accuracy"],
         "normalised_entropy": 1.0,
-        "log_loss": metrics["log_loss"] / metrics["normalised_entropy"],
+        "rce": 0.0,
+        "log_loss": metrics[f"{prefix}log_loss"] / metrics[f"{prefix}normalised_entropy"],
     }

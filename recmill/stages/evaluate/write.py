@@ -10,7 +10,7 @@ from typing import Any
 
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.manifest import write_whole
-from recmill.metrics import ScoreSums
+from recmill.metrics import RankingSums, TaskSums
 from recmill.recipe.load import recipe_to_dict
 from recmill.reporting.html.content import Fact, Report, ReportTable, Section
 from recmill.reporting.html.environment import environment_section
@@ -22,7 +22,7 @@ from recmill.reporting.html.sections import (
     tables_section,
     training_sections,
 )
-from recmill.reporting.html.served import served_facts, served_sections
+from recmill.reporting.html.served import served_facts, served_sections, served_verdict
 from recmill.reporting.tracking import JSONL_FILE, plain, read_history
 from recmill.stages.evaluate.evaluate import EvaluateResult
 from recmill.stages.evaluate.gate import is_better
@@ -124,6 +124,7 @@ def _report(
         f"{folder.recipe.name}: evaluation",
         tuple(facts),
         (*sections, recipe_section(recipe), environment_section()),
+        (served_verdict(served),) if served is not None else (),
     )
 
 
@@ -144,7 +145,13 @@ def _facts(model: EvaluateResult) -> list[Fact]:
 
 
 def _sections(folder: Checkpoint, model: EvaluateResult) -> list[Section]:
-    if isinstance(model.sums, ScoreSums):
+    if isinstance(model.sums, TaskSums):
+        measured = tuple(
+            _titled(section, label)
+            for label, sums in model.sums.tasks.items()
+            for section in ranking_sections(sums)
+        )
+    elif not isinstance(model.sums, RankingSums):
         by_column = {part.column: dict(part.metrics()) for part in model.segments}
         measured = ranking_sections(model.sums, by_column)
     else:

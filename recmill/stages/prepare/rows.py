@@ -24,7 +24,7 @@ from recmill.recipe.recipe import COPY, POSITION, SPLIT
 
 def before_split(engine: Engine, frame: Frame, recipe: r.Recipe, data: str, memory: int) -> Frame:
     """Apply the operations that need no split, in recipe order."""
-    for operation in recipe.rows:
+    for operation in (operation for operation in recipe.rows if not r.runs_after_split(operation)):
         function = row_function(recipe, operation, data, memory)
         if function is not None:
             frame = engine.map(frame, function)
@@ -38,12 +38,14 @@ def before_split(engine: Engine, frame: Frame, recipe: r.Recipe, data: str, memo
 
 
 def after_split(engine: Engine, frame: Frame, recipe: r.Recipe) -> Frame:
-    """Apply the operations that draw items: only what training rows know may be drawn."""
-    drawing = [op for op in recipe.rows if isinstance(op, (r.Negatives, r.HistoryNegatives))]
-    if not drawing:
-        return frame
-    catalogue = read_catalogue(engine, frame, recipe)
-    for operation in drawing:
+    """Apply the operations that need to know which rows train; those that draw items draw what such rows have."""
+    operations = [operation for operation in recipe.rows if r.runs_after_split(operation)]
+    catalogue = None
+    for operation in operations:
+        if isinstance(operation, r.History):
+            frame = engine.group(frame, [operation.by], partial(add_history, operation), "history")
+            continue
+        catalogue = catalogue or read_catalogue(engine, frame, recipe)
         function = add_negatives if isinstance(operation, r.Negatives) else add_history_negatives
         frame = engine.map(frame, partial(function, operation, catalogue))  # type: ignore[arg-type]
     return frame

@@ -23,6 +23,7 @@ from recmill.dataset.table import Table
 from recmill.errors import RecmillError
 from recmill.learner.saved import models_of
 from recmill.recipe.recipe import Recipe
+from recmill.recipe.titles import title_column
 from recmill.recipe.trust import modules_of
 from recmill.reporting.progress import Progress
 from recmill.stages.evaluate import evaluate as evaluation
@@ -36,7 +37,7 @@ from recmill.stages.replay.replay import NothingToMeasure, ServedResult, can_rep
 from recmill.stages.replay.write import replay_and_write, served_json
 from recmill.stages.run.config import RunConfig
 from recmill.stages.run.overlap import preparing
-from recmill.stages.serve.messages import Answer, Id
+from recmill.stages.serve.messages import Id
 from recmill.stages.serve.recommender import Recommender
 from recmill.stages.train import train as training
 from recmill.stages.train.partial_table import FOLLOWED, open_growing
@@ -225,15 +226,24 @@ def _export(into: Path, data: str, progress: Progress) -> exporting.ExportResult
     return exporting.export(folder, data, into / "bundle", progress=progress)
 
 
-def recommend(into: Path, k: int = 10) -> tuple[Id, Answer] | None:
-    """An example from the bundle that a run left behind: a user and their items; None when it has no items."""
+def recommend(into: Path, k: int = 10) -> tuple[Id, list[tuple[str, float]]] | None:
+    """An example from the bundle that a run left behind: a user and titles (or ids) of items with their scores.
+
+    None when the bundle has no items.
+    """
     own_code = modules_of(Checkpoint.open(into / "checkpoint").recipe)
     recommender = Recommender(Bundle.open(into / "bundle", own_code))
     users = recommender.bundle.users
     if recommender.recaller is None or users is None or not len(users):
         return None
     user = users.ids(np.zeros(1, np.int64))[0]
-    return user, recommender.recommend(user, k=k)
+    answer = recommender.recommend(user, k=k, trace=True)
+    assert answer.trace is not None
+    title = title_column(recommender.bundle.recipe) or ""
+    names = [
+        str(row.get(title) or item.id) for item, row in zip(answer.items, answer.trace.items, strict=True)
+    ]
+    return user, [(name, item.score) for name, item in zip(names, answer.items, strict=True)]
 
 
 def _generate(recipe: Recipe, into: Path, rows: int) -> Any:

@@ -74,6 +74,7 @@ class Follower:
         self.learners: dict[str, Learners] = {
             model: open_learner(folder, model, str(step), options.threads).learner
             for model, step in steps.items()
+            if not (model == "retrieval" and _is_sequence_model(self.recipe))
         }
         for learner in self.learners.values():
             learner.trains_dense = isinstance(learner, Ranker)
@@ -243,6 +244,11 @@ class Follower:
         column = self.recipe.log.time
         latest = rows[column].max() if column is not None else None
         return float(latest) if isinstance(latest, (int, float)) else None
+
+
+def _is_sequence_model(recipe: r.Recipe) -> bool:
+    """Its steps change the rows of items drawn from all, whose stored vectors no delta would bring."""
+    return recipe.retrieval is not None and recipe.retrieval.model == "sasrec"
 
 
 def check_rows(recipe: r.Recipe) -> None:

@@ -79,8 +79,15 @@ class TableData:
     def batches(self, learner: Learners) -> BatchSource:
         train = learner.train_spec
         seed = train.seed if self.table.recipe.table.order == "shuffle" else None
-        features = learner.layout.features
-        return Batches(self.table, learner.batch_size, "train", features, seed, learner.trains_on)
+        return Batches(
+            self.table,
+            learner.batch_size,
+            "train",
+            learner.layout.features,
+            seed,
+            learner.trains_on,
+            learner.trains_on_list,
+        )
 
     def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
         if not self.table.num_rows("eval"):
