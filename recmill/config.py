@@ -190,7 +190,7 @@ def parse_modules(text: str) -> tuple[str, ...]:
 def _parse_pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise ValueError(f"must be KEY=VALUE, such as spark.executor.memory=4g, got {text}")
+        raise ValueError(f"must be KEY=VALUE, got {text}")
     return key, value
 
 

@@ -14,6 +14,7 @@ import pytest
 from recmill.dataset.loader import Batches
 from recmill.dataset.table import Table
 from recmill.errors import RecmillError
+from recmill.stages.bench.config import TrainBenchConfig
 from recmill.stages.bench.peers import Peer, find_peers
 from recmill.stages.bench.race import MemoryBatch, Task, memory_batches, write_batches
 from recmill.stages.bench.train import bench_train, describe, make_task, run_trainer, summarize
@@ -55,7 +56,7 @@ def test_useful_work_counts_each_product_three_times_but_numbers_need_no_gradien
 
 @pytest.mark.parametrize("shape", ["dlrm", "wide_deep"])
 def test_peers_train_on_the_batches_that_we_read(shape: str, tmp_path: Path) -> None:
-    task = make_task(shape, 3000, tmp_path, seconds=0.0, min_steps=3)  # type: ignore[arg-type]
+    task = make_task(shape, TrainBenchConfig(rows=3000, seconds=0, min_steps=3), tmp_path)  # type: ignore[arg-type]
     ours = Batches(Table.open(Path(task.folder) / "table"), task.batch_size)
     first, _ = next(ours.read())
     theirs = memory_batches(task)[0]
@@ -92,17 +93,17 @@ def test_a_peer_learns_a_truth_that_is_only_in_its_tables(peer: Peer, shape: Tas
 def test_a_peer_that_is_not_installed_is_in_the_result(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", symlinks=True)
     bare = str(tmp_path / "bare" / "bin" / "python")
-    result = bench_train(
-        "dlrm",
+    config = TrainBenchConfig(
         rows=3000,
         repeat=1,
         threads=(1,),
-        peers=("torch_embedding_bag",),
+        peer=("torch_embedding_bag",),
         peer_python={"tensorflow": bare},
         data=tmp_path,
-        seconds_each=0.0,
+        seconds=0,
         min_steps=3,
     )
+    result = bench_train("dlrm", config)
     ours = ["recmill_table", "recmill_log", "dense_floor"]
     assert list(result["contestants"]) == [*ours, "torch_embedding_bag", "tensorflow"]
     measured = {name: of["threads"]["1"] for name, of in result["contestants"].items()}
@@ -150,7 +151,7 @@ def test_an_unknown_peer_is_named_with_the_known_ones() -> None:
     with pytest.raises(
         RecmillError, match='no peer "mxnet"; peers: torch_embedding_bag, fbgemm, tensorflow, or all'
     ):
-        bench_train("dlrm", peers=("mxnet",))
+        bench_train("dlrm", TrainBenchConfig(peer=("mxnet",)))
 
 
 def test_an_installed_package_without_a_checkout_has_no_peers(tmp_path: Path) -> None:
@@ -161,9 +162,9 @@ def test_an_installed_package_without_a_checkout_has_no_peers(tmp_path: Path) ->
 
 def test_more_threads_than_cores_are_refused() -> None:
     with pytest.raises(RecmillError, match="asked for 4096 threads, but this process may use"):
-        bench_train("dlrm", threads=(1, 4096))
+        bench_train("dlrm", TrainBenchConfig(threads=(1, 4096)))
 
 
 def test_too_few_rows_for_one_batch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RecmillError, match="at least one batch of 2048 rows, but 100 rows have only"):
-        bench_train("dlrm", rows=100, threads=(1,), data=tmp_path)
+        bench_train("dlrm", TrainBenchConfig(rows=100, threads=(1,), data=tmp_path))

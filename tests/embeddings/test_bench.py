@@ -7,11 +7,16 @@ from pathlib import Path
 import numpy as np
 from tables import FOLDER
 
+from recmill.stages.bench.config import EmbeddingsBenchConfig
 from recmill.stages.bench.embeddings import bench_embeddings, describe, zipf_ranks
 
 
 def test_sizes_beyond_the_bound_go_to_disk() -> None:
-    result = bench_embeddings([2_600, 26_000], 16, 52, 1, memory=1 << 20, repeat=1, folder=Path(FOLDER))
+    result = bench_embeddings(
+        EmbeddingsBenchConfig(
+            (2_600, 26_000), batch=52, threads=1, memory=1 << 20, repeat=1, data=Path(FOLDER)
+        )
+    )
     small, large = result["sizes"]
     assert (small["keys"], small["memory_bound"]) == (2_600, None)
     assert (large["keys"], large["memory_bound"], large["resident_mb"]) == (26_000, 1 << 20, 1)

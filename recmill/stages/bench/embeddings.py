@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ import numpy as np
 from recmill.embeddings.collection import EmbeddingCollection, EmbeddingFeature
 from recmill.embeddings.table import Array, DiskTier, EmbeddingTable, KeyRecords, TableSpec
 from recmill.reporting.machine import available_cores
+from recmill.stages.bench.config import EmbeddingsBenchConfig
 from recmill.stages.bench.contest import Result, header
 from recmill.synthetic.draw import zipf
 
 NUM_TABLES = 26
+DEFAULT_KEYS = 100_000, 10_000_000
 ZIPF_EXPONENT = 1.05
 LOAD_KEYS = 1 << 17
 BATCHES = 10
@@ -27,40 +29,26 @@ SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, so that different ranks give diff
 Draw = Callable[[np.random.Generator, int, int], Array]
 
 
-def bench_embeddings(
-    keys: Sequence[int] = (100_000, 10_000_000),
-    dim: int = 16,
-    batch: int = 2048 * NUM_TABLES,
-    threads: int | None = None,
-    memory: int | None = None,
-    repeat: int = 5,
-    folder: Path | None = None,
-) -> Result:
-    """Time pooled lookup and update of batches of `batch` keys, over 26 tables with `keys` keys in all.
-
-    When the records take more than `memory` bytes, a disk tier in `folder` holds the rest.
-    """
-    threads = threads or available_cores()
+def bench_embeddings(config: EmbeddingsBenchConfig) -> Result:
+    """Time pooled lookup and update. When the records take more than `memory` bytes, a disk tier holds the rest."""
+    threads = config.threads or available_cores()
     return {
         **header("embeddings", threads),
-        "dim": dim,
+        "dim": config.dim,
         "optimizer": "rowwise_adagrad",
         "tables": NUM_TABLES,
-        "batch": batch,
-        "repeat": repeat,
-        "sizes": [
-            _bench_size(size, dim, batch, threads, memory, repeat, folder or Path.cwd()) for size in keys
-        ],
+        "batch": config.batch,
+        "repeat": config.repeat,
+        "sizes": [_bench_size(size, config, threads) for size in config.keys or DEFAULT_KEYS],
     }
 
 
-def _bench_size(
-    num_keys: int, dim: int, batch: int, threads: int, memory: int | None, repeat: int, folder: Path
-) -> Result:
+def _bench_size(num_keys: int, config: EmbeddingsBenchConfig, threads: int) -> Result:
+    dim, batch, memory, repeat = config.dim, config.batch, config.memory, config.repeat
     specs = [TableSpec(f"t{i}", dim, seed=i) for i in range(NUM_TABLES)]
     payload = (dim + EmbeddingTable(specs[0]).num_states) * 4
     spills = memory is not None and num_keys * payload > memory
-    disk = DiskTier(folder, memory) if memory is not None and spills else None
+    disk = DiskTier(config.data or Path.cwd(), memory) if memory is not None and spills else None
     tables = [EmbeddingTable(spec, disk=disk) for spec in specs]
     features = [EmbeddingFeature(spec.name, spec.name) for spec in specs]
     collection = EmbeddingCollection(tables, features, threads)

@@ -6,60 +6,49 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from recmill.reporting.machine import available_cores
+from recmill.stages.bench.config import PrepareBenchConfig
 from recmill.stages.bench.contest import Result, criteo_log, header, run_command
 from recmill.stages.bench.peers import Peer, find_peers
 
 FLOOR, OURS = "polars_read", "recmill"
 
 
-def bench_prepare(
-    recipe: str = "criteo-dlrm",
-    rows: int = 1_000_000,
-    memory: int = 2 << 30,
-    workers: int | None = None,
-    repeat: int = 1,
-    peers: Sequence[str] = (),
-    data: Path | None = None,
-) -> Result:
-    """Run all contestants `repeat` times, interleaved; report medians and ratios.
-
-    `data` is a folder that keeps the generated log for the next run.
-    """
-    chosen = {peer.name: peer for peer in find_peers("prepare", peers)}
-    workers = workers or available_cores()
+def bench_prepare(config: PrepareBenchConfig) -> Result:
+    """Run all contestants `repeat` times, interleaved; report medians and ratios."""
+    chosen = {peer.name: peer for peer in find_peers("prepare", config.peer)}
+    workers = config.workers or available_cores()
     with tempfile.TemporaryDirectory(prefix="recmill-bench-") as temporary:
-        log = criteo_log((data or Path(temporary)).resolve(), rows) / "train.txt"
+        log = criteo_log((config.data or Path(temporary)).resolve(), config.rows) / "train.txt"
         into = Path(temporary) / "table"
         runs: dict[str, list[Result]] = {name: [] for name in (FLOOR, OURS, *chosen)}
-        for _ in range(repeat):
+        for _ in range(config.repeat):
             runs[FLOOR].append(
                 run_command([sys.executable, "-m", "recmill.stages.bench.bare_read", str(log)])
             )
-            runs[OURS].append(_prepare(recipe, log, into, memory, workers))
+            runs[OURS].append(_prepare(config, log, into, workers))
             for name, peer in chosen.items():
                 runs[name].append(_run_peer(peer, log, into))
         num_bytes = log.stat().st_size
     return {
         **header("prepare", workers),
-        "recipe": recipe,
-        "rows": rows,
+        "recipe": config.recipe,
+        "rows": config.rows,
         "bytes": num_bytes,
-        "memory_bound": memory,
-        "repeat": repeat,
+        "memory_bound": config.memory,
+        "repeat": config.repeat,
         "digest": runs[OURS][0]["digest"],
-        "contestants": _contestants(runs, rows, workers),
+        "contestants": _contestants(runs, config.rows, workers),
     }
 
 
-def _prepare(recipe: str, log: Path, into: Path, memory: int, workers: int) -> Result:
+def _prepare(config: PrepareBenchConfig, log: Path, into: Path, workers: int) -> Result:
     shutil.rmtree(into, ignore_errors=True)
     changes = ["--set", "table.order=log", "--set", f'log.files=["{log.name}"]']
-    command = [sys.executable, "-m", "recmill", "prepare", recipe, *changes]
-    command += ["--data", str(log.parent), "--into", str(into), "--memory", str(memory)]
+    command = [sys.executable, "-m", "recmill", "prepare", config.recipe, *changes]
+    command += ["--data", str(log.parent), "--into", str(into), "--memory", str(config.memory)]
     result = run_command([*command, "--workers", str(workers), "--quiet", "--json"])
     return {**result, "seconds": sum(result["seconds"].values())}
 

@@ -9,7 +9,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from recmill.recipe.defaults import DEFAULT_BATCH_SIZE
 from recmill.recipe.load import load_recipe
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress
+from recmill.stages.bench.config import ScaleBenchConfig
 from recmill.stages.bench.contest import Result, criteo_log, header, median_and_range, run_command
 from recmill.stages.bench.forecast import MachineRates, Network, forecast
 
@@ -72,17 +72,11 @@ def train_setups(cores: int, with_ray: bool) -> list[TrainSetup]:
     return setups
 
 
-def bench_scale(
-    rows: int = 400_000,
-    repeat: int = 3,
-    engines: Sequence[str] = ("local", "ray", "spark"),
-    data: Path | None = None,
-    network: Network = Network(),  # noqa: B008, frozen
-    progress: Progress | None = None,
-) -> Result:
+def bench_scale(config: ScaleBenchConfig, progress: Progress | None = None) -> Result:
     """Run every setup `repeat` times, interleaved; medians, and a forecast from them."""
+    rows, repeat, engines = config.rows, config.repeat, config.engine or ("local", "ray", "spark")
     with tempfile.TemporaryDirectory(prefix="recmill-bench-") as temporary:
-        folder = (data or Path(temporary)).resolve()
+        folder = (config.data or Path(temporary)).resolve()
         log, long_log = criteo_log(folder, rows), criteo_log(folder, PREPARE_ROWS * rows)
         table, out = folder / f"{RECIPE}-{rows}", Path(temporary) / "out"
         _prepare(RECIPE, log, table)
@@ -102,7 +96,7 @@ def bench_scale(
                     shutil.rmtree(out, ignore_errors=True)
                     runs.append(_prepare(PREPARE_RECIPE, long_log, out, engine))
                     stage.advance(1, 0)
-    return _summary(trained, prepared, rows, repeat, dense, network)
+    return _summary(trained, prepared, rows, repeat, dense, Network(config.gigabits))
 
 
 def _prepare(recipe: str, log: Path, into: Path, engine: str = "local") -> Result:

@@ -7,10 +7,9 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -21,12 +20,11 @@ from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Optimizer, Recipe, Schedule, Training
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress
+from recmill.stages.bench.config import Shape, TrainBenchConfig
 from recmill.stages.bench.contest import Result, criteo_log, header, median_and_range, pinned_to, run_command
 from recmill.stages.bench.peers import Peer, find_peers
 from recmill.stages.bench.race import MemoryBatch, Task, write_batches
 from recmill.stages.prepare.prepare import prepare
-
-Shape = Literal["dlrm", "wide_deep"]
 
 PEAK, BASELINE = "gemm_peak", "recmill_table"
 LOSS_TOLERANCE = 0.03  # a contestant whose loss differs more from ours does not train the same model
@@ -48,43 +46,29 @@ OURS = {
 }
 
 
-def bench_train(
-    shape: Shape,
-    rows: int = 1_000_000,
-    repeat: int = 5,
-    threads: Sequence[int] = (1, 2),
-    peers: Sequence[str] = (),
-    peer_python: Mapping[str, str] | None = None,
-    data: Path | None = None,
-    seconds_each: float = 5.0,
-    min_steps: int = 60,
-    progress: Progress | None = None,
-) -> Result:
-    """Run all contestants `repeat` times, interleaved, bound to as many cores as they have threads.
-
-    `peer_python` gives the interpreter of a peer that has an environment of its own; `data` keeps the generated log,
-    Table and batches for the next run. A run takes `seconds_each`, or longer until it has made `min_steps`.
-    """
+def bench_train(shape: Shape, config: TrainBenchConfig, progress: Progress | None = None) -> Result:
+    """Run all contestants `repeat` times, interleaved, bound to as many cores as they have threads."""
     if importlib.util.find_spec("torch") is None:
         raise MissingPackage("bench train", "torch", "train")
+    threads = config.threads or tuple(sorted({1, available_cores()}))
     if max(threads) > available_cores():
         raise RecmillError(
             f"bench train was asked for {max(threads)} threads, but this process may use "
             f"{available_cores()} cores; a thread needs a core of its own."
         )
-    chosen = {peer.name: peer for peer in find_peers("train", peers, peer_python)}
+    chosen = {peer.name: peer for peer in find_peers("train", config.peer, config.peer_python)}
     names = [PEAK, *OURS, *chosen]
     runs: dict[str, dict[int, list[Result]]] = {name: {count: [] for count in threads} for name in names}
     with tempfile.TemporaryDirectory(prefix="recmill-bench-") as temporary:
-        task = make_task(shape, rows, (data or Path(temporary)).resolve(), seconds_each, min_steps)
-        turns = [(name, count) for _ in range(repeat) for name in names for count in threads]
+        task = make_task(shape, config, (config.data or Path(temporary)).resolve())
+        turns = [(name, count) for _ in range(config.repeat) for name in names for count in threads]
         with (progress or Progress(quiet=True)).stage("bench", len(turns)) as stage:
             for name, count in turns:
                 results = runs[name][count]
                 if not (results and "absent" in results[0]):
                     results.append(run_trainer(chosen.get(name, name), replace(task, threads=count)))
                 stage.advance(1, 0)
-    return summarize(runs, chosen, task, rows, repeat)
+    return summarize(runs, chosen, task, config.rows, config.repeat)
 
 
 def recipe_of(shape: Shape) -> Recipe:
@@ -106,16 +90,16 @@ def recipe_of(shape: Shape) -> Recipe:
     )
 
 
-def make_task(shape: Shape, rows: int, data: Path, seconds: float, min_steps: int) -> Task:
+def make_task(shape: Shape, config: TrainBenchConfig, data: Path) -> Task:
     """Generate the log and prepare its Table unless they exist; write its training rows as plain arrays."""
-    log, folder = criteo_log(data, rows), data / f"{shape}-{rows}"
+    log, folder = criteo_log(data, config.rows), data / f"{shape}-{config.rows}"
     table = prepare(recipe_of(shape), str(log), folder / "table").table
     spec = table.recipe.ranking
     assert spec is not None
     batch_size = spec.train.batch_size or DEFAULT_BATCH_SIZE
     if table.num_rows() < batch_size:
         raise RecmillError(
-            f"bench train needs at least one batch of {batch_size} rows, but {rows} rows have only "
+            f"bench train needs at least one batch of {batch_size} rows, but {config.rows} rows have only "
             f"{table.num_rows()} to train on. Ask for more rows."
         )
     batches = Batches(table, batch_size, features=spec.features or None)
@@ -135,8 +119,8 @@ def make_task(shape: Shape, rows: int, data: Path, seconds: float, min_steps: in
         sparse_rate=spec.train.sparse.learning_rate,
         wide_rate=spec.wide_optimizer.learning_rate if spec.wide_optimizer else 0.0,
         threads=1,
-        seconds=seconds,
-        min_steps=min_steps,
+        seconds=config.seconds,
+        min_steps=config.min_steps,
     )
 
 
