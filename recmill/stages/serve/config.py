@@ -105,6 +105,14 @@ class ServeConfig(LimitConfig):
         Literal["all", "recommend", "recall", "features", "rank"],
         Flag("what this process does", group="stages"),
     ] = "all"
+    model_name: Annotated[
+        str | None,
+        Flag(
+            "what clients of TensorFlow Serving or KServe may call the ranking model (default: ranking alone)",
+            metavar="NAME",
+            group="stages",
+        ),
+    ] = None
     recall_at: Annotated[
         tuple[str, ...],
         Flag("with --role recommend: gRPC addresses of the recall role", _ADDRESSES, group="stages"),

@@ -19,8 +19,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from recmill.stages.serve import calls as c
 from recmill.stages.serve import inference
 from recmill.stages.serve import messages as m
+from recmill.stages.serve import tensorflow_serving as tfs
 from recmill.stages.serve.limits import Limits
-from recmill.stages.serve.proto import convert, predict_v2_pb2, recmill_pb2
+from recmill.stages.serve.proto import convert, predict_v2_pb2, recmill_pb2, tensorflow_serving_pb2
 from recmill.stages.serve.proto import recmill_pb2 as pb
 from recmill.stages.serve.security import Scope, Tls
 
@@ -147,9 +148,10 @@ class GrpcServer:
         own = {method_name(call): self._handler(self._own(c.CALLS[call]), call) for call in METHODS}
         self._register(SERVICE, own)
         self._register(INFERENCE, self._inference())
+        self._register(tfs.SERVICE, self._tensorflow_serving())
         self.health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
-        names = (SERVICE, INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (SERVICE, INFERENCE, tfs.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server, _all_descriptors())
 
     def bind(self, address: str, tls: Tls | None) -> int:
@@ -163,7 +165,7 @@ class GrpcServer:
 
     async def set_ready(self, is_ready: bool) -> None:
         state = health_pb2.HealthCheckResponse
-        for name in ("", SERVICE, INFERENCE):
+        for name in ("", SERVICE, INFERENCE, tfs.SERVICE):
             await self.health.set(name, state.SERVING if is_ready else state.NOT_SERVING)
 
     def _register(self, service: str, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
@@ -263,6 +265,37 @@ class GrpcServer:
         version, scores = await self.scoring.score(name, version, rows, remaining)
         return inference.grpc_answer(version, rows, scores), None
 
+    # TensorFlow Serving
+
+    def _tensorflow_serving(self) -> dict[str, grpc.RpcMethodHandler]:
+        limits = self.dispatcher.limits
+        classify, regress = (
+            tensorflow_serving_pb2.ClassificationRequest,
+            tensorflow_serving_pb2.RegressionRequest,
+        )
+        methods: dict[str, tuple[Callable[[bytes], Any], Callable[[tfs.ModelAnswer], Message]]] = {
+            "Predict": (lambda data: tfs.predict_query(data, limits), tfs.predict_reply),
+            "Classify": (
+                lambda data: tfs.examples_query(data, classify, "classification"),
+                tfs.classify_reply,
+            ),
+            "Regress": (lambda data: tfs.examples_query(data, regress, "regression"), tfs.regress_reply),
+        }
+        return {name: self._handler(self._predicting(*both), "infer") for name, both in methods.items()}
+
+    def _predicting(
+        self, read: Callable[[bytes], Any], pack: Callable[[tfs.ModelAnswer], Message]
+    ) -> Callable[[bytes, float | None], Awaitable[tuple[Message, None]]]:
+        async def answer(data: bytes, remaining: float | None) -> tuple[Message, None]:
+            began = time.monotonic()
+            query, frame = await self.dispatcher.read(len(data), lambda: read(data))
+            if remaining is not None:
+                remaining -= time.monotonic() - began
+            answered = await tfs.predict(self.scoring, query, frame, remaining)
+            return await self.dispatcher.read(len(data), lambda: pack(answered)), None
+
+        return answer
+
 
 def _options(limits: Limits, several_processes: bool, max_connections: int | None) -> list[tuple[str, int]]:
     options = [
@@ -291,6 +324,7 @@ def _all_descriptors() -> DescriptorPool:
         STRUCT,
         recmill_pb2.DESCRIPTOR,
         predict_v2_pb2.DESCRIPTOR,
+        tensorflow_serving_pb2.DESCRIPTOR,
         health_pb2.DESCRIPTOR,
         reflection_pb2.DESCRIPTOR,
     ):

@@ -19,6 +19,7 @@ from recmill.errors import BadRequest, NotFound, ServingError
 from recmill.stages.serve import calls as c
 from recmill.stages.serve import inference
 from recmill.stages.serve import messages as m
+from recmill.stages.serve import tensorflow_serving as tfs
 from recmill.stages.serve.limits import Limits
 from recmill.stages.serve.proto.convert import plain_value
 
@@ -104,6 +105,19 @@ class HttpApp:
                 Route(f"{path}/infer", self._authorized("infer", self._infer), methods=["POST"])
                 for path in (model, version)
             ),
+            *self._tensorflow_serving(),
+        ]
+
+    def _tensorflow_serving(self) -> list[Route]:
+        paths = ("/v1/models/{name}", "/v1/models/{name}/versions/{step:int}")
+        return [
+            Route(path + tail, self._authorized(name, handler), methods=[method])
+            for path in paths
+            for tail, name, handler, method in (
+                ("", "status", self._tensorflow_status, "GET"),
+                ("/metadata", "status", self._tensorflow_metadata, "GET"),
+                (":{method}", "infer", self._tensorflow_infer, "POST"),
+            )
         ]
 
     # every handler: authorization, errors, metrics
@@ -231,8 +245,39 @@ class HttpApp:
         )
         return Response(content, headers=headers)
 
+    # TensorFlow Serving's REST API
+
+    async def _tensorflow_status(self, request: Request) -> Response:
+        return _json(tfs.rest_status(self._tensorflow_version(request)))
+
+    async def _tensorflow_metadata(self, request: Request) -> Response:
+        self._tensorflow_version(request)
+        return _json(tfs.rest_metadata(self.scoring, request.path_params["name"]))
+
+    def _tensorflow_version(self, request: Request) -> str:
+        """The version that is served, if it is the one that the path names."""
+        query = _model_query(request)
+        version = self.scoring.model(query.name).versions[0]
+        tfs.check_step(query, tfs.step_of(version))
+        return version
+
+    async def _tensorflow_infer(self, request: Request) -> Response:
+        method = request.path_params["method"]
+        if method not in tfs.REST_METHODS:
+            raise NotFound(f'There is no method "{method[:60]}"; expected {", ".join(tfs.REST_METHODS)}.')
+        self._tensorflow_version(request)  # check that the model exists before anything is read
+        body = await read_body(request, self.dispatcher.limits)
+        limits = self.dispatcher.limits
+        by_row, frame = await self.dispatcher.read(len(body), lambda: tfs.read_rest(body, method, limits))
+        answer = await tfs.predict(self.scoring, _model_query(request), frame)
+        return await self.dispatcher.read(len(body), lambda: _json(tfs.rest_answer(method, by_row, answer)))
+
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _model_query(request: Request) -> tfs.ModelQuery:
+    return tfs.ModelQuery(request.path_params["name"], request.path_params.get("step"))
 
 
 def _without_answer(

@@ -135,8 +135,9 @@ class ScoringRows:
 class Scoring:
     """Scores rows for both transports; requests that arrive together are scored in one batch."""
 
-    def __init__(self, dispatcher: CallDispatcher) -> None:
+    def __init__(self, dispatcher: CallDispatcher, model_name: str | None = None) -> None:
         self.dispatcher = dispatcher
+        self.model_name = model_name
         self.batcher: Batcher[pl.DataFrame, tuple[str, Outputs]] = Batcher(dispatcher.queue, self._score_all)
 
     def server(self) -> ServerFacts:
@@ -177,12 +178,16 @@ class Scoring:
     def _bundle(self, name: str, version: str) -> Bundle:
         self.dispatcher.check_offered("infer", INFER_ROLES)
         bundle = self.dispatcher.service.bundle
-        if name != MODEL or MODEL not in bundle.models:
-            raise NotFound(
-                f'There is no model "{name[:60]}". Models here: {", ".join(_models(bundle)) or "none"}.'
-            )
+        names = self._names(bundle)
+        if name not in names:
+            raise NotFound(f'There is no model "{name[:60]}". Models here: {", ".join(names) or "none"}.')
         self._check_version(version, bundle.version)
         return bundle
+
+    def _names(self, bundle: Bundle) -> list[str]:
+        """What the ranking model can be called."""
+        names = [MODEL, *([self.model_name] if self.model_name else [])]
+        return names if MODEL in bundle.models else []
 
     def _check_version(self, version: str, serving: str) -> None:
         if version and version != serving:
@@ -200,10 +205,6 @@ class Scoring:
             else (recommender.version, {SCORE: tasks.scores(part), **tasks.by_task(part)})
             for part in parts
         ]
-
-
-def _models(bundle: Bundle) -> list[str]:
-    return [MODEL] if MODEL in bundle.models else []
 
 
 def outputs_of(bundle: Bundle) -> list[str]:

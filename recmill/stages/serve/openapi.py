@@ -12,6 +12,7 @@ from recmill.recipe.kinds import LIST_OF
 from recmill.stages.serve import calls as c
 from recmill.stages.serve import inference
 from recmill.stages.serve import messages as m
+from recmill.stages.serve import tensorflow_serving as tfs
 from recmill.stages.serve.http_routes import JSON
 from recmill.stages.serve.limits import IDS, INTEGERS, MAX_DEADLINE_MS, MAX_IDS, MAX_TEXT, Limits
 from recmill.stages.serve.raw import RawColumns
@@ -52,6 +53,7 @@ def document(bundle: Bundle, limits: Limits, role: str = "all", has_tokens: bool
         inference.ServerFacts,
         inference.ModelFacts,
         inference.Readiness,
+        tfs.RestRequest,
     }
     _, schemas = msgspec.json.schema_components(
         sorted(kinds, key=lambda kind: kind.__name__), ref_template=_REF
@@ -239,4 +241,29 @@ def _inference_paths(version: str) -> Schema:
         }
         for operation, tail in ((model, ""), (is_ready, "/ready"), ({"post": infer}, "/infer")):
             found[path + tail] = {**operation, "parameters": parameters}
-    return found
+    return found | _tensorflow_serving_paths()
+
+
+def _tensorflow_serving_paths() -> Schema:
+    path = "/v1/models/{name}"
+    name = {
+        "name": "name",
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string", "enum": [inference.MODEL]},
+    }
+    found: Schema = {
+        path: _get("tf_status", "TensorFlow Serving's status of a model.", {"type": "object"}, "401", "404"),
+        f"{path}/metadata": _get("tf_metadata", "Its signature.", {"type": "object"}, "401", "404"),
+    }
+    refusals = ("400", "401", "404", "408", "413", "415", "429", "503", "504")
+    for method in tfs.REST_METHODS:
+        found[f"{path}:{method}"] = {
+            "post": {
+                "operationId": f"tf_{method}",
+                "summary": f"TensorFlow Serving's {method} for raw rows of the log.",
+                "requestBody": {"required": True, **_content(_ref(tfs.RestRequest))},
+                "responses": _responses({"type": "object"}, *refusals),
+            }
+        }
+    return {path: {**operations, "parameters": [name]} for path, operations in found.items()}

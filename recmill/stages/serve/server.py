@@ -153,7 +153,7 @@ async def serve(
             settings.threads,
             admin_is_open=admin_is_open(settings),
         )
-        scoring = Scoring(dispatcher)
+        scoring = Scoring(dispatcher, settings.model_name)
         app = HttpApp(dispatcher, scoring, console.routes()).app
         http = HttpServer(app, limits, max_connections, settings.drain_seconds, tls)
         grpc = GrpcServer(dispatcher, scoring, shared, max_connections)

@@ -1,4 +1,5 @@
-"""What goes over gRPC: our own calls (recmill.proto) and the Open Inference Protocol (predict_v2.proto).
+"""What goes over gRPC: our own calls (recmill.proto), the Open Inference Protocol (predict_v2.proto) and
+TensorFlow Serving (tensorflow_serving.proto).
 
 The *_pb2.py files are generated: `python -m recmill.stages.serve.proto.generate` writes them again.
 """

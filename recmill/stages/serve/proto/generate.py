@@ -8,7 +8,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PROTOS = ("recmill.proto", "predict_v2.proto")
+PROTOS = ("recmill.proto", "predict_v2.proto", "tensorflow_serving.proto")
 _NOT_OURS = "# ruff: noqa\n# mypy: ignore-errors\n"
 
 
@@ -22,7 +22,7 @@ def generated(proto: str) -> dict[str, str]:
         if code:
             raise SystemExit(code)
         texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(Path(folder).iterdir())}
-    change = _with_own_pool if proto == "predict_v2.proto" else str
+    change = str if proto == "recmill.proto" else _with_own_pool
     return {name: _NOT_OURS + change(text) for name, text in texts.items()}
 
 
