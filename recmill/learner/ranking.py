@@ -23,6 +23,7 @@ from recmill.learner.base import Learner, StepResult, check_numbers, columns_of,
 from recmill.learner.gradients import RowGradients
 from recmill.learner.trees import fit_blend
 from recmill.metrics import ScoreSums, TaskSums
+from recmill.models.averaged import AveragedRanker
 from recmill.models.dcn import DCN
 from recmill.models.deepfm import DeepFM
 from recmill.models.din import DIN
@@ -76,15 +77,14 @@ class Ranker(Learner):
         self.layout = Layout.of(columns, [*deep.features, *others])
         pooled = [name for name in deep.keys if name not in spec.sequences]
         deep_columns = [by_name[name] for name in (*pooled, *spec.sequences)]
-        self.add_tables(
-            "deep", deep_columns, spec.embedding_dim, spec.train.sparse, spec.dynamic, spec.sequences
-        )
+        self.add_tables("deep", deep_columns, spec.table_dim, spec.train.sparse, spec.dynamic, spec.sequences)
         if spec.wide:
             wide_optimizer = spec.wide_optimizer or r.Optimizer("ftrl", 0.05, initial_accumulator=1.0)
             self.add_tables("wide", [by_name[name] for name in spec.wide], 1, wide_optimizer, spec.dynamic)
         make = MODELS.get(spec.model) or own_model(spec.model)
         targets = [self._targets()] if spec.sequences else []
-        model = make(spec, len(deep.numbers), len(pooled), *targets)
+        members = [make(spec, len(deep.numbers), len(pooled), *targets) for _ in range(spec.average)]
+        model = members[0] if len(members) == 1 else AveragedRanker(members)
         if spec.trees is not None:
             model = BlendedRanker(model, len(deep.numbers), TreeEnsemble(spec.trees.rounds, spec.trees.depth))
         self.set_model(model)
@@ -95,12 +95,17 @@ class Ranker(Learner):
     def start(self, batch: Batch, add_up: Callable[[float], float] = float) -> None:
         """Begin with the share of positive rows as the answer for all, which the first batch has to estimate."""
         positives = [add_up(float(batch.labels[label].sum())) for label in self.spec.labels]
-        bias = getattr(self.model, "output_bias", None)
         if isinstance(self.model, MultiTask):
             self.model.start([(number + 0.5) / (batch.total + 1) for number in positives])
-        elif isinstance(bias, nn.Parameter) and self.spec.tasks is None:
-            with torch.no_grad():
-                bias.fill_(math.log((positives[0] + 0.5) / (batch.total - positives[0] + 0.5)))
+        elif self.spec.tasks is None:
+            self._set_output_bias(math.log((positives[0] + 0.5) / (batch.total - positives[0] + 0.5)))
+
+    def _set_output_bias(self, value: float) -> None:
+        """Of every member; one of the user's own may have none."""
+        for module in self.model.modules():
+            bias = getattr(module, "output_bias", None)
+            if isinstance(bias, nn.Parameter):
+                nn.init.constant_(bias, value)
 
     def step(self, batch: Batch, rate_factor: float = 1.0) -> StepResult:
         """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
@@ -117,6 +122,9 @@ class Ranker(Learner):
             self.spec.train.micro_batches,
         )
         losses, dense, norms = zip(*slices, strict=True) if slices else ((), (), ())
+        if self.spec.average > 1 and "wide" in self.collections:
+            # All members read the same wide weights, which learn from the mean of their losses.
+            row_grads[list(self.collections).index("wide")] /= self.spec.average
         of_sequences = dict(zip(self.spec.sequences, row_grads[len(lookups) :], strict=True))
         gradients = [
             RowGradients(name, self.collections[name], lookup, grads, of_sequences if name == "deep" else {})
@@ -224,11 +232,14 @@ class Ranker(Learner):
                 row_grads[index] = gradient.numpy()
             else:
                 row_grads[index][ranges[index]] = gradient.numpy()
-        return float(loss.detach()), dense, norm_of(gradients[len(dense) :])
+        mean_loss = float(loss.detach()) / self.spec.average
+        return mean_loss, dense, norm_of(gradients[len(dense) :])
 
     def _loss(self, batch: Batch, rows: slice, logits: Tensor) -> Tensor:
-        """The sum over rows; of several tasks, also over these, by their weights."""
+        """The sum over rows; of several tasks, also over these, by their weights; of members, each of which learns."""
         labels = torch.from_numpy(self.labels_of(batch)[rows])
+        if self.spec.average > 1:
+            labels = labels.unsqueeze(1).expand_as(logits)
         if self.spec.tasks is None:
             return functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
         losses_BK = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
@@ -247,11 +258,14 @@ class Ranker(Learner):
                 logits = self.model(*inputs).float()
         else:
             logits = self.model(*inputs)
-        if logits.shape != self._shape(num_rows):
+        expected = self._shape(num_rows)
+        if self.spec.average > 1 and self.model.training:
+            expected = (num_rows, self.spec.average)
+        if logits.shape != expected:
             raise TrainingError(
                 f'Model "{self.spec.model}" gave {tuple(logits.shape)} for {num_rows} rows; '
                 f"expected one logit for each row{'' if self.spec.tasks is None else ' and task'}: "
-                f"{self._shape(num_rows)}."
+                f"{expected}."
             )
         return logits  # type: ignore[no-any-return]
 

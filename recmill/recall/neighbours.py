@@ -20,7 +20,7 @@ NUM_NEIGHBOURS = 100
 NUM_EASE_NEIGHBOURS = 300  # its weights fall more slowly, and negative ones matter too
 MAX_PROFILE = 500  # of a user's latest items
 MAX_ITEMS = 2_000_000  # with more there are no neighbours
-_MAX_EASE_ITEMS = 5_000  # the inverse takes the cube of it: two seconds for so many
+MAX_EASE_ITEMS = 5_000  # the inverse takes the cube of it: two seconds for so many
 _SMALLEST_WEIGHT = 0.01  # of an item in a profile; older ones are left out
 _MAX_PAIRS = 1_000_000_000  # with more, users are sampled evenly
 _SHRINK = 10.0
@@ -118,7 +118,7 @@ def ease(interactions: Interactions, threads: int, l2: float) -> ItemNeighbours:
     Of the most frequent items if there are many; neighbours with the largest weights are kept, negative ones too.
     """
     num_items = interactions.num_items
-    chosen = np.sort(np.argsort(-interactions.counts, kind="stable")[:_MAX_EASE_ITEMS])
+    chosen = np.sort(np.argsort(-interactions.counts, kind="stable")[:MAX_EASE_ITEMS])
     index_of = np.full(num_items, -1, np.int32)
     index_of[chosen] = np.arange(len(chosen))
     sequences = interactions.sequences.where(index_of[interactions.sequences.items] >= 0)

@@ -147,6 +147,8 @@ def _check_tasks(ranking: r.Ranking) -> Iterator[str]:
         return
     if ranking.label:
         yield "ranking.label has no meaning beside ranking.tasks, whose labels are learned; remove one of them"
+    if ranking.average > 1:
+        yield "ranking.average is for models with one label; remove it"
     for name in ("wide", "trees"):
         if getattr(ranking, name):
             yield f"ranking.{name} is for models with one label; remove it, or name its features in ranking.features"

@@ -403,7 +403,8 @@ class Ranking:
     """A model that scores (user, item, context) rows: one `label`, or several by `tasks`.
 
     `sequences` are list features whose elements keep their vectors, for models that read them so: each must share its
-    vocabulary with a feature of one value, such as the item, against which din reads it.
+    vocabulary with a feature of one value, such as the item, against which din reads it. `average` trains so many
+    models side by side, which start from other weights; the mean of their scores is the answer.
     """
 
     model: str
@@ -422,11 +423,17 @@ class Ranking:
     mask_blocks: Positive = 3
     mask_width: Positive = 64
     dropout: Dropout = 0.0
+    average: Positive = 1
     dynamic: Dynamic | None = None
     wide_optimizer: Optimizer | None = None
     trees: Trees | None = None
     tasks: Tasks | None = None
     train: Training = field(default_factory=Training)
+
+    @property
+    def table_dim(self) -> int:
+        """Of an embedding as tables hold it: the parts of all members."""
+        return self.embedding_dim * self.average
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -109,6 +109,11 @@ SPECS = {
     "wide and deep": r.Ranking("wide_deep", "click", (), DIM, hidden=(8,), wide=("item", "user")),
     "dot, wide": r.Ranking("dlrm", "click", (), DIM, (8, DIM), (16, 8), "dot", wide=("item", "user")),
     "trees": r.Ranking("wide_deep", "click", (), DIM, hidden=(8,), trees=r.Trees(("price", "age"), 3, 2)),
+    "averaged": r.Ranking("dlrm", "click", (), DIM, (8, DIM), (16, 8), "dot", wide=("item",), average=2),
+    "averaged din": r.Ranking("din", "click", (), DIM, hidden=(8,), sequences=("recent",), average=2),
+    "averaged, trees": r.Ranking(
+        "wide_deep", "click", (), DIM, hidden=(8,), average=3, trees=r.Trees(("price", "age"), 3, 2)
+    ),
     "lr": r.Ranking("lr", "click", (), 1),
     "fm": r.Ranking("fm", "click", (), DIM, wide=("item", "user")),
     "deepfm": r.Ranking("deepfm", "click", (), DIM, hidden=(8,)),
@@ -172,7 +177,7 @@ def lists_of(ranker: Ranker, batch: Batch) -> dict[str, Array]:
         keys = batch.keys[name]
         vectors = made.lookup(columns_of(batch.keys, made), False, 0).sequences[name]
         lengths = np.diff(keys.offsets)
-        padded = np.zeros((batch.size, max(1, lengths.max()), DIM), np.float32)
+        padded = np.zeros((batch.size, max(1, lengths.max()), vectors.shape[1]), np.float32)
         for row, length in enumerate(lengths):
             padded[row, :length] = vectors[keys.offsets[row] : keys.offsets[row + 1]]
         inputs[f"list{index}"] = padded

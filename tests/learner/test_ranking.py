@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from recmill.dataset.batch import Batch, Keys
-from recmill.embeddings.table import EmbeddingTable, TableSpec
+from recmill.embeddings.table import EmbeddingTable, KeyRecords, TableSpec
 from recmill.features.chain import ColumnInfo
 from recmill.learner.base import table_parameters
 from recmill.learner.ranking import Ranker
@@ -70,3 +71,34 @@ def test_an_id_that_occurs_once_moves_as_far_in_every_batch_size(optimizer):
         moved.append(float(table.pool(table.lookup(np.array([1]), train=False))[0, 0]))
     assert moved[0] == pytest.approx(moved[1], rel=1e-4)
     assert moved[0] < 0
+
+
+def test_each_member_of_an_average_learns_as_it_would_alone():
+    both, alone = ranker(8, average=2), ranker(8)
+    alone.model.load_state_dict(both.model.models[1].state_dict())
+    own, other = both.tables["deep/c"], alone.tables["deep/c"]
+    own.lookup(np.array([1, 2, 3]), train=True)  # rows that were never read are not saved
+    records = rows_of(own)
+    other.load(replace(records, rows=records.rows[:, 2:], states=records.states[:, 2:]))
+    rows = batch([1, 1, 1, 1, 2, 2, 2, 3], [1, 1, 1, 0, 0, 0, 0, 1])
+    for _ in range(5):
+        losses = both.step(rows).loss, alone.step(rows).loss
+    assert losses[0] != losses[1]
+    for name, weights in both.model.models[1].state_dict().items():
+        np.testing.assert_allclose(weights, alone.model.state_dict()[name], rtol=1e-5)
+    np.testing.assert_allclose(rows_of(own).rows[:, 2:], rows_of(other).rows, rtol=1e-5)
+
+
+def test_an_average_answers_one_probability_a_row_and_starts_from_a_constant():
+    learner = ranker(100, average=3, wide=("c",))
+    rows = batch([1, 2, 3, 4] * 25, [1, 0, 0, 0] * 25)
+    learner.start(rows)
+    constant = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    assert learner.step(rows).loss == pytest.approx(constant, abs=0.02)
+    assert learner.predict(rows).shape == (100,)
+
+
+def rows_of(table: EmbeddingTable) -> KeyRecords:
+    with table.begin_snapshot() as snapshot:
+        (records,) = list(snapshot)
+    return records

@@ -148,7 +148,7 @@ def _dense_parts(learner: Ranker | Retriever, owners: Mapping[str, str]) -> dict
         for name in ("deep", "wide")
     )
     kinds = [FeatureIndices.of(some, owners) for some in (learner.layout.numbers, deep, wide)]
-    dim, num_lists = learner.spec.embedding_dim, len(learner.spec.sequences)
+    dim, num_lists = learner.spec.table_dim, len(learner.spec.sequences)
     shapes = {**_shapes("", _ROWS, [len(kind) for kind in kinds], dim), **_lists("", _ROWS, num_lists, dim)}
     graphs = {"rank": _Dense(_Whole(learner.model), shapes, "logits")}
     if any(kind.item for kind in kinds):

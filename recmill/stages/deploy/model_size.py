@@ -141,7 +141,7 @@ class ModelSize:
         ranking, retrieval = self.recipe.ranking, self.recipe.retrieval
         if ranking is not None:
             sparse = ranking.train.sparse.name
-            yield "ranking", ranking.features or tuple(self.features), ranking.embedding_dim, sparse
+            yield "ranking", ranking.features or tuple(self.features), ranking.table_dim, sparse
             if ranking.wide:
                 wide = ranking.wide_optimizer.name if ranking.wide_optimizer else "ftrl"
                 yield "ranking, wide", ranking.wide, 1, wide
@@ -161,10 +161,11 @@ class ModelSize:
 
     @cached_property
     def ranking_weights(self) -> int:
-        """Dense weights of the ranker; one of the user's own is taken as a tower of its hidden layers."""
         spec = self.recipe.ranking
-        if spec is None:
-            return 0
+        return 0 if spec is None else spec.average * self._weights_of(spec)
+
+    def _weights_of(self, spec: r.Ranking) -> int:
+        """Dense weights of a ranker; one of the user's own is taken as a tower of its hidden layers."""
         numbers, embedded = self._split(spec.features or tuple(self.features))
         if spec.model not in r.OVER_DLRM:
             return _ranker_weights(spec, numbers + embedded * spec.embedding_dim)
@@ -212,7 +213,7 @@ class ModelSize:
         if isinstance(spec, r.Retrieval) and spec.model == "sasrec":
             return round(self.ids_per_row(model) * spec.embedding_dim * spec.blocks * 6)
         layers = [*spec.hidden, *(spec.bottom + spec.top if isinstance(spec, r.Ranking) else spec.hidden)]
-        return read + sum(layers)
+        return (read + sum(layers)) * (spec.average if isinstance(spec, r.Ranking) else 1)
 
     def _length(self, feature: r.Feature) -> float:
         return _LIST_LENGTH if is_list(kinds_along(feature, self.kinds)[-1]) else 1

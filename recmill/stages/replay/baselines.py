@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from recmill.recall.als import MAX_INTERACTIONS, als
 from recmill.recall.interactions import Array, Interactions, Sequences
-from recmill.recall.neighbours import MAX_ITEMS, VARIANTS, ItemNeighbours, fit_neighbours
+from recmill.recall.neighbours import MAX_EASE_ITEMS, MAX_ITEMS, VARIANTS, ItemNeighbours, fit_neighbours
 from recmill.recall.popularity import popularity
 from recmill.stages.replay.queries import HeldOutQueries
 
@@ -33,6 +34,11 @@ def baseline_lists(
     for name, (channel, variant) in models.items() if interactions.num_items <= MAX_ITEMS else ():
         model = fit_neighbours(channel, variant, interactions, threads)
         found[name] = filled(model.lists(seen, None, seen, k)[0].astype(np.int64), popular)
+    # EASE leaves out rare items of large catalogues.
+    if interactions.num_items > MAX_EASE_ITEMS and len(interactions) <= MAX_INTERACTIONS:
+        lists = als(interactions).lists(np.maximum(queries.indices, 0), seen, k)
+        lists[queries.is_new] = -1
+        found["ALS"] = filled(lists, popular)
     return found
 
 
