@@ -7,7 +7,7 @@ predict the others best (`ease`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,14 +29,31 @@ _MAX_GAP = 5
 
 @dataclass(frozen=True)
 class ItemNeighbours:
-    """Neighbours of each item, best first, with their weights; index -1 where there are no more."""
+    """Neighbours of each item, best first, with their weights; index -1 where there are no more.
 
-    indices: Array  # int32 [items, n]
-    weights: Array  # float32 [items, n]
+    A model of some items alone has them in `items`: rows and indices are then those of this array.
+    """
+
+    indices: Array  # int32 [rows, n]
+    weights: Array  # float32 [rows, n]
+    items: Array | None = None  # int32 [rows], ascending
 
     def save(self, folder: Path, name: str) -> None:
         np.save(folder / f"{name}.indices.npy", self.indices)
         np.save(folder / f"{name}.weights.npy", self.weights)
+        if self.items is not None:
+            np.save(folder / f"{name}.items.npy", self.items)
+
+    def rows_of(self, items: Array) -> Array:
+        """The rows of items; -1 for those that the model does not have."""
+        if self.items is None:
+            return np.where(items < len(self.indices), items, -1)
+        rows = np.minimum(np.searchsorted(self.items, items), len(self.items) - 1)
+        return np.where(self.items[rows] == items, rows, -1)
+
+    def items_of(self, rows: Array) -> Array:
+        """The inverse of `rows_of`, -1 for -1."""
+        return rows if self.items is None else np.where(rows >= 0, self.items[rows], -1)
 
     def lists(
         self,
@@ -51,10 +68,15 @@ class ItemNeighbours:
         The latest item of a profile has weight 1, the one `half_life` before it a half.
         """
         profiles = profiles.last(profile_length(half_life))
-        profiles = profiles.where(profiles.items < len(self.indices))  # newer items have no neighbours
+        if self.items is None:
+            profiles = profiles.where(profiles.items < len(self.indices))  # newer items have no neighbours
         weights = (
             np.ones(len(profiles.items)) if half_life is None else 0.5 ** (profiles.from_end / half_life)
         )
+        weights = weights[self.rows_of(profiles.items) >= 0]
+        profiles, banned = self._in_rows(profiles), self._in_rows(banned)
+        if allowed is not None and self.items is not None:
+            allowed = allowed[self.items]
         indices, scores = _native.recommend_related(
             profiles.offsets,
             np.ascontiguousarray(profiles.items, np.int32),
@@ -67,7 +89,12 @@ class ItemNeighbours:
             None if allowed is None else np.ascontiguousarray(allowed, np.uint8),
             k,
         )
-        return indices.reshape(-1, k), scores.reshape(-1, k)
+        return self.items_of(indices).reshape(-1, k), scores.reshape(-1, k)
+
+    def _in_rows(self, sequences: Sequences) -> Sequences:
+        """Sequences of rows instead of items; others are left out."""
+        rows = self.rows_of(sequences.items)
+        return replace(sequences.where(rows >= 0), items=rows[rows >= 0])
 
 
 def profile_length(half_life: float | None) -> int:
@@ -128,19 +155,16 @@ def ease(interactions: Interactions, threads: int, l2: float) -> ItemNeighbours:
     inverse = np.linalg.inv(gram)
     weights = inverse / -inverse.diagonal()
     np.fill_diagonal(weights, 0.0)
-    return _truncated(weights, chosen, num_items)
+    return _truncated(weights, None if len(chosen) == num_items else chosen.astype(np.int32))
 
 
-def _truncated(weights: Array, chosen: Array, num_items: int) -> ItemNeighbours:
-    n = max(1, min(NUM_EASE_NEIGHBOURS, len(chosen) - 1))
+def _truncated(weights: Array, items: Array | None) -> ItemNeighbours:
+    n = max(1, min(NUM_EASE_NEIGHBOURS, len(weights) - 1))
     largest = np.argpartition(-np.abs(weights), n - 1, axis=1)[:, :n]
     kept = np.take_along_axis(weights, largest, axis=1)
     order = np.argsort(-kept, axis=1, kind="stable")
-    indices = np.full((num_items, n), -1, np.int32)
-    values = np.zeros((num_items, n), np.float32)
-    indices[chosen] = chosen[np.take_along_axis(largest, order, axis=1)]
-    values[chosen] = np.take_along_axis(kept, order, axis=1)
-    return ItemNeighbours(indices, values)
+    indices, kept = (np.take_along_axis(each, order, axis=1) for each in (largest, kept))
+    return ItemNeighbours(indices.astype(np.int32), kept.astype(np.float32), items)
 
 
 # Name of a channel -> its variants, of which the best on eval is used.

@@ -116,6 +116,32 @@ def test_later_items_of_a_profile_count_more_and_banned_ones_are_left_out() -> N
     assert near.lists(profile, 1.0, nothing, 3, allowed)[0].tolist() == [[3, -1, -1]]
 
 
+def test_a_model_of_some_items_gives_the_same_lists_as_one_with_empty_rows() -> None:
+    some = ItemNeighbours(
+        np.array([[1], [2], [0]], np.int32),
+        np.array([[1.0], [0.8], [0.7]], np.float32),
+        np.array([1, 4, 6], np.int32),
+    )
+    whole = ItemNeighbours(np.full((8, 1), -1, np.int32), np.zeros((8, 1), np.float32))
+    whole.indices[[1, 4, 6]], whole.weights[[1, 4, 6]] = [[4], [6], [1]], [[1.0], [0.8], [0.7]]
+    profile, allowed = sequences_of([1, 3, 4]), np.array([True] * 6 + [False, True])
+    for banned in ([], [4], [5, 6]):
+        for mask in (None, allowed):
+            found, expected = (
+                one.lists(profile, 2.0, sequences_of(banned), 2, mask) for one in (some, whole)
+            )
+            assert found[0].tolist() == expected[0].tolist()
+            assert found[1].tolist() == expected[1].tolist()
+
+
+def test_ease_of_many_items_keeps_rows_of_the_frequent_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recmill.recall.neighbours.MAX_EASE_ITEMS", 2)
+    found = ease(interactions_of((0, 1), (0, 4), (1, 1), (1, 4), (2, 5)), threads=1, l2=1.0)
+    assert found.items is not None
+    assert found.items.tolist() == [1, 4]
+    assert found.lists(sequences_of([4, 5]), None, sequences_of([4]), 2)[0].tolist() == [[1, -1]]
+
+
 def test_items_that_are_newer_than_the_neighbours_are_skipped_in_a_profile() -> None:
     near = ItemNeighbours(np.array([[1], [0]], np.int32), np.ones((2, 1), np.float32))
     assert near.lists(sequences_of([0, 7]), 1.0, sequences_of([]), 2)[0].tolist() == [[1, -1]]

@@ -93,7 +93,9 @@ class Recaller:
         self.trending = self._trending()
         self.neighbours = {
             name: ItemNeighbours(
-                map_array(folder / f"{name}.indices.npy"), map_array(folder / f"{name}.weights.npy")
+                map_array(folder / f"{name}.indices.npy"),
+                map_array(folder / f"{name}.weights.npy"),
+                bundle.array(f"items/{name}.items.npy"),
             )
             for name in self.parameters.neighbours
             if (folder / f"{name}.indices.npy").is_file()
