@@ -4,7 +4,7 @@
 # make wheels a manylinux wheel in dist/, tried in a new environment without a compiler
 PYTHON ?= python3
 BIN := .venv/bin
-NATIVE := $(wildcard native/*)
+NATIVE := $(wildcard native/* native/*/*)
 # However it ends, no process of a test run is left.
 PYTEST := $(BIN)/python tests/supervise.py $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 

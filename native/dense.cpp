@@ -1,76 +1,137 @@
-// What stands between the matrix products of an MLP: bias and ReLU in one pass, forward and backward.
-// torch takes two passes forward (bias into the output before the product, ReLU after it) and two backward.
+// Dense layers for Python: MLPs in one call each way, and the speed of single kernels.
+#include "dense/mlp.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
 #include <algorithm>
+#include <chrono>
 #include <optional>
+#include <string>
 
 #include "arrays.hpp"
-
-// One version for each instruction set; all of them add in the same order, so every machine rounds alike.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define EVERY_CPU
-#endif
 
 namespace {
 
 using Matrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using InMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-EVERY_CPU void add_bias(float* __restrict values, const float* __restrict bias, size_t rows, size_t columns) {
-  for (size_t row = 0; row < rows; ++row, values += columns)
-    for (size_t i = 0; i < columns; ++i) values[i] += bias[i];
+void check(bool holds, const std::string& found) {
+  if (!holds) throw std::invalid_argument(found);
 }
 
-EVERY_CPU void add_bias_relu(float* __restrict values, const float* __restrict bias, size_t rows, size_t columns) {
-  for (size_t row = 0; row < rows; ++row, values += columns)
-    for (size_t i = 0; i < columns; ++i) {
-      const float value = values[i] + bias[i];
-      values[i] = value < 0.0f ? 0.0f : value;  // NaN stays NaN
-    }
+std::string shape_of(size_t rows, size_t columns) {
+  return "[" + std::to_string(rows) + ", " + std::to_string(columns) + "]";
 }
 
-EVERY_CPU void sum_rows(const float* __restrict grads, float* __restrict sums, size_t rows, size_t columns) {
-  for (size_t row = 0; row < rows; ++row, grads += columns)
-    for (size_t i = 0; i < columns; ++i) sums[i] += grads[i];
+template <class T>
+void check_shape(const T& matrix, size_t rows, size_t columns, const char* what) {
+  check(matrix.shape(0) == rows && matrix.shape(1) == columns,
+        std::string(what) + " must be " + shape_of(rows, columns) + ", got " + shape_of(matrix.shape(0), matrix.shape(1)));
 }
 
-EVERY_CPU void mask_and_sum_rows(float* __restrict grads, const float* __restrict activations, float* __restrict sums,
-                                 size_t rows, size_t columns) {
-  for (size_t row = 0; row < rows; ++row, grads += columns, activations += columns)
-    for (size_t i = 0; i < columns; ++i) {
-      const float grad = activations[i] > 0.0f ? grads[i] : 0.0f;
-      grads[i] = grad;
-      sums[i] += grad;
-    }
+dense::PackedMlp make_mlp(const std::vector<size_t>& sizes, const std::vector<bool>& relus, bool trains,
+                          const std::string& target) {
+  check(sizes.size() == relus.size() + 1, "an MLP needs one size more than it has layers");
+  std::vector<dense::LayerShape> shapes;
+  for (size_t i = 0; i < relus.size(); ++i) shapes.push_back({sizes[i], sizes[i + 1], relus[i]});
+  return dense::PackedMlp(std::move(shapes), trains, target.empty() ? dense::kernels() : dense::kernels(target));
 }
 
-void check_columns(const Matrix& matrix, const InOut<float>& vector) {
-  if (matrix.shape(1) != vector.size()) throw std::invalid_argument("a bias needs one value for each column");
-}
-
-// values <- values + bias, and at least 0 with relu.
-void bias_relu(Matrix values, InOut<float> bias, bool relu) {
-  check_columns(values, bias);
+void pack(dense::PackedMlp& mlp, const std::vector<InMatrix>& weights, const std::vector<In<float>>& biases) {
+  const auto& shapes = mlp.shapes();
+  check(weights.size() == shapes.size() && biases.size() == shapes.size(), "weights and biases must be as many as layers");
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    check_shape(weights[i], shapes[i].out, shapes[i].in, "weights");
+    check(biases[i].size() == shapes[i].out, "a bias needs one value for each output of its layer");
+  }
   nb::gil_scoped_release release;
-  (relu ? add_bias_relu : add_bias)(values.data(), bias.data(), values.shape(0), values.shape(1));
+  for (size_t i = 0; i < shapes.size(); ++i) mlp.pack(i, weights[i].data(), biases[i].data());
 }
 
-// bias_grads <- sums of the columns of grads; with relu, grads are first set to 0 where the activation is not above 0.
-void bias_relu_backward(Matrix grads, Matrix activations, InOut<float> bias_grads, bool relu) {
-  check_columns(grads, bias_grads);
-  const size_t rows = grads.shape(0), columns = grads.shape(1);
-  if (activations.shape(0) != rows || activations.shape(1) != columns)
-    throw std::invalid_argument("gradients and activations differ in shape");
+void forward(const dense::PackedMlp& mlp, InMatrix inputs, Matrix outputs, std::optional<InOut<float>> hidden) {
+  const size_t rows = inputs.shape(0);
+  check_shape(inputs, rows, mlp.in(), "inputs");
+  check_shape(outputs, rows, mlp.out(), "outputs");
+  check(!hidden || hidden->size() == mlp.hidden_size(rows), "hidden needs hidden_size(rows) floats");
   nb::gil_scoped_release release;
-  std::fill(bias_grads.data(), bias_grads.data() + columns, 0.0f);
-  if (relu) mask_and_sum_rows(grads.data(), activations.data(), bias_grads.data(), rows, columns);
-  else sum_rows(grads.data(), bias_grads.data(), rows, columns);
+  if (hidden) mlp.forward(rows, inputs.data(), mlp.in(), outputs.data(), mlp.out(), hidden->data());
+  else mlp.forward(rows, inputs.data(), mlp.in(), outputs.data(), mlp.out());
+}
+
+void backward(const dense::PackedMlp& mlp, InMatrix inputs, In<float> hidden, InMatrix outputs, InMatrix output_grads,
+              const std::vector<Matrix>& weight_grads, const std::vector<InOut<float>>& bias_grads,
+              std::optional<Matrix> input_grads) {
+  const size_t rows = inputs.shape(0);
+  const auto& shapes = mlp.shapes();
+  check_shape(inputs, rows, mlp.in(), "inputs");
+  check_shape(outputs, rows, mlp.out(), "outputs");
+  check_shape(output_grads, rows, mlp.out(), "output_grads");
+  check(hidden.size() == mlp.hidden_size(rows), "hidden needs hidden_size(rows) floats");
+  check(weight_grads.size() == shapes.size() && bias_grads.size() == shapes.size(), "gradients must be as many as layers");
+  dense::Gradients grads;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    check_shape(weight_grads[i], shapes[i].out, shapes[i].in, "weight_grads");
+    check(bias_grads[i].size() == shapes[i].out, "a bias gradient needs one value for each output of its layer");
+    grads.weights.push_back(weight_grads[i].data());
+    grads.biases.push_back(bias_grads[i].data());
+  }
+  if (input_grads) {
+    check_shape(*input_grads, rows, mlp.in(), "input_grads");
+    grads.inputs = input_grads->data();
+  }
+  nb::gil_scoped_release release;
+  mlp.backward({rows, inputs.data(), hidden.data(), outputs.data()}, output_grads.data(), grads);
+}
+
+// GFLOP/s of forward, input_grad and weight_grad, each the best of many calls in these seconds.
+std::vector<double> measure_kernels(const std::string& target, size_t rows, size_t in, size_t out, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  const dense::Kernels& kernels = dense::kernels(target);
+  nb::gil_scoped_release release;
+  const size_t x_stride = dense::padded_stride(in), y_stride = dense::padded_stride(out);
+  std::vector<float> x(rows * x_stride, 0.5f), y(rows * y_stride, 0.5f), x_grads(x), w(in * out, 0.01f), b(out, 0.1f);
+  std::vector<float> packed(kernels.packed_size(in, out)), packed_back(kernels.packed_size(out, in));
+  kernels.pack(w.data(), 1, in, in, out, packed.data());
+  kernels.pack(w.data(), in, 1, out, in, packed_back.data());
+  auto best_rate = [&](auto run) {
+    double best = 1e30;
+    for (const auto start = Clock::now(); std::chrono::duration<double>(Clock::now() - start).count() < seconds;) {
+      const auto begin = Clock::now();
+      run();
+      best = std::min(best, std::chrono::duration<double>(Clock::now() - begin).count());
+    }
+    return 2e-9 * static_cast<double>(rows * in * out) / best;
+  };
+  return {best_rate([&] { kernels.forward(rows, in, out, x.data(), x_stride, packed.data(), b.data(), true, y.data(), y_stride); }),
+          best_rate([&] {
+            kernels.input_grad(rows, out, in, y.data(), y_stride, packed_back.data(), x.data(), x_stride, x_grads.data(), x_stride);
+          }),
+          best_rate([&] { kernels.weight_grad(rows, in, out, y.data(), y_stride, x.data(), x_stride, false, w.data()); })};
+}
+
+std::vector<std::string> runnable_targets() {
+  std::vector<std::string> names;
+  for (const dense::Kernels* kernels : dense::runnable_kernels()) names.push_back(kernels->name);
+  return names;
 }
 
 }  // namespace
 
 void register_dense(nb::module_& m) {
-  m.def("bias_relu", &bias_relu, nb::arg("values"), nb::arg("bias"), nb::arg("relu"));
-  m.def("bias_relu_backward", &bias_relu_backward, nb::arg("grads"), nb::arg("activations"), nb::arg("bias_grads"),
-        nb::arg("relu"));
+  nb::class_<dense::PackedMlp>(m, "PackedMlp")
+      .def("__init__",
+           [](dense::PackedMlp* self, const std::vector<size_t>& sizes, const std::vector<bool>& relus, bool trains,
+              const std::string& target) { new (self) dense::PackedMlp(make_mlp(sizes, relus, trains, target)); },
+           nb::arg("sizes"), nb::arg("relus"), nb::arg("trains"), nb::arg("target") = "")
+      .def("pack", &pack, nb::arg("weights"), nb::arg("biases"))
+      .def("hidden_size", &dense::PackedMlp::hidden_size, nb::arg("rows"))
+      .def("forward", &forward, nb::arg("inputs"), nb::arg("outputs"), nb::arg("hidden") = nb::none())
+      .def("backward", &backward, nb::arg("inputs"), nb::arg("hidden"), nb::arg("outputs"), nb::arg("output_grads"),
+           nb::arg("weight_grads"), nb::arg("bias_grads"), nb::arg("input_grads") = nb::none());
+  m.def("dense_target", [] { return std::string(dense::kernels().name); });
+  m.def("dense_targets", &runnable_targets);
+  m.def("measure_dense_kernels", &measure_kernels, nb::arg("target"), nb::arg("rows"), nb::arg("in"), nb::arg("out"),
+        nb::arg("seconds"));
 }

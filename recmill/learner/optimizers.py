@@ -41,6 +41,9 @@ class DenseOptimizer:
             if self.slots:
                 torch._foreach_add_(state["step"], 1)
             self._update(learning, [weights.grad for weights in learning], state, rate)
+            torch.autograd.graph.increment_version(
+                learning
+            )  # the fused kernels do not; layers keep packed copies
 
     def _update(self, weights: list[Any], gradients: list[Any], state: dict[str, Any], rate: float) -> None:
         raise NotImplementedError
