@@ -33,6 +33,7 @@ bench: .venv/installed-dev
 	$(BIN)/recmill bench prepare --peer all
 	$(BIN)/recmill bench train --shape dlrm --shape wide_deep --peer all
 	$(BIN)/recmill bench embeddings
+	$(BIN)/recmill bench dense
 
 # What a wheel needs of the system's libraries decides its tag; libgomp goes into it, because small images have none.
 wheels: .venv/installed

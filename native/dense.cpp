@@ -95,13 +95,15 @@ std::vector<double> measure_kernels(const std::string& target, size_t rows, size
   std::vector<float> packed(kernels.packed_size(in, out)), packed_back(kernels.packed_size(out, in));
   kernels.pack(w.data(), 1, in, in, out, packed.data());
   kernels.pack(w.data(), in, 1, out, in, packed_back.data());
+  auto seconds_since = [](Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   auto best_rate = [&](auto run) {
     double best = 1e30;
-    for (const auto start = Clock::now(); std::chrono::duration<double>(Clock::now() - start).count() < seconds;) {
+    const auto start = Clock::now();
+    do {
       const auto begin = Clock::now();
       run();
-      best = std::min(best, std::chrono::duration<double>(Clock::now() - begin).count());
-    }
+      best = std::min(best, seconds_since(begin));
+    } while (seconds_since(start) < seconds);
     return 2e-9 * static_cast<double>(rows * in * out) / best;
   };
   return {best_rate([&] { kernels.forward(rows, in, out, x.data(), x_stride, packed.data(), b.data(), true, y.data(), y_stride); }),
@@ -132,6 +134,5 @@ void register_dense(nb::module_& m) {
            nb::arg("weight_grads"), nb::arg("bias_grads"), nb::arg("input_grads") = nb::none());
   m.def("dense_target", [] { return std::string(dense::kernels().name); });
   m.def("dense_targets", &runnable_targets);
-  m.def("measure_dense_kernels", &measure_kernels, nb::arg("target"), nb::arg("rows"), nb::arg("in"), nb::arg("out"),
-        nb::arg("seconds"));
+  m.def("measure_dense_kernels", &measure_kernels);
 }

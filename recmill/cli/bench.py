@@ -10,6 +10,7 @@ from recmill.cli.arguments import add_command, add_json, print_result
 from recmill.cli.bench_serve import add_serve
 from recmill.cli.flags import add_flags, read_config
 from recmill.stages.bench.config import (
+    DenseBenchConfig,
     EmbeddingsBenchConfig,
     PrepareBenchConfig,
     ScaleBenchConfig,
@@ -66,6 +67,14 @@ recmill bench embeddings
 recmill bench embeddings --keys 100000000 --memory 4GB --data /var/tmp
 """,
     )
+    _add(
+        stages,
+        "dense",
+        _dense,
+        DenseBenchConfig,
+        "GFLOP/s of each product of dense layers, every instruction set beside torch",
+        "recmill bench dense --milliseconds 1000",
+    )
     add_serve(stages)
     _add(
         stages,
@@ -112,6 +121,12 @@ def _embeddings(parsed: argparse.Namespace) -> None:
     from recmill.stages.bench.embeddings import bench_embeddings, describe
 
     print_result(parsed, bench_embeddings(read_config(parsed, EmbeddingsBenchConfig)), describe)
+
+
+def _dense(parsed: argparse.Namespace) -> None:
+    from recmill.stages.bench.dense import bench_dense, describe
+
+    print_result(parsed, bench_dense(read_config(parsed, DenseBenchConfig)), describe)
 
 
 def _scale(parsed: argparse.Namespace) -> None:

@@ -77,6 +77,13 @@ class EmbeddingsBenchConfig:
 
 
 @dataclass(frozen=True)
+class DenseBenchConfig:
+    """The products of dense layers, one kernel at a time."""
+
+    milliseconds: Annotated[int, Flag("time for each product of each layer")] = 300
+
+
+@dataclass(frozen=True)
 class ScaleBenchConfig:
     """One process and several workers, and a forecast for many."""
 
