@@ -116,8 +116,8 @@ class SequenceRetriever(Retriever):
         places, targets = sequences.predictions(rows, padded.mask.shape[1] + 1)
         of_targets = step.batch_items.of_rows[targets]
         loss = sampled_softmax(
-            states[torch.from_numpy(places)],
-            item_tower(elements, items.unsqueeze(1))[torch.from_numpy(of_targets)],
+            states.index_select(0, torch.from_numpy(places)),
+            item_tower(elements, items.unsqueeze(1)).index_select(0, torch.from_numpy(of_targets)),
             item_tower(elements, negatives.unsqueeze(1)),
             _matches(step.batch_items.keys[of_targets], step.negative_keys),
             self.spec.temperature,

@@ -7,6 +7,7 @@ K negatives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +33,9 @@ class Block(nn.Module):
 
     def forward(self, states_BTD: Tensor) -> Tensor:
         attended = self.attended(self._attend(self.attention_norm(states_BTD)))
-        states_BTD = states_BTD + functional.dropout(attended, self.dropout, self.training)
+        states_BTD = states_BTD + drop(attended, self.dropout, self.training)
         hidden = functional.gelu(self.hidden(self.mlp_norm(states_BTD)))
-        return states_BTD + functional.dropout(self.output(hidden), self.dropout, self.training)
+        return states_BTD + drop(self.output(hidden), self.dropout, self.training)
 
     def _attend(self, states_BTD: Tensor) -> Tensor:
         # What fills up short lists stands behind them, where causal attention does not look.
@@ -72,7 +73,7 @@ class SequenceTower(nn.Module):
         states_BTD = torch.cat([start, vectors_BLD * self.scale], dim=1)
         positions = torch.arange(states_BTD.shape[1]).clamp(max=self.positions.shape[0] - 1)
         states_BTD = states_BTD + self.positions[positions]
-        states_BTD = functional.dropout(states_BTD, self.dropout, self.training)
+        states_BTD = drop(states_BTD, self.dropout, self.training)
         for block in self.blocks:
             states_BTD = block(states_BTD)
         return functional.normalize(self.norm(states_BTD), dim=2)
@@ -107,10 +108,54 @@ def sampled_softmax(
     `collisions` are the states, and the negatives, where the negative is the state's target: they do not count.
     `negative_offset` is the log of how many items each negative stands for.
     """
-    own_N = (states_ND * targets_ND).sum(dim=1) / temperature
-    offset = states_ND.new_full((1,), negative_offset)
-    others_NK = torch.addmm(offset, states_ND, negatives_KD.T, alpha=1 / temperature)
-    others_NK = others_NK.index_put(collisions, others_NK.new_full((), -torch.inf))
-    # Not the logarithm of nothing: a state whose only negative is its target has a loss of 0.
-    others_N = others_NK.logsumexp(dim=1) if others_NK.shape[1] > 1 else others_NK.squeeze(1)
-    return (torch.logaddexp(own_N, others_N) - own_N).sum()
+    loss: Tensor = _SampledSoftmax.apply(  # type: ignore[no-untyped-call]
+        states_ND, targets_ND, negatives_KD, collisions, temperature, negative_offset
+    )
+    return loss
+
+
+class _SampledSoftmax(torch.autograd.Function):
+    """The loss and its gradients from one matrix of scores, which is overwritten by probabilities."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states_ND: Tensor,
+        targets_ND: Tensor,
+        negatives_KD: Tensor,
+        collisions: tuple[Tensor, Tensor],
+        temperature: float,
+        negative_offset: float,
+    ) -> Tensor:
+        negatives_KD = negatives_KD / temperature
+        own_N = (states_ND * targets_ND).sum(dim=1) / temperature
+        others_NK = states_ND @ negatives_KD.T
+        top_N = torch.maximum(others_NK.amax(dim=1) + negative_offset, own_N)
+        others_NK.sub_((top_N - negative_offset)[:, None]).exp_()
+        others_NK[collisions] = 0.0
+        own_exp_N = (own_N - top_N).exp_()
+        total_N = others_NK.sum(dim=1) + own_exp_N
+        others_NK.div_(total_N[:, None])
+        of_own_N1 = ((own_exp_N / total_N - 1) / temperature)[:, None]
+        ctx.save_for_backward(
+            (others_NK @ negatives_KD).addcmul_(of_own_N1, targets_ND),
+            of_own_N1 * states_ND,
+            (others_NK.T @ states_ND) / temperature,
+        )
+        return (top_N + total_N.log() - own_N).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (of_loss,) = grads
+        return *(saved * of_loss for saved in ctx.saved_tensors), None, None, None
+
+
+def drop(values: Tensor, rate: float, training: bool) -> Tensor:
+    """Dropout whose random numbers have 16 bits: four of them cost what one of torch's does."""
+    if not training or rate == 0:
+        return values
+    num_draws = -(-values.numel() // 4)
+    random = torch.empty(num_draws, dtype=torch.int64).random_(-(1 << 63), None).view(torch.int16)
+    dropped = round(rate * (1 << 16))
+    is_kept = random[: values.numel()].view(values.shape) >= dropped - (1 << 15)
+    return values * is_kept.to(values.dtype).mul_((1 << 16) / ((1 << 16) - dropped))

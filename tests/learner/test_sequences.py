@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from recmill.dataset.batch import Batch, Keys
 from recmill.dataset.table import Table
@@ -16,7 +18,7 @@ from recmill.learner.ranking import Ranker
 from recmill.learner.saved import new_learner
 from recmill.learner.sequences import SequenceRetriever
 from recmill.metrics import ScoreSums
-from recmill.models.sasrec import sampled_softmax
+from recmill.models.sasrec import drop, sampled_softmax
 from recmill.recipe import recipe as r
 from recmill.recipe.load import recipe_from_dict
 from recmill.stages.prepare.prepare import prepare
@@ -283,3 +285,31 @@ def test_what_sasrec_cannot_do_is_no_recipe(retrieval, problem):
 def test_only_sasrec_learns_from_packed_histories():
     with pytest.raises(RecipeError, match='retrieval reads "before", whose history is packed'):
         walk_recipe(**{**MEAN, "packed": True})
+
+
+def test_the_sampled_softmax_and_its_gradients_are_those_of_plain_operations() -> None:
+    torch.manual_seed(0)
+    given = [torch.randn(size, 4, requires_grad=True) for size in (6, 6, 5)]
+    hits = torch.tensor([1, 4]), torch.tensor([0, 3])
+
+    def plain(states: Tensor, targets: Tensor, negatives: Tensor) -> Tensor:
+        own = (states * targets).sum(dim=1, keepdim=True) / 0.5
+        others = (states @ negatives.T / 0.5 + 1.5).index_put(hits, torch.tensor(-torch.inf))
+        return functional.cross_entropy(
+            torch.cat([own, others], dim=1), torch.zeros(6, dtype=torch.long), reduction="sum"
+        )
+
+    loss, expected = sampled_softmax(*given, hits, 0.5, 1.5), plain(*given)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(3 * loss, given), torch.autograd.grad(3 * expected, given), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_dropout_leaves_out_its_share_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    values = drop(torch.ones(3, 33_333), 0.2, training=True)
+    assert values.unique().tolist() == pytest.approx([0, 1.25], abs=1e-4)
+    assert float(values.mean()) == pytest.approx(1, abs=0.01)
+    assert float((values == 0).float().mean()) == pytest.approx(0.2, abs=0.01)
+    assert drop(values, 0.2, training=False) is values
