@@ -291,10 +291,10 @@ void update_parts(const Lookups& lookups, InMatrix<int64_t> sizes, InMatrix<floa
   update_segments(lookups, parts, learning_rate, step, num_threads);
 }
 
-Out<uint32_t> owners_of(In<int64_t> keys, bool bounded, size_t num_owners) {
+Out<uint32_t> owners_of(const Table& table, In<int64_t> keys, size_t num_owners) {
   if (num_owners == 0) throw std::invalid_argument("num_owners must be at least 1, got 0");
   std::vector<uint32_t> owners(keys.size());
-  for (size_t i = 0; i < owners.size(); ++i) owners[i] = static_cast<uint32_t>(owner_of(keys.data()[i], bounded, num_owners));
+  for (size_t i = 0; i < owners.size(); ++i) owners[i] = static_cast<uint32_t>(owner_of(keys.data()[i], table.options, num_owners));
   return to_numpy(std::move(owners));
 }
 
@@ -441,6 +441,11 @@ void register_embedding(nb::module_& m) {
       .def("evict_older_than", [](Table& t, int64_t step) { return without_gil([&] { return t.evict_older_than(step); }); })
       .def("evict_smaller_than", [](Table& t, double norm) { return without_gil([&] { return t.evict_smaller_than(norm); }); })
       .def("evict_to", [](Table& t, size_t capacity) { return without_gil([&] { return t.evict_to(capacity); }); })
+      .def("least_frequent", [](Table& t, size_t size) {
+        Piece least = without_gil([&] { return t.least_frequent(size); });
+        return nb::make_tuple(to_numpy(std::move(least.keys)), to_numpy(std::move(least.counts)), to_numpy(std::move(least.steps)));
+      })
+      .def("owners_of", &owners_of)
       .def("remove", [](Table& t, In<int64_t> keys) { return without_gil([&] { return t.remove(keys.data(), keys.size()); }); })
       .def("mark_saved", [](Table& t) { without_gil([&] { t.mark_saved(); }); })
       .def("load", &load)
@@ -472,5 +477,4 @@ void register_embedding(nb::module_& m) {
   m.def("sum_gradients", &sum_gradients);
   m.def("lookup_parts", &lookup_parts);
   m.def("update_parts", &update_parts);
-  m.def("owners_of", &owners_of);
 }

@@ -11,6 +11,7 @@ namespace embedding {
 
 constexpr size_t AHEAD = 16, MIN_ROWS_PER_THREAD = 256;
 
+inline size_t shared_row_of(uint64_t hash, size_t shared_rows) { return hash % shared_rows; }
 inline uint64_t hash_of(int64_t key) { return xxh64::of_int(static_cast<uint64_t>(key), 0); }
 
 inline void add_row(float* __restrict out, const float* __restrict row, float weight, size_t dim) {

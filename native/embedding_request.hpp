@@ -11,10 +11,13 @@ namespace embedding {
 
 constexpr uint64_t OWNER_SEED = 0x0A11;  // not the index's: a shard must not fill one side of its index only
 
-// Ids of a vocabulary are dealt in turn, so that a shard's are as dense as the vocabulary's; other keys go by hash.
-inline size_t owner_of(int64_t key, bool bounded, size_t num_owners) {
+// Ids of a vocabulary are dealt in turn, so that a shard's are as dense as the vocabulary's; other keys go by hash, and
+// those that share a row while they wait go together.
+inline size_t owner_of(int64_t key, const Options& options, size_t num_owners) {
   const uint64_t bits = static_cast<uint64_t>(key);
-  return bounded ? bits % num_owners : slot_of(xxh64::of_int(bits, OWNER_SEED), num_owners);
+  if (options.num_rows > 0) return bits % num_owners;
+  if (options.shared_rows > 0) return shared_row_of(hash_of(key), options.shared_rows) % num_owners;
+  return slot_of(xxh64::of_int(bits, OWNER_SEED), num_owners);
 }
 
 struct Request {
@@ -36,7 +39,7 @@ inline Request request_keys(const std::vector<Table*>& tables, const std::vector
     find_duplicates(segments[t], found[t]);
     owners[t].reserve(found[t].keys.size());
     for (const int64_t key : found[t].keys) {
-      const size_t owner = owner_of(key, tables[t]->options.num_rows > 0, num_owners);
+      const size_t owner = owner_of(key, tables[t]->options, num_owners);
       owners[t].push_back(static_cast<uint32_t>(owner));
       request.sizes[owner * num_tables + t] += 1;
     }

@@ -304,7 +304,7 @@ void Table::vacate(Slot slot) {
 // --- lookup ----------------------------------------------------------------------------------------------------------
 
 Slot Table::shared_slot(uint64_t hash) const {
-  return options.shared_rows ? FIRST_SHARED + static_cast<Slot>(hash % options.shared_rows) : ABSENT;
+  return options.shared_rows ? FIRST_SHARED + static_cast<Slot>(shared_row_of(hash, options.shared_rows)) : ABSENT;
 }
 
 // How often the key has been seen, this time included: exact, or a counting Bloom filter's estimate, never too low.
@@ -515,27 +515,44 @@ size_t Table::evict_smaller_than(double norm) {
   });
 }
 
-// Keeps the most frequent keys; ties go to the more recently seen, then to the smaller key.
-size_t Table::evict_to(size_t capacity) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (used_ <= capacity) return 0;
-  struct Rank { uint32_t count, step; int64_t key; Slot slot; };
+// All keys, those that capacity keeps first: the most frequent ones; ties go to the more recently seen, then to the smaller key.
+std::vector<Table::Rank> Table::ranked(size_t cut) const {
   std::vector<Rank> ranks;
   ranks.reserve(used_);
   for_each([&](Slot slot) {
     const Header& head = header(record(slot));
     ranks.push_back({head.count, head.step, head.key, slot});
   });
-  const auto cut = ranks.begin() + static_cast<ptrdiff_t>(capacity);
-  std::nth_element(ranks.begin(), cut, ranks.end(), [](const Rank& left, const Rank& right) {
+  std::nth_element(ranks.begin(), ranks.begin() + static_cast<ptrdiff_t>(cut), ranks.end(), [](const Rank& left, const Rank& right) {
     if (left.count != right.count) return left.count > right.count;
     if (left.step != right.step) return left.step > right.step;
     return left.key < right.key;
   });
+  return ranks;
+}
+
+size_t Table::evict_to(size_t capacity) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (used_ <= capacity) return 0;
+  const std::vector<Rank> ranks = ranked(capacity);
   std::vector<bool> doomed(num_slots());
-  for (auto rank = cut; rank != ranks.end(); ++rank) doomed[rank->slot] = true;
+  for (size_t i = capacity; i < ranks.size(); ++i) doomed[ranks[i].slot] = true;
   for_each([&](Slot slot) { if (doomed[slot]) vacate(slot); });
   return ranks.size() - capacity;
+}
+
+// The keys that capacity would evict first, in no order.
+Piece Table::least_frequent(size_t size) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const size_t kept = used_ - std::min(size, used_);
+  const std::vector<Rank> ranks = ranked(kept);
+  Piece least;
+  for (size_t i = kept; i < ranks.size(); ++i) {
+    least.keys.push_back(ranks[i].key);
+    least.counts.push_back(ranks[i].count);
+    least.steps.push_back(ranks[i].step);
+  }
+  return least;
 }
 
 // visit(i, hash of keys[i]) for each key; the records of a portion are fetched before its first visit.

@@ -133,6 +133,7 @@ class Table {
   size_t evict_older_than(int64_t step);
   size_t evict_smaller_than(double norm);
   size_t evict_to(size_t capacity);
+  Piece least_frequent(size_t size);
   size_t remove(const int64_t* keys, size_t size);
   void load(const int64_t* keys, const float* rows, const float* states, const uint32_t* counts, const uint32_t* steps,
             size_t size);
@@ -145,6 +146,7 @@ class Table {
   void abandon_snapshot(uint64_t snapshot);
 
  private:
+  struct Rank { uint32_t count, step; int64_t key; Slot slot; };
   struct Chunk { char* records = nullptr; uint32_t epoch = 0; };
 
   // A snapshot under way. Records are saved here before they first change after its moment.
@@ -191,6 +193,7 @@ class Table {
   template <class Doomed> size_t evict_if(Doomed doomed);
   template <class Visit> void scan_chunk(size_t chunk, Visit visit) const;
   template <class Visit> void for_each(Visit visit) const;
+  std::vector<Rank> ranked(size_t cut) const;
   template <class Visit> void for_portions(const int64_t* keys, size_t size, Visit visit);
 
   void initial_row(int64_t key, uint64_t seed, float* out) const;

@@ -1,16 +1,18 @@
 """Make a learner of one process train with others. Nothing in `recmill.learner` depends on workers.
 
-A step meets other workers in two places, and `distribute` puts them there:
+A step meets other workers in three places, and `distribute` puts them there:
 
 1. Reads. Collections become sharded ones, whose lookups read rows of other workers. A retriever's `find_items` gives
    the items of all workers' rows.
 2. Gradients. `reduce_gradients` sums those of all workers before any weight changes.
+3. Evictions by capacity, which compares the keys of all workers.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import torch
 
 from recmill.dataset.batch import Batch
@@ -35,7 +37,6 @@ def distribute(learner: Learner, workers: Workers, wire: str = "float32") -> Non
         return
     if wire not in WIRES:
         raise RecmillError(f'Rows cannot travel as "{wire}"; known: {", ".join(WIRES)}.')
-    _check(learner)
     is_sharded = {
         table.name: table.placement == "sharded" for table in placement_of(learner, workers.size, wire)
     }
@@ -45,6 +46,7 @@ def distribute(learner: Learner, workers: Workers, wire: str = "float32") -> Non
     if isinstance(learner, Retriever):
         learner.find_items = partial(SharedBatchItems.of_all, workers)
     learner.reduce_gradients = partial(reduce_over_workers, workers)
+    learner.evict_by_capacity = partial(evict_by_capacity, workers)
     _same_weights(learner, workers)
 
 
@@ -74,20 +76,17 @@ def finish_prefetch(learner: Learner) -> None:
             collection.finish_prefetch()
 
 
-def _check(learner: Learner) -> None:
-    """Some options count or compare keys of a whole table, which no worker sees."""
-    for name, table in learner.tables.items():
-        for option in ("bloom_counters", "shared_rows"):
-            if getattr(table.spec, option):
-                raise RecmillError(
-                    f'Table "{name}" has {option}, which several workers cannot share. '
-                    "Remove it from ranking.dynamic, or train with one worker."
-                )
-    if learner.dynamic is not None and learner.dynamic.capacity is not None:
-        raise RecmillError(
-            "ranking.dynamic.capacity compares all keys of a table, which several workers cannot. "
-            "Use evict_after_steps or evict_below_norm, or train with one worker."
-        )
+def evict_by_capacity(workers: Workers, table: EmbeddingTable, max_keys: int) -> int:
+    """Evict the keys that one process would; how many of them were this worker's.
+
+    Each worker names its least frequent keys, as many as must go in all: those that go are among them.
+    """
+    surplus = sum(workers.steps.all_gather(table.statistics().keys)) - max_keys
+    if surplus <= 0:
+        return 0
+    least = workers.steps.all_gather(table.least_frequent(surplus))
+    keys, counts, steps = (np.concatenate(parts) for parts in zip(*least, strict=True))
+    return table.remove(keys[np.lexsort((~keys, steps, counts))[:surplus]])
 
 
 def _same_weights(learner: Learner, workers: Workers) -> None:

@@ -293,6 +293,10 @@ class EmbeddingTable:
         """Keep the most frequent keys; ties go to the more recently seen, then to the smaller key."""
         return self.native.evict_to(max_keys)
 
+    def least_frequent(self, size: int) -> tuple[Array, Array, Array]:
+        """The keys that `evict_by_capacity` would evict first, in no order: keys, counts and steps."""
+        return self.native.least_frequent(size)
+
     def remove(self, keys: Array) -> int:
         """Evict these keys, as far as they are there."""
         return self.native.remove(as_keys(keys)[self.owns(keys)])
@@ -301,8 +305,7 @@ class EmbeddingTable:
         """Which keys belong here: all of them, or those of the shard."""
         if self.shard is None:
             return np.ones(len(keys), bool)
-        owners = _native.owners_of(as_keys(keys), self.spec.num_rows is not None, self.shard.size)
-        return np.asarray(owners == self.shard.rank)
+        return np.asarray(self.native.owners_of(as_keys(keys), self.shard.size) == self.shard.rank)
 
     def _own(self, records: KeyRecords) -> KeyRecords:
         if self.shard is None:

@@ -49,11 +49,18 @@ class Learner:
     A batch is cut into slices, one for each thread; torch is single-threaded inside; gradients are returned, summed
     once and applied once.
 
-    This is code of one process. Several workers train one model by replacing two things that a step calls: the
-    `collections`, which look up rows, and `reduce_gradients` (see recmill/distributed/parallel.py).
+    This is code of one process. Several workers train one model by replacing what a step calls: the `collections`,
+    which look up rows, `reduce_gradients`, and `evict_by_capacity` (see recmill/distributed/parallel.py).
     """
 
-    def __init__(self, train: r.Training, num_threads: int, disk: DiskTier | None = None) -> None:
+    def __init__(
+        self,
+        train: r.Training,
+        num_threads: int,
+        disk: DiskTier | None = None,
+        dynamic: r.Dynamic | None = None,
+    ) -> None:
+        """`dynamic`: options of tables whose keys have no bound."""
         torch.manual_seed(train.seed)
         self.train_spec = train
         self.batch_size = train.batch_size or DEFAULT_BATCH_SIZE
@@ -61,8 +68,9 @@ class Learner:
         self.disk = disk
         self.steps = 0
         self.trains_dense = True  # False: only rows of tables learn
-        self.dynamic: r.Dynamic | None = None  # options of tables whose keys have no bound
+        self.dynamic = dynamic
         self.reduce_gradients: ReduceGradients = reduce_in_one_process
+        self.evict_by_capacity: Callable[[EmbeddingTable, int], int] = EmbeddingTable.evict_by_capacity
         self.collections: dict[str, EmbeddingCollection] = {}
         self._sparse: dict[str, r.Optimizer] = {}
         self._pool = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
@@ -83,7 +91,6 @@ class Learner:
         columns: Sequence[ColumnInfo],
         dim: int,
         optimizer: r.Optimizer,
-        dynamic: r.Dynamic | None = None,
         sequences: Collection[str] = (),
     ) -> None:
         """A collection: one table for each vocabulary of the columns, and the features that read it.
@@ -95,7 +102,13 @@ class Learner:
         parameters = table_parameters(optimizer, self.batch_size)
         for column, feature in zip(columns, features, strict=True):
             spec = _table_spec(
-                feature.table, column.size, dim, parameters, optimizer.name, dynamic, self.train_spec.seed
+                feature.table,
+                column.size,
+                dim,
+                parameters,
+                optimizer.name,
+                self.dynamic,
+                self.train_spec.seed,
             )
             specs.setdefault(spec.name, spec)
         tables = [EmbeddingTable(spec, disk=self.disk) for spec in specs.values()]
@@ -137,7 +150,7 @@ class Learner:
             if options.evict_below_norm is not None:
                 evicted += table.evict_by_norm(options.evict_below_norm)
             if options.capacity is not None:
-                evicted += table.evict_by_capacity(options.capacity)
+                evicted += self.evict_by_capacity(table, options.capacity)
         return evicted
 
     def key_columns(self, batch: Batch) -> dict[str, dict[str, Column]]:
@@ -152,7 +165,7 @@ class Learner:
         norm_of_rows: float,
         rate_factor: float,
     ) -> float:
-        """One optimizer step of all weights; the loss of the whole batch.
+        """One optimizer step of all weights, and evictions when it is time; the loss of the whole batch.
 
         `dense` are the gradients of each slice. What is not finite is an error, and no weight has changed.
         """
@@ -162,6 +175,8 @@ class Learner:
         self.step_dense(rate_factor)
         for part, update in zip(rows, reduced.updates, strict=True):
             self.update_rows(part.name, update, rate_factor)
+        if self.dynamic is not None and self.steps % self.dynamic.evict_every_steps == 0:
+            self.evict(self.dynamic)
         return reduced.loss
 
     def update_rows(self, collection: str, update: RowUpdate, rate_factor: float) -> None:

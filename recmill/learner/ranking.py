@@ -64,9 +64,8 @@ class Ranker(Learner):
         num_threads: int = 1,
         disk: DiskTier | None = None,
     ) -> None:
-        super().__init__(spec.train, num_threads, disk)
+        super().__init__(spec.train, num_threads, disk, spec.dynamic)
         self.spec = spec
-        self.dynamic = spec.dynamic
         deep = Layout.of(
             columns, list(dict.fromkeys((*spec.features, *spec.sequences))) if spec.features else None
         )
@@ -77,10 +76,10 @@ class Ranker(Learner):
         self.layout = Layout.of(columns, [*deep.features, *others])
         pooled = [name for name in deep.keys if name not in spec.sequences]
         deep_columns = [by_name[name] for name in (*pooled, *spec.sequences)]
-        self.add_tables("deep", deep_columns, spec.table_dim, spec.train.sparse, spec.dynamic, spec.sequences)
+        self.add_tables("deep", deep_columns, spec.table_dim, spec.train.sparse, spec.sequences)
         if spec.wide:
             wide_optimizer = spec.wide_optimizer or r.Optimizer("ftrl", 0.05, initial_accumulator=1.0)
-            self.add_tables("wide", [by_name[name] for name in spec.wide], 1, wide_optimizer, spec.dynamic)
+            self.add_tables("wide", [by_name[name] for name in spec.wide], 1, wide_optimizer)
         make = MODELS.get(spec.model) or own_model(spec.model)
         targets = [self._targets()] if spec.sequences else []
         members = [make(spec, len(deep.numbers), len(pooled), *targets) for _ in range(spec.average)]
@@ -130,10 +129,7 @@ class Ranker(Learner):
             RowGradients(name, self.collections[name], lookup, grads, of_sequences if name == "deep" else {})
             for (name, lookup), grads in zip(lookups.items(), row_grads, strict=False)
         ]
-        loss = self.apply_gradients(sum(losses), dense, gradients, sum(norms), rate_factor)
-        if self.dynamic is not None and self.steps % self.dynamic.evict_every_steps == 0:
-            self.evict(self.dynamic)
-        return StepResult(loss)
+        return StepResult(self.apply_gradients(sum(losses), dense, gradients, sum(norms), rate_factor))
 
     def predict(self, batch: Batch) -> Array:
         """Probabilities [B], with several tasks [B, K]; learns nothing, not even which keys exist."""

@@ -48,7 +48,7 @@ class Retriever(Learner):
     ) -> None:
         spec = recipe.retrieval
         assert spec is not None
-        super().__init__(spec.train, num_threads, disk)
+        super().__init__(spec.train, num_threads, disk, spec.dynamic)
         self.recipe = recipe
         self.spec = spec
         self.item_id = id_feature(recipe, columns, "item")

@@ -79,8 +79,7 @@ def check_ranking(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     if ranking.wide_optimizer is not None:
         yield from _check_optimizer("ranking.wide_optimizer", ranking.wide_optimizer)
     yield from _check_training("ranking", ranking.train, ranking.tasks.labels if ranking.tasks else ())
-    if ranking.dynamic is not None:
-        yield from _check_admission(ranking.dynamic)
+    yield from _check_admission("ranking.dynamic", ranking.dynamic)
 
 
 def check_retrieval(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
@@ -106,6 +105,7 @@ def check_retrieval(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
         if getattr(retrieval.train, name) != default_of(r.Training, name):
             yield f"retrieval.train.{name} has no meaning for retrieval; remove it"
     yield from _check_training("retrieval", retrieval.train)
+    yield from _check_admission("retrieval.dynamic", retrieval.dynamic)
 
 
 def _check_model(path: str, model: str, known: Sequence[str]) -> Iterator[str]:
@@ -128,12 +128,14 @@ def _check_interaction(ranking: r.Ranking) -> Iterator[str]:
         )
 
 
-def _check_admission(dynamic: r.Dynamic) -> Iterator[str]:
+def _check_admission(path: str, dynamic: r.Dynamic | None) -> Iterator[str]:
+    if dynamic is None:
+        return
     if dynamic.admit_after > _MOST_SIGHTINGS:
-        yield f"ranking.dynamic.admit_after must be at most {_MOST_SIGHTINGS}, got {dynamic.admit_after}"
+        yield f"{path}.admit_after must be at most {_MOST_SIGHTINGS}, got {dynamic.admit_after}"
     for name in ("bloom_counters", "shared_rows"):
         if dynamic.admit_after == 1 and getattr(dynamic, name) != default_of(r.Dynamic, name):
-            yield f"ranking.dynamic.{name} is for keys that wait for a row; it needs admit_after above 1"
+            yield f"{path}.{name} is for keys that wait for a row; it needs admit_after above 1"
 
 
 def _check_tasks(ranking: r.Ranking) -> Iterator[str]:
@@ -239,8 +241,11 @@ def check_models(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
         yield from _check_towers(recipe, retrieval, features)
         if retrieval.model == "sasrec":
             yield from _check_sasrec(recipe, retrieval, features)
+        towers = (*retrieval.user, *retrieval.item)
+        yield from _check_dynamic("retrieval.dynamic", retrieval.dynamic, towers, features)
     if ranking:
-        yield from _check_dynamic(ranking, features)
+        read = (*(ranking.features or features), *ranking.wide, *ranking.sequences)
+        yield from _check_dynamic("ranking.dynamic", ranking.dynamic, read, features)
         used = ranking.features or tuple(features)
         targets = [features[name] for name in used if name in features and name not in ranking.sequences]
         yield from _check_sequences(recipe, "ranking.sequences", ranking.sequences, targets)
@@ -346,8 +351,10 @@ def vocabulary_of(feature: r.Feature) -> str | None:
     return next((name for name in reversed(names) if name is not None), None)
 
 
-def _check_dynamic(ranking: r.Ranking, features: Mapping[str, r.Feature]) -> Iterator[str]:
-    used = [features[name] for name in ranking.features or features if name in features]
+def _check_dynamic(
+    path: str, dynamic: r.Dynamic | None, names: Sequence[str], features: Mapping[str, r.Feature]
+) -> Iterator[str]:
+    used = [features[name] for name in names if name in features]
     has_keys = any(isinstance(step, s.Key) for feature in used for step in feature.steps)
-    if ranking.dynamic is not None and not has_keys:
-        yield "ranking.dynamic has no meaning without features that end with key; remove it"
+    if dynamic is not None and not has_keys:
+        yield f"{path} has no meaning without features that end with key; remove it"

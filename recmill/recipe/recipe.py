@@ -464,6 +464,7 @@ class Retrieval:
     heads: Positive = 1
     negatives: Positive = 512
     dropout: Dropout = 0.2
+    dynamic: Dynamic | None = None
     train: Training = field(default_factory=Training)
 
     @property

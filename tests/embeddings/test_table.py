@@ -299,6 +299,10 @@ def test_eviction_by_capacity_breaks_ties_by_recency_then_key(make_table: MakeTa
     see(table, 9, 9, 9, step=1)
     see(table, 7, 8, step=5)
     see(table, 3, step=4)
+    assert sorted(zip(*(part.tolist() for part in table.least_frequent(2)), strict=True)) == [
+        (3, 1, 4),
+        (8, 1, 5),
+    ]
     assert table.evict_by_capacity(2) == 2
     assert contents(table).keys() == {9, 7}
     assert table.evict_by_capacity(2) == 0

@@ -76,7 +76,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "dynamic": _ranking(
         features=KEYS,
         train={**_TRAIN, "schedule": {"decay_from": 1}},
-        dynamic={"admit_after": 2, "evict_every_steps": 5, "evict_after_steps": 6, "evict_below_norm": 0.005},
+        dynamic={
+            "admit_after": 2,
+            "shared_rows": 7,
+            "evict_every_steps": 5,
+            "evict_after_steps": 6,
+            "evict_below_norm": 0.005,
+            "capacity": 90,
+        },
     ),
     "wide": _ranking(
         model="wide_deep",
@@ -98,7 +105,13 @@ MODELS: dict[str, dict[str, Any]] = {
         train={**_TRAIN, "batch_size": 117, "sparse": {"name": "adam", "learning_rate": 0.01}},
     ),
     "softmax": _retrieval(train={**_TRAIN, "batch_size": 117}),  # 586 clicks: again one in the last batch
-    "bce": _retrieval(loss="bce"),
+    "bce": _retrieval(
+        loss="bce",
+        user=["user_key", "recent"],
+        item=["item_key", "price"],
+        # So many counters that no key is admitted early.
+        dynamic={"admit_after": 2, "bloom_counters": 1 << 17, "evict_every_steps": 4, "capacity": 50},
+    ),
 }
 
 

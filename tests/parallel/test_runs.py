@@ -45,6 +45,24 @@ def test_keys_came_and_went_in_the_runs_that_are_compared(runs):
     assert len(states["deep/item_key.removed"]) > 0
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_shared_rows_and_counters_of_several_workers_are_those_of_one_process(runs, size):
+    rows, counters = (
+        [
+            Checkpoint.open(runs.into(name, workers)).of(model).find("last").admission()[array]
+            for workers in (size, 1)
+        ]
+        for name, model, array in (
+            ("dynamic", "ranking", "deep/item_key.shared_rows"),
+            ("bce", "retrieval", "item/item_key.bloom"),
+        )
+    )
+    np.testing.assert_allclose(*rows, atol=2e-4)
+    assert np.abs(rows[1]).max() > 0.02  # they began with at most 0.01
+    np.testing.assert_array_equal(*counters)
+    assert np.count_nonzero(counters[1]) > 20
+
+
 def test_a_run_goes_on_with_another_number_of_workers(runs):
     assert [ran.state.workers for size in (1, 2, 4) for ran in runs.found["moving", size][:1]] == [1, 2, 4]
     assert_same_tables(runs.moving, runs.into("dynamic", 1))

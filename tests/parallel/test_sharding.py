@@ -184,10 +184,10 @@ def test_sharded_lookup_equals_that_of_one_process(tmp_path, size):
     assert together(tmp_path, size, check_all) == [["same", "near", "near", "known to all"]] * size
 
 
-@pytest.mark.parametrize("num_rows", [None, 1000])
-def test_every_key_has_exactly_one_worker(num_rows):
+@pytest.mark.parametrize("options", [{}, {"num_rows": 1000}, {"admit_after": 2, "shared_rows": 30}])
+def test_every_key_has_exactly_one_worker(options):
     keys = np.arange(0, 1000, dtype=np.int64)
-    spec = TableSpec("t", 2, num_rows=num_rows)
+    spec = TableSpec("t", 2, **options)
     owns = np.stack([EmbeddingTable(spec, shard=KeyShard(rank, 3)).owns(keys) for rank in range(3)])
     assert (owns.sum(axis=0) == 1).all()
     assert (owns.sum(axis=1) > 250).all()

@@ -45,6 +45,8 @@ TOWERS = {"label": "clicked", "user": "user", "item": "item"}
         ({"retrieval": {**TOWERS, "train": {"target": "auc >= 0.5"}}}, 'retrieval.train.target names "auc", which is no metric of retrieval'),
         ({"features": [{"columns": "user", "steps": ["key"]}], "ranking": {**WIDE, "dynamic": {"admit_after": 70_000}}}, "ranking.dynamic.admit_after must be at most 65535, got 70000"),
         ({"features": [{"columns": "user", "steps": ["key"]}], "ranking": {**WIDE, "dynamic": {"shared_rows": 7}}}, "ranking.dynamic.shared_rows is for keys that wait for a row; it needs admit_after above 1"),
+        ({"features": [{"columns": "user", "steps": ["key"]}, ITEM], "retrieval": {**TOWERS, "dynamic": {"shared_rows": 7}}}, "retrieval.dynamic.shared_rows is for keys that wait for a row; it needs admit_after above 1"),
+        ({"features": [USER, ITEM], "retrieval": {**TOWERS, "dynamic": {"capacity": 7}}}, "retrieval.dynamic has no meaning without features that end with key; remove it"),
         ({"split": None, "ranking": {**WIDE, "train": {"target": "auc >= 0.8"}}}, "ranking.train.target needs held-out rows to measure; add [split], or remove it"),
         ({"split": None, "ranking": {**WIDE, "train": {"evaluations": 3, "patience": 2}}}, "ranking.train.patience needs held-out rows to measure; add [split], or remove it"),
         ({"split": None, "ranking": {**WIDE, "train": {"schedule": {"drop_factor": 0.5}}}}, "ranking.train.schedule.drop_factor needs held-out rows"),

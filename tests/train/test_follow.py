@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from shop import Shop
+from shop import FEW_STEPS, Shop, Stages, run_quietly
 
 from recmill.artifacts.bundle.delta import deltas_of
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
@@ -245,3 +245,39 @@ def test_a_bundle_of_another_recipe_cannot_be_followed(
     assert main(["train", "quickstart", *arguments, *few]) == 0
     with pytest.raises(ArtifactError, match="another recipe"):
         Follower(Checkpoint.open(other), str(log), own_bundles, FollowConfig())
+
+
+@pytest.fixture(scope="module")
+def live(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Stages:
+    """The shop again, with keys instead of vocabularies; its log is a copy."""
+    stages = Stages(tmp_path_factory.mktemp("live"))
+    shutil.copytree(shop.log, stages.log)
+    run_quietly("prepare", "shop-live", "--data", stages.log, "--into", stages.table)
+    trained = ["--table", stages.table, "--into", stages.checkpoint, *FEW_STEPS, "--threads", 1]
+    run_quietly("train", "shop-live", *trained)
+    run_quietly("export", "--checkpoint", stages.checkpoint, "--into", stages.bundles)
+    return stages
+
+
+def test_a_new_key_is_served_by_a_row_of_its_own_after_one_delta(live: Stages) -> None:
+    service = served(live.bundles)
+    tower = service.current.bundle.collection("item").rows["item"]
+    num_rows = tower.num_rows
+    follower = Follower(Checkpoint.open(live.checkpoint), str(live.log), live.bundles, FollowConfig())
+    attributes = "garden,Pure Birch,9.5,A thing"
+    with open(live.log / "items.csv", "a") as file:
+        file.write(f"fresh item,{attributes}\nunseen item,{attributes}\n")
+    write(live.log, *(click("fresh user", "fresh item", second) for second in range(40)))
+    assert follower.publish_once() is not None
+    service.versions.look()
+    frame = service.current.lookup.raw_columns.frame(
+        [
+            {"user_id": user, "item_id": item, "category": "garden", "brand": "Pure Birch", "price": 9.5}
+            for user in ("fresh user", "unseen user")
+            for item in ("fresh item", "unseen item")
+        ],
+        ["user_id", "item_id", "category", "brand", "price"],
+    )
+    both, of_user, of_item, neither = service.current.score(frame)
+    assert both > max(of_user, of_item) > min(of_user, of_item) > neither
+    assert tower.num_rows == num_rows + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -95,11 +95,29 @@ class StepCheckpoint:
     def admission(self) -> dict[str, Array]:
         """`<table>.removed`, and `<table>.<what>` of keys that have no row yet."""
         names = [name for name in self.manifest["files"] if name.startswith("admission.")]
-        parts = [load_file(self.path / name) for name in names]
+        parts = [load_file(self.path / name) for name in sorted(names, key=_rank_of)]
         every = {key: [part[key] for part in parts if key in part] for part in parts for key in part}
-        return {
-            key: values[0] if len(values) == 1 else np.concatenate(values) for key, values in every.items()
-        }
+        return {key: values[0] if len(values) == 1 else _merged(key, values) for key, values in every.items()}
+
+
+def _rank_of(name: str) -> int:
+    """Of the worker that wrote `admission.RANK-SIZE.safetensors`."""
+    numbers = name.split(".")[1]
+    return int(numbers.split("-")[0]) if "-" in numbers else 0
+
+
+def _merged(key: str, of_workers: Sequence[Array]) -> Array:
+    """What several workers saved, as one process would have it."""
+    what = key.rsplit(".", 1)[1]
+    if what == "bloom":
+        # Each worker counted its own keys: the largest counters are too low for none of them.
+        return np.asarray(np.maximum.reduce(of_workers))
+    if what in ("shared_rows", "shared_states"):
+        merged = of_workers[0].copy()
+        for rank, values in enumerate(of_workers):
+            merged[rank :: len(of_workers)] = values[rank :: len(of_workers)]
+        return merged
+    return np.concatenate(of_workers)
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
