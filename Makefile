@@ -52,7 +52,7 @@ PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --dis
 
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) --editable ".[export,serve]"
+	$(PIP) --editable ".[local]"
 	touch $@
 
 .venv/installed-dev: pyproject.toml constraints.txt $(NATIVE)

@@ -209,8 +209,12 @@ def missing_package(error: ModuleNotFoundError, what: str) -> MissingPackage | N
     return MissingPackage(what, distribution, extra) if distribution and extra else None
 
 
-def check_installed(what: str, *modules: str) -> None:
-    """Fail before any work if a package is missing that a process of its own would be the first to import."""
+def check_installed(what: str, *modules: str, extra: str | None = None) -> None:
+    """Fail before any work if a package is missing that is needed only later, or by a process of its own.
+
+    `extra` is one that brings all of them; by default the package's own is named.
+    """
     for module in modules:
         if importlib.util.find_spec(module) is None:
-            raise MissingPackage(what, *OPTIONAL[module])
+            distribution, own_extra = OPTIONAL[module]
+            raise MissingPackage(what, distribution, extra or own_extra)

@@ -315,16 +315,21 @@ def test_explain_shows_a_line_for_each_feature(recmill: Run, shop: Path, tmp_pat
     ]  # fmt: skip
 
 
-def test_sample_shows_rows_side_by_side_and_writes_nothing(
+def test_sample_shows_raw_above_prepared_values_and_writes_nothing(
     recmill: Run, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = recmill("prepare", "quickstart", "--data", shop, "--sample", 10)
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    assert lines[0].split() == ["row", *map(str, range(8))]
-    assert lines[15].split() == ["row", "8", "9"]
-    assert [line.split()[0] for line in lines[1:4]] == ["user_id", "item_id", "category"]
+    assert lines[0] == "fitted on the first 400 rows"
+    assert lines[1].split() == ["row", *map(str, range(8))]
+    assert ["row", "8", "9"] in [line.split() for line in lines]
+    assert [line.partition(" " * 2)[0] or line.split()[0] for line in lines[2:6]] == [
+        "user_id", "user_id", "item_id", "item_id",
+    ]  # fmt: skip
+    assert (lines[2].startswith("  user_id"), lines[3].startswith("user_id")) == (True, True)
+    assert lines[2].split()[1].startswith("u")
     assert max(map(len, lines)) < 160
     assert list(tmp_path.iterdir()) == []
 
@@ -332,8 +337,26 @@ def test_sample_shows_rows_side_by_side_and_writes_nothing(
 def test_sample_speaks_json(recmill: Run, shop: Path) -> None:
     code, out, _ = recmill("prepare", "quickstart", "--data", shop, "--sample", 3, "--json", "--explain")
     answer = json.loads(out)
-    assert (code, len(answer["rows"]), len(answer["features"])) == (0, 3, 13)
+    assert (code, len(answer["rows"]), len(answer["raw"]), len(answer["features"])) == (0, 3, 3, 13)
+    assert answer["fitted_on_rows"] == 400
     assert isinstance(answer["rows"][0]["recent_items"], list)
+
+
+def test_bad_rows_of_a_side_table_count_like_those_of_the_log(
+    recmill: Run, shop: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("users.csv", "items.csv", "events.csv"):
+        (tmp_path / name).write_bytes((shop / name).read_bytes())
+    with open(tmp_path / "items.csv", "a", encoding="utf-8") as items:
+        items.write("half a row\n")
+    arguments = ["prepare", "quickstart", "--data", tmp_path, "--into", tmp_path / "table", "--quiet"]
+    code, _, err = recmill(*arguments)
+    assert code == 1
+    assert err.startswith("recmill: Side table items: 1 of ")
+    assert "raise --max-bad" in err
+    code, _, _ = recmill(*arguments, "--max-bad", "20%")
+    assert code == 0
+    assert "Side table items: left out 1 rows: wrong number of fields" in caplog.text
 
 
 def test_bad_rows_are_set_aside_and_too_many_are_1(recmill: Run, shop: Path, tmp_path: Path) -> None:
@@ -371,3 +394,17 @@ def test_errors_of_a_real_process_go_to_stderr_with_the_right_code() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("recmill: nothing.toml: no such recipe file")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("u1", "u1"),
+        ("0374AA3753E0328B94CC1402CBC17B9D", "0374AA3753E..."),
+        ("Warm Pure Alder lamp", "Warm Pure Alder lamp"),
+    ],
+)
+def test_long_ids_are_cut_and_titles_are_not(name: str, shown: str) -> None:
+    from recmill.cli.run import _short
+
+    assert _short(name) == shown

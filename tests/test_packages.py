@@ -40,8 +40,11 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 ALL = ",".join(OPTIONAL)
 # what is missing -> the extra that is named, and the command; T, C, B, L are the shop's, O is a folder
 CASES = [
-    (ALL, "train", "run quickstart --data L --into O/run --quiet"),
-    (ALL, "train", "start L/events.csv --into O/start --quiet"),
+    (ALL, "local", "run quickstart --data L --into O/run --quiet"),
+    (ALL, "local", "start L/events.csv --into O/start --quiet"),
+    ("uvicorn", "local", "start L/events.csv --into O/start --quiet"),
+    (ALL, "local", "demo --quiet"),
+    (ALL, "serve", "demo O/none"),
     (ALL, "train", "train quickstart --table T --into O/c --quiet"),
     (ALL, "train", "train quickstart --follow L --publish O/b --into C --for 1 --quiet"),
     ("torch", "train", "train quickstart --from-log L --into O/c --quiet"),

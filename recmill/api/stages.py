@@ -91,11 +91,11 @@ def prepare(
 
 
 def preview(recipe: RecipeLike, data: Data, num_rows: int = 5) -> pl.DataFrame:
-    """The first rows of a log with their features, fitted on these rows alone; writes no Table."""
+    """The first rows of a log with their features, fitted on the first 100,000; writes no Table."""
     from recmill.stages.prepare.prepare import preview as run
 
     recipe = recipe_of(recipe)
-    _, rows = run(recipe, data_of(recipe, data), num_rows, new_folder("preview"))
+    rows = run(recipe, data_of(recipe, data), num_rows, new_folder("preview")).rows
     return rows.select([name for name in rows.columns if not name.startswith("__")])
 
 

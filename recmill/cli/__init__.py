@@ -15,6 +15,7 @@ from recmill.cli import (
     checkpoint,
     client,
     completion,
+    demo,
     deploy,
     evaluate,
     export,
@@ -84,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     start.add(commands)
+    demo.add(commands)
     init.add(commands)
     run.add(commands)
     generate.add(commands)

@@ -45,6 +45,7 @@ def _check(parsed: argparse.Namespace) -> int:
                     "good": checked.good,
                     "files": files,
                     "labels": checked.labels,
+                    "warnings": list(checked.warnings),
                 }
             )
         )
@@ -53,6 +54,8 @@ def _check(parsed: argparse.Namespace) -> int:
     print(
         f"recipe {recipe.name} is right: {', '.join(counted(len(many), one) for one, many in sizes.items())}"
     )
+    for line in checked.warnings:
+        print(f"{'warning':<14} {line}")
     for name, report in checked.files.items():
         _say_files(name, report)
     if checked.labels is not None:

@@ -52,7 +52,7 @@ recmill prepare criteo-dlrm --data /shared/criteo --into /shared/table --engine 
         "--sample",
         type=typed(COUNT),
         metavar="N",
-        help="fit and apply to the first N rows, print them, write nothing",
+        help="print the first N rows, raw above prepared, fitted on the first 100,000; write nothing",
     )
     add_flags(parser, PrepareConfig)
     add_output_options(parser)
@@ -99,25 +99,46 @@ def _sample(parsed: argparse.Namespace) -> None:
     refuse(parsed, ("into", "plan"), reason)
     refuse_flags(parsed, PrepareConfig, reason)
     with tempfile.TemporaryDirectory() as work:
-        plan, rows = preview(load(parsed), parsed.data, parsed.sample, Path(work))
-    rows = rows.select([name for name in rows.columns if not name.startswith("__")])
+        found = preview(load(parsed), parsed.data, parsed.sample, Path(work))
+    rows = found.rows.select([name for name in found.rows.columns if not name.startswith("__")])
+    raw = found.raw.select([name for name in found.raw.columns if not name.startswith("__")])
     if parsed.json:
-        explained = {"features": _explained_json(plan)} if parsed.explain else {}
-        print(json.dumps({"rows": rows.to_dicts(), **explained}))
+        explained = {"features": _explained_json(found.plan)} if parsed.explain else {}
+        shown = {"fitted_on_rows": found.num_fitted, "raw": _plain(raw), "rows": rows.to_dicts()}
+        print(json.dumps({**shown, **explained}))
         return
+    print(f"fitted on the first {found.num_fitted:,} rows")
+    sources = {chain.info().name: chain.feature.columns for chain in found.plan.features}
     for first in range(0, rows.height, _NUM_SIDE_BY_SIDE):
-        _say_rows(rows.slice(first, _NUM_SIDE_BY_SIDE), first)
+        _say_rows(
+            raw[first : first + _NUM_SIDE_BY_SIDE], rows[first : first + _NUM_SIDE_BY_SIDE], sources, first
+        )
     if parsed.explain:
-        _say_explained(plan)
+        _say_explained(found.plan)
 
 
-def _say_rows(rows: Any, first: int) -> None:
-    """One line for each column, rows side by side."""
+def _plain(raw: Any) -> list[dict[str, Any]]:
+    """Rows for JSON, which has no times."""
+    plain = (bool, int, float, str, list, type(None))
+    return [
+        {name: value if isinstance(value, plain) else str(value) for name, value in row.items()}
+        for row in raw.to_dicts()
+    ]
+
+
+def _say_rows(raw: Any, rows: Any, sources: dict[str, tuple[str, ...]], first: int) -> None:
+    """Rows side by side: one line for each prepared column, and above it those of the log that it is made from."""
     width = max(12, min(40, 110 // max(1, rows.height)))
-    print(f"{'row':<28} " + " ".join(f"{first + number:<{width}}" for number in range(rows.height)).rstrip())
+
+    def say(name: str, values: list[Any]) -> None:
+        cells = [_cut(_short(value), width) for value in values]
+        print(f"{name:<28} " + " ".join(f"{cell:<{width}}" for cell in cells).rstrip())
+
+    say("row", [str(first + number) for number in range(rows.height)])
     for column in rows.iter_columns():
-        cells = [_cut(_short(value), width) for value in column.to_list()]
-        print(f"{column.name:<28} " + " ".join(f"{cell:<{width}}" for cell in cells).rstrip())
+        for source in sources.get(column.name, ()):
+            say(f"  {source}", raw[source].to_list())
+        say(column.name, column.to_list())
 
 
 def _cut(text: str, width: int) -> str:

@@ -41,6 +41,10 @@ _OF_PREPARE = {
     "address": "--prepare-address",
     "workers": "--prepare-workers",
 }
+# What the last stages of a run import: missing, it is better said before the first one.
+_TO_EXPORT = ("torch", "safetensors", "onnx", "onnxscript", "onnxruntime", "faiss")
+_TO_SERVE = ("starlette", "uvicorn", "grpc")
+_MAX_ID = 14  # characters of an id on the screen
 _OF_RAY = {"address": "--train-address"}
 
 
@@ -98,6 +102,7 @@ def run_and_say(
     recipe: Recipe, data: str | None, into: Path, config: RunConfig, quiet: bool, say: Say
 ) -> RunResult:
     """Run the whole chain, with a line or more for each stage and an example at the end."""
+    check_installed("A run from the log to the bundle", *_TO_EXPORT, extra="local")
     from recmill.reporting.progress import Progress
     from recmill.stages.run.run import run
 
@@ -114,6 +119,11 @@ def run_and_say(
     times = "   ".join(f"{stage} {seconds:.1f}" for stage, seconds in ran.seconds.items())
     say(f"seconds {times}   all {ran.total_seconds:.1f}")
     return ran
+
+
+def check_serving_installed() -> None:
+    """For commands that serve what they made."""
+    check_installed("From a log to a server", *_TO_EXPORT, *_TO_SERVE, extra="local")
 
 
 def _config(parsed: argparse.Namespace) -> RunConfig:
@@ -163,8 +173,13 @@ def _say_recommendation(into: Any, say: Say) -> None:
     shown = recommend(into)
     if shown is not None:
         user, titles = shown
-        items = ", ".join(f"{title} ({score:.2f})" for title, score in titles)
-        say(f"user {user} is recommended   {items}")
+        items = ", ".join(f"{_short(title)} ({score:.2f})" for title, score in titles)
+        say(f"user {_short(str(user))} is recommended   {items}")
+
+
+def _short(name: str) -> str:
+    """Long ids, such as hashes in base 16, by their beginning; titles, which have spaces, as they are."""
+    return name if len(name) <= _MAX_ID or " " in name else f"{name[: _MAX_ID - 3]}..."
 
 
 def _as_json(ran: Any) -> dict[str, Any]:

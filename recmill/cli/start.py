@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from recmill.cli.arguments import add_command, add_folder, note, say, warn
 from recmill.cli.flags import UsageError, add_flags, read_config
 from recmill.cli.init import add_files, decide, say_decided
-from recmill.cli.run import run_and_say
+from recmill.cli.run import check_serving_installed, run_and_say
 from recmill.cli.train import set_wait_policy
 from recmill.stages.init.config import InitConfig
 from recmill.stages.prepare.config import PrepareConfig
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from recmill.stages.serve.server import Ready
 
 _RECIPE = "recipe.toml"
-_SERVED = ("http_port", "grpc_port")
+SERVED = ("http_port", "grpc_port")  # flags of `serve` that belong here too
 
 
 def add(commands: Any) -> None:
@@ -44,12 +44,13 @@ recmill start ratings.dat movies.dat users.dat --http-port 8000
     add_folder(parser, "--into", "where the recipe and all stages land (default: runs/<events>)")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     add_flags(parser, InitConfig)
-    others = [field.name for field in fields(ServeConfig) if field.name not in _SERVED]
+    others = [field.name for field in fields(ServeConfig) if field.name not in SERVED]
     add_flags(parser, ServeConfig, leave_out=others)
 
 
 def _start(parsed: argparse.Namespace) -> int:
     began = time.monotonic()
+    check_serving_installed()
     from recmill.stages.init.init import name_for
 
     into = Path(parsed.into or f"runs/{name_for(parsed.files[0])}")
@@ -83,8 +84,14 @@ def _write(into: Path, text: str, data: str) -> None:
 
 def _say_ready(ready: Ready) -> None:
     say(f"ready  {ready.http}/   the console; HTTP and gRPC ({ready.grpc}) answer too. Stop with Ctrl-C")
+    say(f"shop   {ready.http}/shop   a page of an app that uses the HTTP API")
+    open_browser(f"{ready.http}/")
+
+
+def open_browser(address: str) -> None:
+    """Where somebody sits at a screen."""
     has_display = sys.platform == "darwin" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
     if sys.stdout.isatty() and has_display:
         import webbrowser
 
-        webbrowser.open(f"{ready.http}/")
+        webbrowser.open(address)

@@ -89,9 +89,9 @@ class _StatusBar(ProgressBar):
         self.status_actor = status_actor
         self.last = 0.0
 
-    def report(self) -> None:
+    def report(self, at_once: bool = False) -> None:
         now = time.monotonic()
-        if now - self.last >= SECONDS_BETWEEN_NEWS:
+        if at_once or now - self.last >= SECONDS_BETWEEN_NEWS:
             self.last = now
             self.send()
 

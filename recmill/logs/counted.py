@@ -67,7 +67,7 @@ class CountedLog:
     ) -> None:
         self.source = open_source(recipe.log, data)
         self.functions = row_functions(
-            recipe, data, memory, "Run `recmill prepare` and train from its Table instead."
+            recipe, data, memory, "Run `recmill prepare` and train from its Table instead.", max_bad
         )
         each = each or partial(on_threads, num_workers or available_cores())
         units = self.source.units(target_bytes=PIECE_BYTES)

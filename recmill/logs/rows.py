@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import polars as pl
 
-from recmill.errors import FeatureError, LogError, ResourceError
+from recmill.errors import FeatureError, LogError, ResourceError, TooManyBadRows
 from recmill.features.expressions import keep_where
 from recmill.features.kernels import hash_positions
 from recmill.logs.base import open_source
+from recmill.logs.config import DEFAULT_MAX_BAD
 from recmill.logs.scan import scan
 from recmill.logs.tally import Tally
 from recmill.recipe import recipe as r
 from recmill.recipe.recipe import POSITION
 
 RowFunction = Callable[[pl.DataFrame], pl.DataFrame]
+_logger = logging.getLogger("recmill.logs")
 _SIDE_TABLE_SHARE = 4  # a side table may take this part of the memory bound
 
 
-def row_function(recipe: r.Recipe, operation: r.RowOperation, data: str, memory: int) -> RowFunction | None:
+def row_function(
+    recipe: r.Recipe, operation: r.RowOperation, data: str, memory: int, max_bad: float = DEFAULT_MAX_BAD
+) -> RowFunction | None:
     """The operation as a function of rows; None when it needs rows beside the ones it is given."""
     if isinstance(operation, r.Filter):
         return partial(keep_where, operation.sql)
     if isinstance(operation, r.Sample):
         return partial(keep_share, operation)
     if isinstance(operation, r.Join):
-        return partial(join_side, read_side_table(recipe, operation, data, memory), operation.on)
+        return partial(join_side, read_side_table(recipe, operation, data, memory, max_bad), operation.on)
     return None
 
 
-def row_functions(recipe: r.Recipe, data: str, memory: int, instead: str) -> list[RowFunction]:
+def row_functions(
+    recipe: r.Recipe, data: str, memory: int, instead: str, max_bad: float = DEFAULT_MAX_BAD
+) -> list[RowFunction]:
     """All operations as functions, for rows that are seen alone; `instead` is what to do when one needs others."""
     functions = []
     for operation in recipe.rows:
-        function = row_function(recipe, operation, data, memory)
+        function = row_function(recipe, operation, data, memory, max_bad)
         if function is None:
             raise FeatureError(
                 f'[[rows]] of recipe "{recipe.name}" has {operation.operation_name()}, which looks at other rows; '
@@ -51,8 +58,10 @@ def keep_share(sample: r.Sample, frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(pl.Series(share < sample.fraction))
 
 
-def read_side_table(recipe: r.Recipe, join: r.Join, data: str, memory: int) -> pl.DataFrame:
-    """A side table, whole; each key once. Bad rows in so small a file are an error, not a loss."""
+def read_side_table(
+    recipe: r.Recipe, join: r.Join, data: str, memory: int, max_bad: float = DEFAULT_MAX_BAD
+) -> pl.DataFrame:
+    """A side table, whole; each key once. Bad rows are left out, up to the fraction that the log may have too."""
     source = open_source(recipe.tables[join.table], data)
     size = sum(file.size for file in source.files)
     if size > memory // _SIDE_TABLE_SHARE:
@@ -62,14 +71,14 @@ def read_side_table(recipe: r.Recipe, join: r.Join, data: str, memory: int) -> p
         )
     tally = Tally()
     frames = list(scan(source, source.units(), tally))
-    if tally.bad:
-        first = tally.shown[0]
-        raise LogError(
-            f"Side table {join.table} has {tally.bad:,} bad rows; "
-            f"the first is {first['file']} at {first['offset']:,}: {first['reason']}."
-        )
-    if not frames:
+    if not tally.rows:
         raise LogError(f"Side table {join.table} is empty: {', '.join(file.name for file in source.files)}.")
+    try:
+        tally.check(source, max_bad)
+    except TooManyBadRows as error:
+        raise TooManyBadRows(f"Side table {join.table}: {error}") from None
+    if tally.bad:
+        _logger.warning("Side table %s: left out %s", join.table, "\n  ".join(tally.describe()))
     frame = pl.concat(frames).drop(POSITION)
     twice = frame.filter(pl.col(join.on).is_duplicated())
     if twice.height:

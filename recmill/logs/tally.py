@@ -13,7 +13,7 @@ from recmill.logs.base import BadRow, LogFile, LogFiles
 from recmill.logs.hint import format_hint
 
 NUM_SHOWN = 5
-_ADVICE = "Correct the recipe's [log] or the files, or raise --max-bad."
+_ADVICE = "Correct the recipe or the files, or raise --max-bad."
 _MOST = 0.5  # of the rows are bad: the recipe is more likely to be wrong than they are
 
 

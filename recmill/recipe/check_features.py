@@ -213,6 +213,7 @@ def check_references(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     labels = [label.name for label in recipe.labels]
     steps = [step for feature in recipe.features for step in feature.steps]
     named = {step.named for step in steps if isinstance(step, s.Vocabulary) and step.named}
+    own = _with_own_vocabulary(recipe)
 
     def check(path: str, feature: Entry) -> Iterator[str]:
         for number, step in enumerate(feature.steps):
@@ -222,7 +223,12 @@ def check_references(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
                 yield f'{where}.label is "{step.label}", but there is no such label{hint}'
             if isinstance(step, s.Aggregate):
                 yield from _check_aggregate(where, step, kinds)
-            if isinstance(step, s.Lookup) and step.named not in named:
+            if isinstance(step, s.Lookup) and step.named in own:
+                yield (
+                    f'{where} is "{step.named}", the vocabulary of feature "{step.named}" alone; to share it, write '
+                    f'{{ vocabulary = {{ named = "{step.named}" }} }} in that feature'
+                )
+            elif isinstance(step, s.Lookup) and step.named not in named:
                 hint = nearest(step.named, named) or "; no vocabulary has a name"
                 yield f'{where}.named is "{step.named}", but no vocabulary has that name{hint}'
 
@@ -246,14 +252,10 @@ def _check_shared_vocabularies(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     """Features that share a vocabulary agree on its parameters and on what it holds."""
     first: dict[str, tuple[str, s.Vocabulary]] = {}
     held: dict[str, tuple[r.Feature, str, str]] = {}
-    own = {
-        feature.name
-        for feature in recipe.features
-        if any(_has_own_vocabulary(step) for step in feature.steps)
-    }
+    own = _with_own_vocabulary(recipe)
     for place, feature, kind, step in _vocabulary_steps(recipe, paths):
         name = step.named or feature.name
-        if step.named in own:
+        if isinstance(step, s.Vocabulary) and step.named in own:
             yield f'{place}.named is "{name}", which is the vocabulary of feature "{name}"; take another name'
         if isinstance(step, s.Vocabulary) and step.named:
             owner, other = first.setdefault(name, (place.partition(".steps")[0], step))
@@ -282,8 +284,13 @@ def _check_circles(recipe: r.Recipe) -> Iterator[str]:
         yield f"features: vocabularies {', '.join(needs)} wait for each other; give them names of their own"
 
 
-def _has_own_vocabulary(step: s.Step) -> bool:
-    return isinstance(step, s.Vocabulary) and not step.named
+def _with_own_vocabulary(recipe: r.Recipe) -> set[str]:
+    """Features whose vocabulary has no name, so that no other feature can look values up in it."""
+    return {
+        feature.name
+        for feature in recipe.features
+        if any(isinstance(step, s.Vocabulary) and not step.named for step in feature.steps)
+    }
 
 
 def _vocabulary_steps(

@@ -74,13 +74,19 @@ class ProgressBar:
             self.rows += rows
             self.report()
 
+    def set_note(self, note: str) -> None:
+        """Show what goes on while nothing advances."""
+        with self._lock:
+            self.note = note
+            self.report(at_once=True)
+
     def rate(self) -> str:
         seconds = max(1e-9, time.monotonic() - self.started)
         rows = f"{self.rows / seconds:,.0f} rows/s" if self.rows else ""  # not every stage knows its rows
         return "  ".join(filter(None, [rows, self.note]))
 
-    def report(self) -> None:
-        """Show the state; called with the lock held."""
+    def report(self, at_once: bool = False) -> None:
+        """Show the state, now or when it is time to; called with the lock held."""
 
 
 class _Bar(ProgressBar):
@@ -88,7 +94,7 @@ class _Bar(ProgressBar):
         super().__init__(name, total)
         self.show: Callable[[], None] = lambda: None
 
-    def report(self) -> None:
+    def report(self, at_once: bool = False) -> None:
         self.show()
 
 
@@ -109,9 +115,9 @@ class _NotebookBar(ProgressBar):
         self.last_shown = self.started
         self.handle = display(self._html(), display_id=True)
 
-    def report(self) -> None:
+    def report(self, at_once: bool = False) -> None:
         now = time.monotonic()
-        if now - self.last_shown >= _SECONDS_BETWEEN_UPDATES:
+        if at_once or now - self.last_shown >= _SECONDS_BETWEEN_UPDATES:
             self.last_shown = now
             self.handle.update(self._html())
 
@@ -133,15 +139,11 @@ class _PlainLines(ProgressBar):
         self.stream = stream
         self.last = self.started
 
-    def report(self) -> None:
+    def report(self, at_once: bool = False) -> None:
         now = time.monotonic()
-        if now - self.last < _SECONDS_BETWEEN_LINES:
+        if now - self.last < _SECONDS_BETWEEN_LINES and not (at_once and self.last > self.started):
             return
         self.last = now
         share = self.done / max(1, self.total)
-        remaining = (now - self.started) * (1 - share) / max(share, 1e-9)
-        print(
-            f"{self.name:<10} {share:4.0%}  {self.rate()}  about {remaining:,.0f} s left",
-            file=self.stream,
-            flush=True,
-        )
+        left = f"  about {(now - self.started) * (1 - share) / share:,.0f} s left" if share else ""
+        print(f"{self.name:<10} {share:4.0%}  {self.rate()}{left}", file=self.stream, flush=True)

@@ -72,6 +72,14 @@ def test_a_file_of_another_form_gets_a_hint_at_the_right_keys(
     assert prepared.endswith(sentence)
 
 
+def test_a_recipe_without_a_split_is_pointed_out(recmill: Run, tmp_path: Path) -> None:
+    start, end = RECIPE.index("[split]"), RECIPE.index("[[features]]")
+    (tmp_path / "mine.toml").write_text(RECIPE[:start] + RECIPE[end:])
+    code, said, _ = recmill("check", tmp_path / "mine.toml")
+    assert code == 0
+    assert "warning        [split] is missing: every row trains" in said
+
+
 def test_values_that_are_wrong_in_a_file_of_the_right_form_get_no_hint(recmill: Run, tmp_path: Path) -> None:
     (tmp_path / "events.csv").write_text("".join(f"{u}\t{i}\t7\n" for u, i, _ in ROWS))
     (tmp_path / "mine.toml").write_text(RECIPE)

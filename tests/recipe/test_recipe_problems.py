@@ -291,6 +291,18 @@ def test_features(entry: Any, problem: str) -> None:
     assert problems(features=[entry]) == [problem]
 
 
+def test_a_vocabulary_without_a_name_cannot_be_looked_up_and_the_error_says_how_to_share_it() -> None:
+    assert problems(
+        features=[
+            {"columns": "user", "steps": ["vocabulary"]},
+            {"columns": "item", "steps": [{"lookup": "user"}]},
+        ]
+    ) == [
+        'features[1].steps[0].lookup is "user", the vocabulary of feature "user" alone; to share it, write '
+        '{ vocabulary = { named = "user" } } in that feature'
+    ]
+
+
 def test_features_that_share_a_vocabulary_need_equal_parameters() -> None:
     shared = [
         {"columns": "user", "steps": [{"vocabulary": {"named": "all"}}]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ class CheckResult:
     recipe: Recipe
     files: Mapping[str, FilesReport] = field(default_factory=dict)
     labels: str | None = None  # why no model could learn from the first rows
+    warnings: tuple[str, ...] = ()  # what works, but hardly as it is meant
 
     @property
     def good(self) -> bool:
@@ -51,13 +52,22 @@ def check(recipe: Recipe, data: str | None = None) -> CheckResult:
         searched(recipe)
     _check_named(recipe)
     if data is None:
-        return CheckResult(recipe)
+        return CheckResult(recipe, warnings=_warnings(recipe))
     files = _describe_files(recipe, data)
-    result = CheckResult(recipe, files)
+    result = CheckResult(recipe, files, warnings=_warnings(recipe))
     if not result.files_parse:
         return result
     _check_held_out_files(recipe, data)
-    return CheckResult(recipe, files, _label_problem(recipe, data))
+    return replace(result, labels=_label_problem(recipe, data))
+
+
+def _warnings(recipe: Recipe) -> tuple[str, ...]:
+    if recipe.split is None and (recipe.ranking or recipe.retrieval):
+        return (
+            "[split] is missing: every row trains, so that no model can be measured and no gate can pass. "
+            'Hold some out, such as: [split] by = "tail", held_out = 0.1',
+        )
+    return ()
 
 
 def _check_named(recipe: Recipe) -> None:

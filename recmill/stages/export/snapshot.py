@@ -108,7 +108,7 @@ class LogRows:
         self.progress = progress
         self.tally = Tally()
         self.sides = {
-            operation: read_side_table(recipe, operation, data, memory)
+            operation: read_side_table(recipe, operation, data, memory, max_bad=1.0)
             for operation in recipe.rows
             if isinstance(operation, r.Join)
         }

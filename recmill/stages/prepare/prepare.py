@@ -41,13 +41,14 @@ from recmill.logs.tally import Tally
 from recmill.recipe.expressions import columns_of, parse_filter
 from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.load import recipe_to_dict
-from recmill.recipe.recipe import SPLIT, Filter, Recipe
+from recmill.recipe.recipe import POSITION, SPLIT, Filter, Recipe
 from recmill.reporting.progress import Progress
 from recmill.stages.prepare import rows as row_operations
 from recmill.stages.prepare.binary import as_int32_rows, concatenate
 from recmill.stages.prepare.config import PrepareConfig
 from recmill.stages.prepare.split import assign_splits
 
+_NUM_FITTED = 100_000  # rows that a preview reads, so that what it shows is close to what a Table gets
 _NOTHING_TO_TRAIN_ON = (
     "No rows are left to train on: the split or the row operations take them all. See [split] and [[rows]]."
 )
@@ -135,16 +136,31 @@ def _prepare(
     return PrepareResult(Table.open(into), tally, seconds["fit"], seconds["write"], went_on=went_on)
 
 
-def preview(recipe: Recipe, data: str, num_rows: int, work: Path) -> tuple[Plan, pl.DataFrame]:
-    """Fit and apply the recipe to the first rows of the log, all as training rows; writes no Table."""
+@dataclass(frozen=True)
+class PreviewResult:
+    """The first rows, raw and prepared, in the same order; and the plan, fitted on as many rows as were read."""
+
+    plan: Plan
+    raw: pl.DataFrame
+    rows: pl.DataFrame
+    num_fitted: int
+
+
+def preview(
+    recipe: Recipe, data: str, num_rows: int, work: Path, num_fitted: int = _NUM_FITTED
+) -> PreviewResult:
+    """Fit the recipe to the first rows of the log, all as training rows, and apply it; writes no Table."""
     _check_against_reality(recipe)
-    source = open_source(recipe.log, data)
-    first = _FirstRows(source, num_rows)
+    source, limits = open_source(recipe.log, data), PrepareConfig()
+    first = _FirstRows(source, max(num_rows, num_fitted))
     engine = LocalEngine(work, workers=1)
-    frame = row_operations.before_split(engine, engine.read(first), recipe, data, PrepareConfig().memory)
+    frame = row_operations.before_split(
+        engine, engine.read(first), recipe, data, limits.memory, limits.max_bad
+    )
     frame = row_operations.after_split(engine, engine.map(frame, all_train), recipe)
-    plan = fit(engine, frame, recipe)
-    return plan, engine.collect(engine.map(frame, plan.apply)).drop(SPLIT)
+    plan, all_rows = fit(engine, frame, recipe), engine.collect(frame)
+    raw = all_rows.sort(POSITION).head(num_rows)
+    return PreviewResult(plan, raw, plan.apply(raw).drop(SPLIT), all_rows.height)
 
 
 def check_first_labels(recipe: Recipe, data: str, num_rows: int, work: Path) -> None:
@@ -157,7 +173,8 @@ def check_first_labels(recipe: Recipe, data: str, num_rows: int, work: Path) -> 
     labels = tuple(label for label in recipe.labels if own.issuperset(label.columns))
     if labels and all(own.issuperset(columns_of(parse_filter(one.sql, kinds))) for one in filters):
         layout = replace(recipe.table, keep=())
-        preview(replace(recipe, rows=filters, labels=labels, features=(), table=layout), data, num_rows, work)
+        labelled = replace(recipe, rows=filters, labels=labels, features=(), table=layout)
+        preview(labelled, data, num_rows, work, num_fitted=num_rows)
 
 
 def fit(engine: Engine, frame: Frame, recipe: Recipe, check: Callable[[], object] = lambda: None) -> Plan:
@@ -259,7 +276,7 @@ def _check_against_reality(recipe: Recipe) -> None:
 
 
 def _rows(engine: Engine, log: LogScan, recipe: Recipe, data: str, memory: int) -> Frame:
-    frame = row_operations.before_split(engine, engine.read(log), recipe, data, memory)
+    frame = row_operations.before_split(engine, engine.read(log), recipe, data, memory, log.max_bad)
     frame = assign_splits(engine, frame, log, recipe.split)
     return row_operations.after_split(engine, frame, recipe)
 

@@ -22,10 +22,12 @@ from recmill.recipe.kinds import owners_of_columns
 from recmill.recipe.recipe import COPY, POSITION, SPLIT
 
 
-def before_split(engine: Engine, frame: Frame, recipe: r.Recipe, data: str, memory: int) -> Frame:
+def before_split(
+    engine: Engine, frame: Frame, recipe: r.Recipe, data: str, memory: int, max_bad: float
+) -> Frame:
     """Apply the operations that need no split, in recipe order."""
     for operation in (operation for operation in recipe.rows if not r.runs_after_split(operation)):
-        function = row_function(recipe, operation, data, memory)
+        function = row_function(recipe, operation, data, memory, max_bad)
         if function is not None:
             frame = engine.map(frame, function)
         elif isinstance(operation, r.Dedupe):

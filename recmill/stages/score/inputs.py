@@ -67,7 +67,7 @@ class LogInput:
         data = data if "://" in data else os.path.abspath(data)  # tasks run in other directories
         self.data = data
         self.inputs = open_inputs(self.recipe, data)
-        self.functions = row_functions(self.recipe, data, memory, _INSTEAD)
+        self.functions = row_functions(self.recipe, data, memory, _INSTEAD, max_bad)
         self.keep = _kept(self.recipe, keep)
         self.with_labels = with_labels
         self.max_bad = max_bad

@@ -244,6 +244,7 @@ class Trace(Message, frozen=True, kw_only=True):
     items: list[Values] = []  # raw columns of the recommended items, in their order
     user_features: Values = {}
     item_features: list[Values] = []
+    history: list[Values] = []  # raw columns of the user's latest items, latest first
 
 
 class RankAnswer(Message, frozen=True, kw_only=True):

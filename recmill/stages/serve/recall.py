@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from recmill.stages.serve.messages import RankingPart, Recall
 
 TRENDING = "trending"
 CHANNELS = ("two_tower", "similar", *VARIANTS, "popular", TRENDING)
+_NUM_BUSIEST = 12  # users that pages offer to look at
 _MAX_SCANNED = 20_000  # up to so many allowed items are all scored
 _MAX_FETCHED = 5_000
 _NUM_SIMILAR_TO = 3  # of the latest items that a user clicked
@@ -335,6 +337,15 @@ class ClickedItems:
             known = np.asarray(self._indices[self._offsets[index] : self._offsets[index + 1]], np.int64)
         since = self._since.get(str(user))
         return known if since is None else np.concatenate([known, np.asarray(since, np.int64)])
+
+    @cached_property
+    def busiest(self) -> dict[int, int]:
+        """A few users with the longest histories in the log, and how many items those have."""
+        if self._indices is None:
+            return {}
+        lengths = np.diff(self._offsets)
+        longest = np.argsort(-lengths, kind="stable")[:_NUM_BUSIEST]
+        return dict(zip(longest.tolist(), lengths[longest].tolist(), strict=True))
 
     def add(self, user: object, item: int) -> None:
         self._since.setdefault(str(user), []).append(item)

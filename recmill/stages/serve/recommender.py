@@ -28,6 +28,7 @@ from recmill.stages.serve.limits import check_sizes
 from recmill.stages.serve.lookup import UserRow
 from recmill.stages.serve.recall import CHANNELS, NO_CANDIDATES, Candidates, ChannelList
 
+_NUM_TRACED = 20  # of the user's latest items
 _SMOOTHING = 0.1  # of the time that ranking one candidate takes
 _ROWS_AT_ONCE = 4_096
 
@@ -343,6 +344,7 @@ class Recommender(ItemAnswers):
         if user_row.found and user_row.id is not None:
             raw = {**self.lookup.raw_user(user_row.id), **raw}
         rows = FeatureRows.of(entities.features(chosen.indices), entities.layout)
+        latest = self._recaller().profile(user_row)[: -_NUM_TRACED - 1 : -1]
         return m.Trace(
             stages={name: round(ms, 3) for name, ms in clock.stages.items()},
             counts={
@@ -354,6 +356,7 @@ class Recommender(ItemAnswers):
             items=entities.raw(chosen.indices).to_dicts(),
             user_features=user_row.features.row(0),
             item_features=[rows.row(number) for number in range(rows.size)],
+            history=entities.raw(latest).to_dicts(),
         )
 
     def warm_up(self) -> None:

@@ -7,10 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from recmill.artifacts.bundle.bundle import Bundle, versions_of
 from recmill.errors import RecmillError
+from recmill.recipe.titles import image_column, title_column
 from recmill.stages.serve import messages as m
 from recmill.stages.serve.changes import Change
 from recmill.stages.serve.recommender import Recommender
@@ -166,8 +169,27 @@ class Service:
                 "steps": bundle.manifest["checkpoint"]["steps"],
                 "num_bytes": bundle.num_bytes,
                 "context_columns": _context_columns(current),
+                **_shown(current),
             },
         )
+
+
+def _shown(recommender: Recommender) -> dict[str, Any]:
+    """What pages need to show items and users by more than ids: columns of items, and users with long histories."""
+    recipe, users, recaller = recommender.bundle.recipe, recommender.bundle.users, recommender.recaller
+    if recaller is None:
+        return {}
+    busiest = recaller.seen.busiest if users is not None else {}
+    ids = users.ids(np.array(list(busiest), np.int64)) if users is not None else []
+    return {
+        "item_id": recipe.log.item,
+        "item_columns": [name for name in recaller.items.raw_schema if name != recipe.log.item],
+        "title_column": title_column(recipe),
+        "image_column": image_column(recipe),
+        "busiest_users": [
+            {"id": user, "items": items} for user, items in zip(ids, busiest.values(), strict=True)
+        ],
+    }
 
 
 def _context_columns(recommender: Recommender) -> list[str]:

@@ -39,6 +39,7 @@ class Reporter:
 
         def announce() -> Metrics:
             self.trackers.event("eval_start", step=learner.steps)
+            self.bar.set_note(f"step {learner.steps:,}  evaluating on held-out rows")
             return evaluate()
 
         return announce

@@ -1,4 +1,4 @@
-"""The console: a page at `/` that shows what is recommended and why. Plain files, nothing to build or to fetch."""
+"""Pages of a server: the console at `/`, a demo shop at `/shop`. Plain files, nothing to build or to fetch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 PAGE = "index.html"
-# The page may run and load what this server gives it, and talk to this server; nothing else, nothing inline.
+# A page may run what this server gives it, and talk to this server; nothing else, nothing inline. Pictures of items are
+# where their column says.
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' https: data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -28,11 +29,15 @@ _TYPES = {
 
 
 def routes() -> list[Route]:
-    """The page at `/` and its parts below `/console/`. Files are read now, so requests never reach the disk."""
-    files = sorted(file for file in Path(__file__).parent.iterdir() if file.suffix in _TYPES)
-    return [
-        Route("/" if file.name == PAGE else f"/console/{file.name}", _answer_with(file)) for file in files
-    ]
+    """Both pages, and their parts below `/console/` and `/shop/`. Files are read now: requests never reach the disk."""
+    console = Path(__file__).parent
+    return [*_page_routes(console, "/"), *_page_routes(console.parent / "shop", "/shop")]
+
+
+def _page_routes(folder: Path, page: str) -> list[Route]:
+    files = sorted(file for file in folder.iterdir() if file.suffix in _TYPES)
+    paths = [page if file.name == PAGE else f"/{folder.name}/{file.name}" for file in files]
+    return [Route(path, _answer_with(file)) for path, file in zip(paths, files, strict=True)]
 
 
 def _answer_with(file: Path) -> Callable[[Request], Awaitable[Response]]:

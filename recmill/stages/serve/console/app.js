@@ -1,13 +1,16 @@
 // The page as a whole: which view, the address, keys, theme, and whether the server is there.
 
-import { ask, byId, duration, empty, fill, keepToken, make, on, showDown, storedToken } from "./page.js";
+import { ask, byId, dataTime, empty, fill, keepToken, make, on, showDown, storedToken } from "./page.js";
 import { addRecent, fromAddress, startQuestion, suggestContext, toAddress } from "./question.js";
 import { hideWhy, isMissing, moveBy, recommend, selectedItem, startRecommend } from "./recommend.js";
 import { chosenVersions, compare, offerVersions } from "./compare.js";
 import { startLive, stopLive, togglePause } from "./live.js";
 import { showBundle, startBundle } from "./bundle.js";
+import { showHome } from "./home.js";
+import { showItem } from "./item.js";
+import { knowColumns } from "./items.js";
 
-const VIEWS = ["recommend", "compare", "live", "bundle"];
+const VIEWS = ["recommend", "compare", "live", "bundle", "item"];
 const STATUS_SECONDS = 5;
 let view = "recommend", status = null, isAsked = false;
 
@@ -37,13 +40,17 @@ function followAddress() {
   if (name === "compare" && status) offerVersions(status, versionsIn(address));
   isAsked = isAsked || address.has("user");
   show(name);
+  if (name === "item") return void showItem(address.get("id") ?? "");
+  if (name === "recommend" && !address.has("user")) { isAsked = false; home(); }
   if (name === "recommend" && address.has("user")) recommend(address.has("row") ? Number(address.get("row")) - 1 : undefined);
 }
+
+const home = () => { if (status && !isAsked) showHome(status, (user) => { byId("user").value = user; submit(); }); };
 
 function show(name) {
   view = name;
   for (const one of VIEWS) byId(one).hidden = one !== name;
-  for (const link of document.querySelectorAll("nav a")) link.toggleAttribute("aria-current", link.dataset.view === name);
+  for (const link of document.querySelectorAll("nav a[data-view]")) link.toggleAttribute("aria-current", link.dataset.view === name);
   byId("ask").hidden = !["recommend", "compare"].includes(name);
   document.title = `${name} · recmill`;
   if (name === "live") startLive();
@@ -58,6 +65,7 @@ function go(name) {
   show(name);
   writeAddress(true);
   if (name === "recommend" && isAsked) recommend();
+  else if (name === "recommend") home();
 }
 
 function submit() {
@@ -73,13 +81,16 @@ function showStatus(now) {
   const isFirst = !status, isBack = !byId("down").hidden;
   const isOther = isFirst || String(now.versions) + now.version !== String(status.versions) + status.version;
   status = now;
+  if (isOther) knowColumns(now.manifest);
   if (isOther) offerVersions(now, isFirst ? versionsIn(readAddress()[1]) : chosenVersions());
   showDown("");
   byId("serving").className = `serving ${now.ready ? "ready" : ""}`;
-  fill(byId("serving"), now.recipe, make("span", { class: "extra" }, ` · ${now.version}${now.freshness_seconds == null ? "" : ` · ${duration(now.freshness_seconds)} old`}`), now.ready ? "" : " · not ready");
+  fill(byId("serving"), now.recipe, make("span", { class: "extra" }, ` · ${now.version} · ${dataTime(now)}`), now.ready ? "" : " · not ready");
   byId("serving").title = `Version ${now.version}`;
   if (isOther) suggestContext(now.manifest.context_columns ?? []);
   if (view === "compare" && (isFirst || isBack)) compare();
+  if (view === "recommend" && (isOther || isBack)) home();
+  if (view === "item" && (isFirst || isBack)) followAddress();
   if (view === "recommend" && isBack && isAsked && isMissing()) recommend();
   if (view === "bundle") showBundle(now);
 }
@@ -129,7 +140,7 @@ function start() {
   on("help-button", "click", KEYS["?"]);
   byId("token").value = storedToken() ?? "";
   on("token", "change", () => { keepToken(byId("token").value.trim()); refresh(); });
-  for (const link of document.querySelectorAll("nav a")) link.addEventListener("click", (event) => { event.preventDefault(); go(link.dataset.view); });
+  for (const link of document.querySelectorAll("nav a[data-view]")) link.addEventListener("click", (event) => { event.preventDefault(); go(link.dataset.view); });
   for (const id of ["version-a", "version-b"]) on(id, "change", submit);
   on("swap", "click", () => {
     [byId("version-a").value, byId("version-b").value] = [byId("version-b").value, byId("version-a").value];

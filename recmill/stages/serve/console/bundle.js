@@ -1,6 +1,6 @@
 // What serves: versions, models, evaluation; and the way back to an older version.
 
-import { ask, byId, bytes, count, decimal, duration, fact, fill, make, notice, plainTable } from "./page.js";
+import { ask, byId, bytes, count, dataTime, decimal, duration, fact, fill, make, notice, plainTable } from "./page.js";
 
 let last = "", changed = () => {};
 
@@ -24,7 +24,7 @@ function factsOf(status) {
     fact("Recipe", status.recipe, status.role === "all" ? "all stages in one server" : `role: ${status.role}`),
     fact("Items", count(status.num_items), `and ${count(status.num_users)} users`),
     fact("Size", bytes(manifest.num_bytes ?? 0), `on disk, rows as ${manifest.rows_dtype}`),
-    fact("Freshness", duration(status.freshness_seconds), "age of the newest training row"),
+    fact("Data", dataTime(status).replace(/^(data (that is )?|a )/, ""), "its newest row"),
     fact("Deltas", count(status.deltas), "applied on top of this version"),
     fact("Up for", duration(Date.now() / 1000 - status.started_at), `since ${date(status.started_at)}`),
   ];

@@ -1,6 +1,7 @@
 // The same question to two versions, side by side.
 
 import { ask, byId, count, decimal, empty, fact, fill, grid, latest, make } from "./page.js";
+import { fields, hasTitles, named } from "./items.js";
 import { question } from "./question.js";
 import { channelName, degradedNotice } from "./recommend.js";
 
@@ -24,7 +25,7 @@ export function compare() {
   const [a, b] = chosenVersions();
   return attempt(async (signal) => {
     if (a === b) return show([]);
-    show(await Promise.all([a, b].map((version) => ask("v1/recommend", { ...question(), version }, signal))));
+    show(await Promise.all([a, b].map((version) => ask("v1/recommend", { ...question(), version, fields: fields() }, signal))));
   });
 }
 
@@ -67,10 +68,10 @@ function side(name, answer, other) {
     const link = (on) => () => linked(item.id, on);
     return make("tr", { class: there == null ? `only ${name.toLowerCase()}` : "", "data-item": String(item.id), tabindex: 0,
       onpointerenter: link(true), onpointerleave: link(false), onfocus: link(true), onblur: link(false) },
-      make("td", { class: "number soft" }, String(at + 1)), make("td", { class: "mono" }, String(item.id)), make("td", { class: "number" }, decimal(item.score)),
+      make("td", { class: "number soft" }, String(at + 1)), hasTitles() && make("td", { class: "title" }, named(item.fields, item.id)), make("td", { class: "mono" }, String(item.id)), make("td", { class: "number" }, decimal(item.score)),
       make("td", {}, channelName(item.channel)), make("td", { class: kind }, words));
   });
-  const head = [["", "number"], ["item"], ["score", "number"], ["channel"], [name === "A" ? "in B" : "against A"]];
+  const head = [["", "number"], ...(hasTitles() ? [["item"], ["id"]] : [["item"]]), ["score", "number"], ["channel"], [name === "A" ? "in B" : "against A"]];
   return make("div", {}, make("h2", {}, `${name} `, make("span", { class: "mono soft" }, answer.version)),
     answer.items.length ? make("div", { class: "scroll" }, grid(`Items of version ${name}`, head, rows)) : empty("No items", "This version has nothing to recommend."));
 }

@@ -54,6 +54,16 @@ export function duration(seconds) {
   return `${Math.round(seconds)} s`;
 }
 
+export const age = (seconds) => (seconds == null ? "–" : `${duration(Math.max(0, seconds))} old`);
+const OLD_SECONDS = 3 * 86400;
+
+/** Until when the bundle has data: how long ago for a log that goes on, the day for one that ended. */
+export function dataTime({ freshness_seconds: seconds }) {
+  if (seconds == null) return "a log without times";
+  if (seconds < OLD_SECONDS) return `data that is ${age(seconds)}`;
+  return `data to ${new Date(Date.now() - 1000 * seconds).toLocaleDateString("en-GB", { dateStyle: "medium" })}`;
+}
+
 /** A raw value or feature on one line; long lists are cut. */
 export function written(value) {
   if (value == null) return "missing";

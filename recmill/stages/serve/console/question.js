@@ -24,7 +24,7 @@ function addPair(name = "", value = "") {
 }
 
 function countMore() {
-  const number = pairs().length + recent().length;
+  const number = pairs().length + recent().length + (byId("where").value.trim() !== "") + byId("seen").checked;
   byId("more-count").textContent = number ? `(${number})` : "";
 }
 
@@ -51,6 +51,8 @@ export function question() {
     k: number("k", 20), candidates: number("candidates", 500),
     ...(Object.keys(context).length && { context }),
     ...(recent().length && { recent: recent() }),
+    ...(byId("where").value.trim() && { where: byId("where").value.trim() }),
+    ...(byId("seen").checked && { show_seen: true }),
   };
 }
 
@@ -59,13 +61,15 @@ function number(id, otherwise) {
 }
 
 export function toAddress() {
-  const { user, k, candidates } = question();
+  const { user, k, candidates, where, show_seen: seen } = question();
   const address = new URLSearchParams();
   if (user) address.set("user", user);
   if (k !== 20) address.set("k", k);
   if (candidates !== 500) address.set("candidates", candidates);
   for (const [name, value] of pairs()) address.append(`c.${name}`, value);
   if (recent().length) address.set("recent", recent().join(","));
+  if (where) address.set("where", where);
+  if (seen) address.set("seen", "yes");
   return address;
 }
 
@@ -74,10 +78,12 @@ export function fromAddress(address) {
   byId("k").value = address.get("k") ?? 20;
   byId("candidates").value = address.get("candidates") ?? 500;
   byId("recent").value = address.get("recent") ?? "";
+  byId("where").value = address.get("where") ?? "";
+  byId("seen").checked = address.get("seen") === "yes";
   fill(byId("context"));
   for (const [name, value] of address) if (name.startsWith("c.")) addPair(name.slice(2), value);
-  byId("more").open = pairs().length + recent().length > 0;
   countMore();
+  byId("more").open = byId("more-count").textContent !== "";
 }
 
 // suggestions

@@ -1,6 +1,7 @@
 // What is recommended to a user, and why.
 
 import { ask, byId, count, decimal, empty, fill, grid, latest, make, milliseconds, notice, plainTable, stageBar, swatch } from "./page.js";
+import { addressOf, chips, hasTitles, isShownElsewhere, link, named } from "./items.js";
 import { question } from "./question.js";
 
 const CHANNELS = {
@@ -8,6 +9,8 @@ const CHANNELS = {
   similar: ["similar", "Its vector is near that of an item the user clicked lately."],
   co_clicks: ["co-clicks", "Users who clicked the same items as this one clicked it too."],
   popular: ["popular", "Many users click it."],
+  ease: ["EASE", "A linear model over all items finds it likely beside those of the user's history."],
+  transitions: ["transitions", "Users go on to it after the items that this one had last."],
 };
 const RAW_COLUMNS = 4; // shown in the table; all of them are beside it
 let shown = null; // the answer, what was asked, and which row is selected
@@ -15,7 +18,6 @@ let listen = {}; // what the page does when a row is selected, or "as if clicked
 
 export function startRecommend(listeners) {
   listen = listeners;
-  fill(byId("recommend-table"), empty("Whose recommendations?", "Type the id of a user and press Enter. Without an id you see what an unknown user gets."));
 }
 
 export const channelName = (channel) => CHANNELS[channel]?.[0] ?? channel.replaceAll("_", " ");
@@ -40,7 +42,7 @@ export function recommend(selected = matchMedia("(min-width: 901px)").matches ? 
   if (!shown) fill(byId("recommend-table"), empty("Asking", "The answer is on its way."));
   return attempt(async (signal) => {
     const known = asked.user && ask("v1/features", { user: asked.user }, signal).catch(() => null);
-    const answer = await ask("v1/recommend", { ...asked, trace: true }, signal);
+    const answer = await ask("v1/recommend", { ...asked, trace: true, explain: true }, signal);
     const roundTrip = performance.now() - begin, user = (await known)?.user;
     if (signal.aborted) return;
     shown = { asked, answer, user, roundTrip, selected: -1 };
@@ -51,7 +53,7 @@ export function recommend(selected = matchMedia("(min-width: 901px)").matches ? 
 function show(selected) {
   const { answer, asked, user } = shown;
   fill(byId("recommend-notes"), unknownUserNotice(asked, user, answer), degradedNotice(answer));
-  fill(byId("recommend-summary"), summary(answer), stageBar(answer.trace?.stages ?? {}, "Time of each stage"));
+  fill(byId("recommend-summary"), history(answer.trace?.history ?? []), summary(answer), stageBar(answer.trace?.stages ?? {}, "Time of each stage"));
   const { length } = answer.items;
   fill(byId("recommend-table"), length ? table(answer) : empty("No items", "Nothing was left to recommend: all candidates were seen or filtered out."));
   if (length && selected >= 0) select(Math.min(selected, length - 1), false);
@@ -69,6 +71,9 @@ export function degradedNotice(answer) {
   return notice("warn", "This answer is less than it should be:", make("ul", {}, answer.degraded.map((reason) => make("li", {}, reason))));
 }
 
+const history = (items) => items.length > 0 && make("details", { class: "history", open: true },
+  make("summary", {}, `The user's latest items, ${count(items.length)} shown`), chips("The user's latest items", items));
+
 function summary(answer) {
   const { counts = {}, stages = {} } = answer.trace ?? {};
   const inside = Object.values(stages).reduce((sum, ms) => sum + ms, 0);
@@ -84,18 +89,19 @@ function table(answer) {
   const best = Math.max(...answer.items.map((item) => item.score)), worst = Math.min(0, ...answer.items.map((item) => item.score));
   const rows = answer.items.map((item, at) => make("tr",
     { tabindex: at ? -1 : 0, "aria-selected": "false", onclick: () => select(at), onfocus: () => select(at, false) },
-    make("td", { class: "number soft" }, String(at + 1)), make("td", { class: "mono" }, String(item.id)),
+    make("td", { class: "number soft" }, String(at + 1)), hasTitles() && make("td", { class: "title" }, named(raw[at], item.id)),
+    make("td", { class: "mono" }, String(item.id)),
     make("td", { class: "number" }, decimal(item.score), scoreBar((item.score - worst) / (best - worst || 1))),
     make("td", {}, channelMark(item.channel)), make("td", { class: "number" }, decimal(item.recall_score ?? 0, 3)),
     columns.map((name) => make("td", { class: typeof raw[at][name] === "number" ? "number" : "" }, raw[at][name] == null ? "" : String(raw[at][name])))));
-  const head = [["", "number"], ["item"], ["score", "number"], ["channel"], ["recall score", "number"],
+  const head = [["", "number"], ...(hasTitles() ? [["item"], ["id"]] : [["item"]]), ["score", "number"], ["channel"], ["recall score", "number"],
     ...columns.map((name) => [name, typeof raw[0][name] === "number" ? "number" : ""])];
   return grid("Recommended items", head, rows);
 }
 
 function rawColumns(items, raw) {
   const isId = (name) => raw.every((row, at) => String(row[name]) === String(items[at].id));
-  return Object.keys(raw[0] ?? {}).filter((name) => typeof raw[0][name] !== "object" && !isId(name)).slice(0, RAW_COLUMNS);
+  return Object.keys(raw[0] ?? {}).filter((name) => typeof raw[0][name] !== "object" && !isId(name) && !isShownElsewhere(name)).slice(0, RAW_COLUMNS);
 }
 
 const scoreBar = (share) => make("svg", { class: "bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" },
@@ -140,7 +146,10 @@ function why(at) {
   const { answer, asked } = shown, item = answer.items[at], trace = answer.trace ?? {};
   return [
     make("button", { class: "close", type: "button", "aria-label": "Close", onclick: hideWhy }, "✕"),
-    make("h2", {}, "Why ", make("span", { class: "mono" }, String(item.id)), "?"),
+    make("h2", {}, "Why ", link(trace.items?.[at], item.id), "?"),
+    item.why && make("p", { class: "reason" }, item.why[0].toUpperCase() + item.why.slice(1), "."),
+    item.because?.length > 0 && make("ul", { class: "chips", "aria-label": "Items that led there" },
+      item.because.map((one) => make("li", {}, make("a", { href: addressOf(one.id) }, one.title ?? String(one.id)), make("small", {}, `${channelName(one.channel)} ${decimal(one.weight, 2)}`)))),
     make("p", {}, channelMark(item.channel), make("span", { class: "soft" }, ` · ${CHANNELS[item.channel]?.[1] ?? "Found by this channel."}`)),
     plainTable({ rank: at + 1, score: item.score, "recall score": item.recall_score ?? 0 }),
     make("button", { type: "button", onclick: () => listen.clicked(String(item.id)), title: "Adds it to the recent clicks and asks once more" }, "Ask again as if just clicked"),
