@@ -72,8 +72,7 @@ def follower(tmp_path: Path) -> Iterator[Follower]:
 @pytest.mark.processes
 def test_the_tutorial_can_be_followed_word_for_word(follower: Follower) -> None:
     said = [follower.run(*block) for block in BLOCK.findall(PAGE.read_text(encoding="utf-8"))]
-    (decided,) = [text for text in said if text.startswith("read ")]
-    assert "user   user_id" in decided
+    assert any("user   user_id" in text for text in said)
     assert any("served recall@10" in text for text in said)
     answers = [text for text in said if '"why"' in text]
     assert '"title"' in answers[0]
