@@ -51,7 +51,7 @@ SMALL = {
         *_TRAINING,
     ],
     "recsys2021": [
-        "ranking.hidden=[16]",
+        "ranking.top=[16]",
         "retrieval.hidden=[16, 8]",
         "retrieval.train.max_steps=4",
     ],
