@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,9 @@ class Batch:
     """One step's rows: numbers side by side, keys that were never floats, labels."""
 
     size: int
-    numbers: Array  # float32 [size, number features]
+    numbers: Array  # float32 [size, number columns]: one of each number feature, several of a vector
     keys: Mapping[str, Keys]
-    lists: Mapping[str, Keys]  # lists of numbers, with float32 values
+    lists: Mapping[str, Keys]  # lists of numbers that differ in length, with float32 values
     labels: Mapping[str, Array]  # float32 [size]
     whole: int | None = None  # rows of the batch that these are one worker's slice of; None: these are all
 
@@ -49,16 +50,32 @@ class Layout:
     lists: tuple[str, ...]
     labels: tuple[str, ...]
     bounds: Mapping[str, int]  # ids of these features must be below
+    widths: Mapping[str, int] = field(default_factory=dict)  # of those numbers that are vectors
 
     @classmethod
     def of(cls, columns: Sequence[ColumnInfo], features: Sequence[str] | None = None) -> Layout:
         """All features of a Table, or the named ones in the order given; all labels."""
         known = {column.name: column for column in columns if column.role == "feature"}
         chosen = [known[name] for name in (features if features is not None else known)]
-        named = {kind: tuple(c.name for c in chosen if c.kind in kinds) for kind, kinds in _KINDS.items()}
-        bounds = {column.name: column.size for column in chosen if column.size is not None}
+        named = {kind: tuple(c.name for c in chosen if _kind_of(c) == kind) for kind in _KINDS}
+        sizes = {column.name: column.size for column in chosen if column.size is not None}
+        bounds = {name: sizes[name] for name in named["keys"] if name in sizes}
+        widths = {name: sizes[name] for name in named["numbers"] if name in sizes}
         labels = tuple(column.name for column in columns if column.role == "label")
-        return cls(named["numbers"], named["keys"], named["lists"], labels, bounds)
+        return cls(named["numbers"], named["keys"], named["lists"], labels, bounds, widths)
+
+    @property
+    def number_columns(self) -> list[str]:
+        """The feature of each column of a batch's numbers."""
+        return [name for name in self.numbers for _ in range(self.widths.get(name, 1))]
+
+    def number_slices(self) -> dict[str, slice]:
+        """Where each feature is among the columns of a batch's numbers."""
+        ends = list(accumulate(self.widths.get(name, 1) for name in self.numbers))
+        return {
+            name: slice(end - self.widths.get(name, 1), end)
+            for name, end in zip(self.numbers, ends, strict=True)
+        }
 
     @property
     def features(self) -> list[str]:
@@ -71,9 +88,10 @@ class Layout:
     def misfit(self, rows: pl.DataFrame) -> str | None:
         """What is wrong with the type of a column; None when all are as a batch needs them."""
         for names, expected, fits in (
-            (self.numbers, "numbers", _is_number),
+            ([name for name in self.numbers if name not in self.widths], "numbers", _is_number),
+            (self.widths, "lists of numbers", _is_list_of_numbers),
             (self.keys, "ids", lambda dtype: _element(dtype).is_integer()),
-            (self.lists, "lists of numbers", lambda dtype: _is_list(dtype) and _is_number(_element(dtype))),
+            (self.lists, "lists of numbers", _is_list_of_numbers),
             (self.labels, "numbers", _is_number),
         ):
             for name in names:
@@ -85,8 +103,15 @@ class Layout:
 _KINDS = {"numbers": ("number",), "keys": ("id", "key", "ids", "keys"), "lists": ("numbers",)}
 
 
-def _is_list(dtype: pl.DataType) -> bool:
-    return isinstance(dtype, pl.List)
+def _kind_of(column: ColumnInfo) -> str:
+    """Which part of a batch has it. Lists of numbers that all have one length are vectors among the numbers."""
+    if column.kind == "numbers" and column.size is not None:
+        return "numbers"
+    return next(kind for kind, kinds in _KINDS.items() if column.kind in kinds)
+
+
+def _is_list_of_numbers(dtype: pl.DataType) -> bool:
+    return isinstance(dtype, pl.List) and _is_number(_element(dtype))
 
 
 def _element(dtype: pl.DataType) -> pl.DataType:
@@ -99,13 +124,25 @@ def _is_number(dtype: pl.DataType) -> bool:
 
 def collate(rows: pl.DataFrame, layout: Layout, with_labels: bool = True) -> Batch:
     """Rows of a Table, or what a Plan made of a request, as a batch. An id out of range is an error."""
-    numbers = np.empty((rows.height, len(layout.numbers)), dtype=np.float32)
-    for column, name in enumerate(layout.numbers):
-        numbers[:, column] = rows[name].to_numpy()
+    numbers = np.empty((rows.height, len(layout.number_columns)), dtype=np.float32)
+    for name, columns in layout.number_slices().items():
+        numbers[:, columns] = numbers_of(rows[name], layout.widths.get(name))
     keys = {name: keys_of(rows[name], layout.bounds.get(name)) for name in layout.keys}
     lists = {name: _list_of(rows[name], np.float32) for name in layout.lists}
     labels = {name: rows[name].to_numpy(writable=True) for name in layout.labels} if with_labels else {}
     return Batch(rows.height, numbers, keys, lists, labels)
+
+
+def numbers_of(column: pl.Series, width: int | None) -> Array:
+    """The numbers of one feature, [rows, 1] or, of a vector, [rows, width]."""
+    if width is None:
+        return column.to_numpy()[:, None]
+    lengths = column.list.len()
+    if column.null_count() or (lengths != width).any():
+        raise ArtifactError(
+            f'Feature "{column.name}" has lists of other lengths than {width}; prepare the Table again.'
+        )
+    return column.explode().to_numpy().reshape(-1, width) if column.len() else np.empty((0, width))
 
 
 def keys_of(column: pl.Series, bound: int | None) -> Keys:

@@ -18,7 +18,7 @@ from recmill.features import category, lists, numeric
 from recmill.features.base import Need, Transform, ValueTable, selected
 from recmill.features.stored import StoredValueTable, SubsetValueTable
 from recmill.recipe import steps
-from recmill.recipe.kinds import kinds_along
+from recmill.recipe.kinds import LIST_OF, NUMBERS, kinds_along, width_of
 from recmill.recipe.recipe import Feature, Label
 
 TRANSFORMS: dict[type[steps.Step], type[Transform[Any]]] = {
@@ -55,6 +55,9 @@ TRANSFORMS: dict[type[steps.Step], type[Transform[Any]]] = {
 }
 
 
+_LISTS_OF_NUMBERS = tuple(LIST_OF + kind for kind in NUMBERS)
+
+
 @dataclass(frozen=True)
 class ColumnInfo:
     """What models need to know about a column of a Table."""
@@ -63,7 +66,7 @@ class ColumnInfo:
     kind: str  # number, id, key, numbers, ids or keys; the last three are lists
     role: str  # feature or label
     of: str = "context"
-    size: int | None = None
+    size: int | None = None  # ids are below it; of lists of numbers, their one length
     dim: int | None = None
     vocabulary: str | None = None
 
@@ -196,6 +199,8 @@ class Chain:
         )
 
     def _size(self) -> int | None:
+        if self.kinds[-1] in _LISTS_OF_NUMBERS:
+            return width_of(self.feature)
         sizes = [transform.size() for transform in self.transforms]
         return (
             next((size for size in reversed(sizes) if size is not None), None)

@@ -35,6 +35,16 @@ def check_binary(label: str, values: Labels, column: str = "rating") -> None:
     )
 
 
+def check_weights(label: str, values: Labels) -> None:
+    """FeatureError unless rows can be weighed by these."""
+    is_wrong = ~(np.isfinite(values) & (values >= 0))
+    if is_wrong.any():
+        raise FeatureError(
+            f'ranking.weight "{label}" is {values[is_wrong][0]:g} in {int(is_wrong.sum()):,} of {len(values):,} rows; '
+            "weights of rows are numbers from 0. Clip it in the label's steps and prepare again."
+        )
+
+
 def check_follows(labels: Mapping[str, Labels]) -> None:
     """FeatureError unless every row with a conversion, the second label, has its click too, the first."""
     (click, clicks), (conversion, conversions) = labels.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recmill.dataset.batch import Array, Batch, Keys
+from recmill.dataset.batch import Array, Batch, Keys, Layout
 from recmill.embeddings.collection import Column, EmbeddingCollection, EmbeddingFeature
 from recmill.embeddings.table import OPTIMIZERS, DiskTier, EmbeddingTable, TableSpec
 from recmill.errors import FeatureError, TrainingError
@@ -25,6 +26,7 @@ from recmill.learner.gradients import (
     reduce_in_one_process,
 )
 from recmill.learner.optimizers import dense_optimizer
+from recmill.models.projection import Projection
 from recmill.recipe import recipe as r
 from recmill.recipe.defaults import DEFAULT_BATCH_SIZE
 
@@ -67,6 +69,7 @@ class Learner:
         self.num_threads = num_threads
         self.disk = disk
         self.steps = 0
+        self._has_stepped = False
         self.trains_dense = True  # False: only rows of tables learn
         self.dynamic = dynamic
         self.reduce_gradients: ReduceGradients = reduce_in_one_process
@@ -92,11 +95,26 @@ class Learner:
         dim: int,
         optimizer: r.Optimizer,
         sequences: Collection[str] = (),
-    ) -> None:
-        """A collection: one table for each vocabulary of the columns, and the features that read it.
+    ) -> dict[int, str]:
+        """Collections by dim: one table for each vocabulary of the columns, and the features that read it.
 
-        Lists are pooled, except for those named by `sequences`.
+        A column may have a dim of its own: those are in a collection `name.dim`. Lists are pooled, except for those
+        named by `sequences`.
         """
+        names = {}
+        for own, some in columns_by_dim(columns, dim).items():
+            names[own] = name if own == dim else f"{name}.{own}"
+            self._add_collection(names[own], some, own, optimizer, sequences)
+        return names
+
+    def _add_collection(
+        self,
+        name: str,
+        columns: Sequence[ColumnInfo],
+        dim: int,
+        optimizer: r.Optimizer,
+        sequences: Collection[str],
+    ) -> None:
         features = [EmbeddingFeature.of(column, sequences) for column in columns]
         specs: dict[str, TableSpec] = {}
         parameters = table_parameters(optimizer, self.batch_size)
@@ -114,6 +132,24 @@ class Learner:
         tables = [EmbeddingTable(spec, disk=self.disk) for spec in specs.values()]
         self.collections[name] = EmbeddingCollection(tables, features, self.num_threads)
         self._sparse[name] = optimizer
+
+    def pooled_features(self, collections: Mapping[int, str]) -> dict[int, list[str]]:
+        """Features with one embedding a row, by dim, in the order in which models read them."""
+        return {
+            dim: [feature.name for feature in self.collections[name].features if not feature.is_sequence]
+            for dim, name in collections.items()
+        }
+
+    def add_projection(self, model: nn.Module, collections: Mapping[int, str], dim: int) -> None:
+        """Give a model the matrices that take embeddings of other dims to its own, if there are any.
+
+        As a module of its own they are trained, saved and shared with its other weights.
+        """
+        if set(collections) != {dim}:
+            features = self.pooled_features(collections)
+            model.add_module(
+                "projection", Projection({own: len(names) for own, names in features.items()}, dim)
+            )
 
     @property
     def tables(self) -> dict[str, EmbeddingTable]:
@@ -204,6 +240,23 @@ class Learner:
         slices = slices or [[torch.zeros_like(weights) for weights in self.parameters]]
         return sum(self._map(add_up, self._groups))
 
+    @contextmanager
+    def constant_buffers(self) -> Iterator[None]:
+        """What a forward changes in place, as BatchNorm does, threads would change at once and workers apart: an error.
+
+        It is looked for in the first step.
+        """
+        is_alone = self.num_threads == 1 and self.reduce_gradients is reduce_in_one_process
+        before = {} if is_alone or self._has_stepped else copied_buffers(self.model)
+        self._has_stepped = True
+        yield
+        for name, buffer in self.model.named_buffers():
+            if name in before and not torch.equal(buffer, before[name]):
+                raise TrainingError(
+                    f'Training changes buffer "{name}" of the model, as BatchNorm does, which several threads or '
+                    "workers would each do for themselves. Use LayerNorm, or train in one process with --threads 1."
+                )
+
     def step_dense(self, rate_factor: float) -> None:
         """One step of the dense weights by the gradients they were given, each thread some of the weights."""
         if not self.trains_dense:
@@ -272,6 +325,31 @@ class Learner:
         torch.set_rng_state(torch.from_numpy(np.array(arrays["random.torch"])))
 
 
+def columns_by_dim(columns: Sequence[ColumnInfo], dim: int) -> dict[int, list[ColumnInfo]]:
+    """Columns whose dim is `dim`, also for not having their own, and after them those of each other dim."""
+    dims = {column.dim or dim for column in columns}
+    return {
+        own: [column for column in columns if (column.dim or dim) == own]
+        for own in sorted(dims, key=lambda own: (own != dim, own))
+    }
+
+
+def projection_of(model: nn.Module) -> Projection | None:
+    """What `add_projection` gave the model."""
+    found = getattr(model, "projection", None)
+    return found if isinstance(found, Projection) else None
+
+
+def pooled_inputs(model: nn.Module, pooled: Mapping[int, Tensor]) -> Tensor:
+    """Embeddings of each dim, in the one that the model reads."""
+    projection = projection_of(model)
+    return next(iter(pooled.values())) if projection is None else projection(pooled)
+
+
+def copied_buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
 def balanced(sizes: Sequence[int], num_groups: int) -> list[list[int]]:
     """Indices of the sizes in groups of about equal sums, none of them empty."""
     groups: list[list[int]] = [[] for _ in range(min(num_groups, len(sizes)))]
@@ -334,12 +412,12 @@ def columns_of(keys: Mapping[str, Keys], collection: EmbeddingCollection) -> dic
     }
 
 
-def check_numbers(batch: Batch, names: Sequence[str]) -> None:
+def check_numbers(batch: Batch, layout: Layout) -> None:
     """A number that is not finite would spoil every weight: name it before it does."""
     if np.isfinite(batch.numbers).all():
         return
     row, column = np.argwhere(~np.isfinite(batch.numbers))[0]
     raise FeatureError(
-        f'Feature "{names[column]}" is {batch.numbers[row, column]} in row {row} of a batch; '
+        f'Feature "{layout.number_columns[column]}" is {batch.numbers[row, column]} in row {row} of a batch; '
         "models need finite numbers. Add a fill or clip step to the feature and prepare again."
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,15 @@ from recmill.dataset.batch import Array, Batch, Keys, Layout
 from recmill.dataset.schedule import Cursor
 from recmill.embeddings.collection import BatchLookup, Column
 from recmill.embeddings.table import DiskTier
-from recmill.errors import FeatureError, TrainingError
+from recmill.errors import TrainingError
 from recmill.features.chain import ColumnInfo
-from recmill.features.labels import check_binary, check_follows
-from recmill.learner.base import Learner, StepResult, check_numbers, columns_of, norm_of
+from recmill.features.labels import check_binary, check_follows, check_weights
+from recmill.learner.base import Learner, StepResult, check_numbers, columns_of, norm_of, pooled_inputs
 from recmill.learner.gradients import RowGradients
 from recmill.learner.trees import fit_blend
 from recmill.metrics import ScoreSums, TaskSums
 from recmill.models.averaged import AveragedRanker
+from recmill.models.bst import BST
 from recmill.models.dcn import DCN
 from recmill.models.deepfm import DeepFM
 from recmill.models.din import DIN
@@ -32,6 +33,7 @@ from recmill.models.fm import FM
 from recmill.models.lr import LogisticRegression
 from recmill.models.masknet import MaskNet
 from recmill.models.multi_task import ESMM, PLE, MMoE, MultiTask, SharedBottom
+from recmill.models.own import own_loss, own_model
 from recmill.models.sequences import pad_lists
 from recmill.models.trees import BlendedRanker, TreeEnsemble
 from recmill.models.wide_deep import WideDeep
@@ -47,6 +49,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "dcn": DCN,
     "masknet": MaskNet,
     "din": DIN,
+    "bst": BST,
     "shared_bottom": SharedBottom,
     "mmoe": MMoE,
     "ple": PLE,
@@ -76,16 +79,25 @@ class Ranker(Learner):
         self.layout = Layout.of(columns, [*deep.features, *others])
         pooled = [name for name in deep.keys if name not in spec.sequences]
         deep_columns = [by_name[name] for name in (*pooled, *spec.sequences)]
-        self.add_tables("deep", deep_columns, spec.table_dim, spec.train.sparse, spec.sequences)
+        self.deep_collections = self.add_tables(
+            "deep", deep_columns, spec.table_dim, spec.train.sparse, spec.sequences
+        )
         if spec.wide:
             wide_optimizer = spec.wide_optimizer or r.Optimizer("ftrl", 0.05, initial_accumulator=1.0)
-            self.add_tables("wide", [by_name[name] for name in spec.wide], 1, wide_optimizer)
+            weights = [replace(by_name[name], dim=1) for name in spec.wide]
+            self.add_tables("wide", weights, 1, wide_optimizer)
         make = MODELS.get(spec.model) or own_model(spec.model)
         targets = [self._targets()] if spec.sequences else []
-        members = [make(spec, len(deep.numbers), len(pooled), *targets) for _ in range(spec.average)]
+        members = [make(spec, len(deep.number_columns), len(pooled), *targets) for _ in range(spec.average)]
         model = members[0] if len(members) == 1 else AveragedRanker(members)
         if spec.trees is not None:
-            model = BlendedRanker(model, len(deep.numbers), TreeEnsemble(spec.trees.rounds, spec.trees.depth))
+            model = BlendedRanker(
+                model, len(deep.number_columns), TreeEnsemble(spec.trees.rounds, spec.trees.depth)
+            )
+        self.add_projection(model, self.deep_collections, spec.table_dim)
+        if spec.tasks is not None and spec.tasks.uncertainty:
+            model.register_parameter("log_variances", nn.Parameter(torch.zeros(len(spec.labels))))
+        self._row_losses = own_loss(spec.loss) if spec.loss else log_losses
         self.set_model(model)
         self._bfloat16 = spec.train.precision == "bfloat16"
         if self._bfloat16:
@@ -108,18 +120,19 @@ class Ranker(Learner):
 
     def step(self, batch: Batch, rate_factor: float = 1.0) -> StepResult:
         """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
-        check_numbers(batch, self.layout.numbers)
+        check_numbers(batch, self.layout)
         self._check_labels(batch)
         self.model.train()
         self.steps += 1
         lookups = self._look_up(batch, train=True)
         arrays = self._arrays(lookups)
         row_grads = [np.empty_like(array) for array in arrays]
-        slices = self.map_slices(
-            lambda rows: self._slice_gradients(batch, arrays, row_grads, rows),
-            batch.size,
-            self.spec.train.micro_batches,
-        )
+        with self.constant_buffers():
+            slices = self.map_slices(
+                lambda rows: self._slice_gradients(batch, arrays, row_grads, rows),
+                batch.size,
+                self.spec.train.micro_batches,
+            )
         losses, dense, norms = zip(*slices, strict=True) if slices else ((), (), ())
         if self.spec.average > 1 and "wide" in self.collections:
             # All members read the same wide weights, which learn from the mean of their losses.
@@ -133,7 +146,7 @@ class Ranker(Learner):
 
     def predict(self, batch: Batch) -> Array:
         """Probabilities [B], with several tasks [B, K]; learns nothing, not even which keys exist."""
-        check_numbers(batch, self.layout.numbers)
+        check_numbers(batch, self.layout)
         self.model.eval()
         arrays = self._arrays(self._look_up(batch, train=False))
 
@@ -179,6 +192,8 @@ class Ranker(Learner):
             check_binary(label, batch.labels[label])
         if self.spec.model == "esmm":
             check_follows({label: batch.labels[label] for label in self.spec.labels})
+        if self.spec.weight:
+            check_weights(self.spec.weight, batch.labels[self.spec.weight])
 
     def key_columns(self, batch: Batch) -> dict[str, dict[str, Column]]:
         return {name: columns_of(batch.keys, collection) for name, collection in self.collections.items()}
@@ -232,15 +247,34 @@ class Ranker(Learner):
         return mean_loss, dense, norm_of(gradients[len(dense) :])
 
     def _loss(self, batch: Batch, rows: slice, logits: Tensor) -> Tensor:
-        """The sum over rows; of several tasks, also over these, by their weights; of members, each of which learns."""
+        """The sum over rows, by their weights; of several tasks, also over these, by theirs; and over members."""
         labels = torch.from_numpy(self.labels_of(batch)[rows])
         if self.spec.average > 1:
             labels = labels.unsqueeze(1).expand_as(logits)
-        if self.spec.tasks is None:
+        if self.spec.tasks is None and not self.spec.weight and not self.spec.loss:
             return functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
-        losses_BK = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
-        weights = self.spec.tasks.weights
-        return losses_BK.sum(dim=0) @ torch.tensor([weights.get(label, 1.0) for label in self.spec.labels])
+        losses = self._row_losses(logits, labels)
+        if losses.shape != logits.shape:
+            raise TrainingError(
+                f'ranking.loss "{self.spec.loss}" gave {tuple(losses.shape)} for logits {tuple(logits.shape)}; '
+                "expected the loss of each, not their sum or mean."
+            )
+        if self.spec.weight:
+            weights_B = torch.from_numpy(batch.labels[self.spec.weight][rows])
+            losses = losses * (weights_B if losses.dim() == 1 else weights_B.unsqueeze(1))
+        sums = losses.sum(dim=0)
+        return (
+            sums.sum()
+            if self.spec.tasks is None
+            else self._weigh_tasks(self.spec.tasks, sums, logits.shape[0])
+        )
+
+    def _weigh_tasks(self, tasks: r.Tasks, sums_K: Tensor, num_rows: int) -> Tensor:
+        """The sum over tasks: weights are given, or learned as 1 / variance, at the cost of log(variance) / 2."""
+        if tasks.uncertainty:
+            log_variances_K = self.model.get_parameter("log_variances")
+            return (sums_K * torch.exp(-log_variances_K) + num_rows / 2 * log_variances_K).sum()
+        return sums_K @ torch.tensor([tasks.weights.get(label, 1.0) for label in self.spec.labels])
 
     def _shape(self, num_rows: int) -> tuple[int, ...]:
         """Of the logits and probabilities of so many rows."""
@@ -272,8 +306,11 @@ class Ranker(Learner):
             pad_lists(rows_ND, _lengths(batch.keys[name], rows))
             for name, rows_ND in zip(self.spec.sequences, vectors[num_collections:], strict=True)
         ]
-        wide = [weights.squeeze(2) for weights in vectors[1:num_collections]]
-        return [torch.from_numpy(batch.numbers[rows]), vectors[0], *([lists] if lists else []), *wide]
+        num_deep = len(self.deep_collections)
+        deep = dict(zip(self.deep_collections, vectors[:num_deep], strict=True))
+        pooled = pooled_inputs(self.model, deep)
+        wide = [weights.squeeze(2) for weights in vectors[num_deep:num_collections]]
+        return [torch.from_numpy(batch.numbers[rows]), pooled, *([lists] if lists else []), *wide]
 
 
 def _lengths(keys: Keys, rows: slice) -> Array:
@@ -281,20 +318,9 @@ def _lengths(keys: Keys, rows: slice) -> Array:
     return np.diff(keys.offsets[rows.start : rows.stop + 1])
 
 
-def own_model(path: str) -> Callable[..., nn.Module]:
-    """The user's module: `package.module:Class`, made and called as ours are (see models/__init__.py)."""
-    module, _, name = path.partition(":")
-    try:
-        model = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise FeatureError(
-            f'ranking.model "{path}" cannot be imported: {error}. Is it installed, or in the current directory?'
-        ) from error
-    except AttributeError:
-        raise FeatureError(f'ranking.model "{path}": module {module} has no class {name}.') from None
-    if not (isinstance(model, type) and issubclass(model, nn.Module)):
-        raise FeatureError(f'ranking.model "{path}" is not a torch.nn.Module class.')
-    return model
+def log_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """The log loss of each logit."""
+    return functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
 
 
 def check_bfloat16() -> None:

@@ -16,12 +16,12 @@ from recmill.embeddings.collection import BatchLookup
 from recmill.embeddings.table import DiskTier
 from recmill.features.chain import ColumnInfo
 from recmill.features.labels import check_binary
-from recmill.learner.base import Learner, StepResult, check_numbers, columns_of, norm_of
+from recmill.learner.base import Learner, StepResult, check_numbers, columns_of, norm_of, pooled_inputs
 from recmill.learner.batch_items import BatchItems
 from recmill.learner.eval_queries import EvalQueries, ItemLists, Side, id_feature
 from recmill.learner.gradients import RowGradients
 from recmill.metrics import RankingSums
-from recmill.models.two_tower import TwoTower, in_batch_softmax, pairwise_bce
+from recmill.models.two_tower import Tower, TwoTower, in_batch_softmax, own_tower, pairwise_bce
 from recmill.recipe import recipe as r
 from recmill.recipe.protocols import Protocol, protocol_for
 
@@ -58,6 +58,7 @@ class Retriever(Learner):
             "item": Layout.of(columns, spec.item),
         }
         by_name = {column.name: column for column in columns}
+        self.tower_collections: dict[Side, dict[int, str]] = {}  # by dim
         self.add_towers(by_name)
         self.counts = ItemCounts(by_name[self.item_id].size)
         self.find_items: Callable[[Array], BatchItems] = BatchItems.of
@@ -66,11 +67,13 @@ class Retriever(Learner):
     def add_towers(self, by_name: Mapping[str, ColumnInfo]) -> None:
         """The dense model, and the tables of the features that it reads."""
         spec = self.spec
+        make = Tower if spec.model == "two_tower" else own_tower(spec.model)
+        self.towers: Any = TwoTower(spec, _sizes(self.layouts["user"]), _sizes(self.layouts["item"]), make)
         for side, layout in self.layouts.items():
-            self.add_tables(
-                side, [by_name[name] for name in layout.keys], spec.embedding_dim, spec.train.sparse
-            )
-        self.towers: Any = TwoTower(spec, _sizes(self.layouts["user"]), _sizes(self.layouts["item"]))
+            columns = [by_name[name] for name in layout.keys]
+            names = self.add_tables(side, columns, spec.embedding_dim, spec.train.sparse)
+            self.add_projection(getattr(self.towers, side), names, spec.embedding_dim)
+            self.tower_collections[side] = names
         self.set_model(self.towers)
 
     @property
@@ -83,7 +86,7 @@ class Retriever(Learner):
 
         The softmax learns from the rows whose label is 1 and takes no notice of others.
         """
-        check_numbers(batch, self.layout.numbers)
+        check_numbers(batch, self.layout)
         check_binary(self.spec.label, batch.labels[self.spec.label])
         if self.trains_on is not None and not batch.labels[self.trains_on].all():
             batch = some_rows(batch, np.flatnonzero(batch.labels[self.trains_on]))
@@ -92,16 +95,18 @@ class Retriever(Learner):
         items = self.find_items(batch.keys[self.item_id].values)
         if not len(items.keys):
             return StepResult(0.0)
-        users = self._forward("user", self._side_of("user", batch))
-        own_items = self._forward("item", some_rows(self._side_of("item", batch), items.tower_rows))
+        with self.constant_buffers():
+            users = self._forward("user", self._side_of("user", batch))
+            own_items = self._forward("item", some_rows(self._side_of("item", batch), items.tower_rows))
         self.counts.add(items.keys, items.counts)
         task = _Task(batch, items, self.counts.log_q(items.keys) if self.spec.log_q else None)
         loss, user_grads, item_grads, rest = self._loss(task, users.vectors, items.gather(own_items.vectors))
         user_dense, user_rows = self._backward("user", users, user_grads)
         item_dense, item_rows = self._backward("item", own_items, items.reduce(item_grads))
-        norm = norm_of([torch.from_numpy(user_rows.grads), torch.from_numpy(item_rows.grads)])
+        rows = [*user_rows, *item_rows]
+        norm = norm_of([torch.from_numpy(part.grads) for part in rows])
         dense = [[*rest, *user_dense, *item_dense]]
-        return StepResult(self.apply_gradients(loss, dense, [user_rows, item_rows], norm, rate_factor))
+        return StepResult(self.apply_gradients(loss, dense, rows, norm, rate_factor))
 
     def user_vectors(self, batch: Batch) -> Array:
         """Unit vectors [B, V] of a batch of `layouts["user"]`; learns nothing. New users get one too."""
@@ -157,13 +162,13 @@ class Retriever(Learner):
         self.counts.values[:] = arrays["items.counts"]
 
     def _vectors(self, side: Side, batch: Batch) -> Array:
-        check_numbers(batch, self.layouts[side].numbers)
+        check_numbers(batch, self.layouts[side])
         self.model.eval()
         return np.asarray(self._forward(side, batch, train=False).vectors.numpy())
 
     def _side_of(self, side: Side, batch: Batch) -> Batch:
         """What a tower reads of a batch of both: numbers of users stand before those of items."""
-        num_user = len(self.layouts["user"].numbers)
+        num_user = len(self.layouts["user"].number_columns)
         numbers = batch.numbers[:, :num_user] if side == "user" else batch.numbers[:, num_user:]
         return Batch(
             batch.size, numbers, {name: batch.keys[name] for name in self.layouts[side].keys}, {}, {}
@@ -171,18 +176,22 @@ class Retriever(Learner):
 
     def _forward(self, side: Side, batch: Batch, train: bool = True) -> _TowerOutput:
         """Look up a side's embeddings and take them through its tower, each thread some rows."""
-        collection = self.collections[side]
-        lookup = collection.lookup(columns_of(batch.keys, collection), train, self.steps)
-        tower = getattr(self.towers, side)
+        tower, lookups = getattr(self.towers, side), {}
+        for dim, name in self.tower_collections[side].items():
+            columns = columns_of(batch.keys, self.collections[name])
+            lookups[dim] = self.collections[name].lookup(columns, train, self.steps)
 
-        def forward_slice(rows: slice) -> tuple[Tensor, Tensor]:
-            pooled = torch.from_numpy(lookup.values[rows]).requires_grad_(train)
+        def forward_slice(rows: slice) -> tuple[list[Tensor], Tensor]:
+            pooled = {
+                dim: torch.from_numpy(lookup.values[rows]).requires_grad_(train)
+                for dim, lookup in lookups.items()
+            }
             with torch.set_grad_enabled(train):
-                return pooled, tower(torch.from_numpy(batch.numbers[rows]), pooled)
+                inputs = pooled_inputs(tower, pooled)
+                return list(pooled.values()), tower(torch.from_numpy(batch.numbers[rows]), inputs)
 
-        return _TowerOutput(
-            lookup, self.map_slices(forward_slice, batch.size) or [forward_slice(slice(0, 0))]
-        )
+        slices = self.map_slices(forward_slice, batch.size) or [forward_slice(slice(0, 0))]
+        return _TowerOutput(list(lookups.values()), slices)
 
     def _loss(self, task: _Task, users: Tensor, items: Tensor) -> tuple[float, Tensor, Tensor, list[Tensor]]:
         """The batch's mean loss and its gradients: of users, of items, and of what stands outside of towers."""
@@ -210,17 +219,24 @@ class Retriever(Learner):
         log_q = None if task.log_q is None else torch.from_numpy(task.log_q)
         return in_batch_softmax(users, items, own, counts, spec.temperature, log_q)
 
-    def _backward(self, side: Side, output: _TowerOutput, grads: Tensor) -> tuple[list[Tensor], RowGradients]:
+    def _backward(
+        self, side: Side, output: _TowerOutput, grads: Tensor
+    ) -> tuple[list[Tensor], list[RowGradients]]:
         """Gradients of a tower's weights and of the embeddings that went into it."""
         weights = list(getattr(self.towers, side).parameters())
         grads_of_slices = torch.split(grads, [len(vectors) for _, vectors in output.slices])
 
         def backward(index: int) -> list[Tensor]:
             pooled, vectors = output.slices[index]
-            return list(torch.autograd.grad(vectors, [*weights, pooled], grads_of_slices[index]))
+            return list(torch.autograd.grad(vectors, [*weights, *pooled], grads_of_slices[index]))
 
-        *dense, of_pooled = zip(*self._map(backward, range(len(output.slices))), strict=True)
-        rows = RowGradients(side, self.collections[side], output.lookup, torch.cat(of_pooled).numpy())
+        found = list(zip(*self._map(backward, range(len(output.slices))), strict=True))
+        dense, of_pooled = found[: len(weights)], found[len(weights) :]
+        names = self.tower_collections[side].values()
+        rows = [
+            RowGradients(name, self.collections[name], lookup, torch.cat(parts).numpy())
+            for name, lookup, parts in zip(names, output.lookups, of_pooled, strict=True)
+        ]
         return [torch.stack(part).sum(dim=0) for part in dense], rows
 
 
@@ -228,8 +244,8 @@ class Retriever(Learner):
 class _TowerOutput:
     """One side of a batch after its tower: what was looked up, and inputs and vectors of each thread's rows."""
 
-    lookup: BatchLookup
-    slices: Sequence[tuple[Tensor, Tensor]]
+    lookups: Sequence[BatchLookup]  # of each dim
+    slices: Sequence[tuple[list[Tensor], Tensor]]
 
     @property
     def vectors(self) -> Tensor:
@@ -291,4 +307,4 @@ def _some_keys(keys: Keys, rows: Array) -> Keys:
 
 
 def _sizes(layout: Layout) -> tuple[int, int]:
-    return len(layout.numbers), len(layout.keys)
+    return len(layout.number_columns), len(layout.keys)

@@ -51,9 +51,8 @@ class SequenceRetriever(Retriever):
                 "Give it a vocabulary or a hash."
             )
         self.num_ids = columns[0].size
-        self.add_tables(
-            "item", columns, self.spec.embedding_dim, self.spec.train.sparse, sequences=[sequence]
-        )
+        dim, sparse = self.spec.embedding_dim, self.spec.train.sparse
+        self.tower_collections["item"] = self.add_tables("item", columns, dim, sparse, sequences=[sequence])
         self.towers = SASRec(self.spec, history_length(self.recipe, sequence))
         self.set_model(self.towers)
 

@@ -5,11 +5,15 @@ Shapes: B rows, N different items among them, F numbers, T embedded features, D 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recmill.errors import TrainingError
 from recmill.models.layers import MLP
+from recmill.models.own import own_model
 from recmill.recipe.recipe import Retrieval
 
 
@@ -40,14 +44,43 @@ class Tower(nn.Module):
         return functional.normalize(vectors, dim=1)
 
 
+class OwnTower(nn.Module):
+    """A tower of the user's own, whose vectors may have any length."""
+
+    def __init__(self, tower: nn.Module, path: str, size: int) -> None:
+        super().__init__()
+        self.tower, self.path, self.size = tower, path, size
+
+    def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor) -> Tensor:
+        vectors = self.tower(numbers_BF, pooled_BTD)
+        if vectors.dim() != 2 or vectors.shape[1] != self.size:
+            raise TrainingError(
+                f'retrieval.model "{self.path}" gave {tuple(vectors.shape)} for {numbers_BF.shape[0]} rows; expected '
+                f"[rows, {self.size}]: the last of retrieval.hidden or, without any, embedding_dim."
+            )
+        return functional.normalize(vectors, dim=1)
+
+
+def own_tower(path: str) -> Callable[[Retrieval, int, int], nn.Module]:
+    """Towers of the user's class, for users and for items."""
+    make = own_model(path, "retrieval.model")
+    return lambda spec, *sizes: OwnTower(make(spec, *sizes), path, spec.vector_size)
+
+
 class TwoTower(nn.Module):
     """A tower for users and one for items."""
 
-    def __init__(self, spec: Retrieval, user: tuple[int, int], item: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        spec: Retrieval,
+        user: tuple[int, int],
+        item: tuple[int, int],
+        make: Callable[[Retrieval, int, int], nn.Module] = Tower,
+    ) -> None:
         """`user` and `item` are numbers of number features and of embedded features."""
         super().__init__()
-        self.user = Tower(spec, *user)
-        self.item = Tower(spec, *item)
+        self.user = make(spec, *user)
+        self.item = make(spec, *item)
         # Clicks are rare: without it a cosine of 0 would have to mean one half.
         self.bias = nn.Parameter(torch.zeros(())) if spec.loss == "bce" else None
 

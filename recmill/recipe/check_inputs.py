@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from recmill.recipe import recipe as r
 from recmill.recipe.check_features import ends_as
+from recmill.recipe.check_models import vocabulary_of
 from recmill.recipe.convert import Paths, default_of, paths_of
-from recmill.recipe.kinds import describe, element_of, is_list, kinds_of_columns
+from recmill.recipe.kinds import describe, element_of, is_list, kinds_of_columns, width_of
 
-_REDUCE = "reduce it to one number or to ids, or leave it out"
+_FIX_LENGTH = "models take those of one length: end it with pad, reduce it, or leave it out"
 
 
 def check_inputs(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
@@ -28,8 +29,8 @@ def _check_ranking(
 ) -> Iterator[str]:
     names = ranking.features or tuple(feature.name for feature in recipe.features)
     path = "ranking.features" if ranking.features else "ranking.features is not given, so all are used; it"
-    yield from _check_kinds(path, names, kinds)
-    yield from _check_dims(recipe, "ranking", ranking.embedding_dim, names, kinds, paths)
+    yield from _check_kinds(recipe, path, names, kinds)
+    yield from _check_dims(recipe, "ranking", names, kinds, paths)
     for name in ranking.wide:
         if name in kinds and not _has_rows(kinds[name]):
             yield f'ranking.wide has "{name}", which ends as {describe(kinds[name])}; only ids and keys have weights'
@@ -37,7 +38,8 @@ def _check_ranking(
         if name in kinds and not _is_number(kinds[name]):
             yield f'ranking.trees.features has "{name}", which ends as {describe(kinds[name])}; trees take numbers'
     if ranking.model in r.OVER_DLRM and all(name in kinds for name in names):
-        num_numbers = sum(_is_number(kinds[name]) for name in names)
+        widths = {feature.name: width_of(feature) for feature in recipe.features}
+        num_numbers = sum(widths[name] or 1 for name in names if not _has_rows(kinds[name]))
         yield from _check_vectors(ranking, num_numbers, sum(_has_rows(kinds[name]) for name in names))
 
 
@@ -62,8 +64,8 @@ def _check_retrieval(
 ) -> Iterator[str]:
     for side in ("user", "item"):
         names = getattr(retrieval, side)
-        yield from _check_kinds(f"retrieval.{side}", names, kinds)
-        yield from _check_dims(recipe, "retrieval", retrieval.embedding_dim, names, kinds, paths)
+        yield from _check_kinds(recipe, f"retrieval.{side}", names, kinds)
+        yield from _check_dims(recipe, "retrieval", names, kinds, paths)
     user, item = recipe.log.user, recipe.log.item
     if user is None or item is None:
         return
@@ -86,38 +88,57 @@ def _has_id(recipe: r.Recipe, column: str, kinds: Mapping[str, str]) -> bool:
     return any(kinds.get(name, "id") in ("id", "key") for name in made_of_it)
 
 
-def _check_kinds(path: str, names: Sequence[str], kinds: Mapping[str, str]) -> Iterator[str]:
+def _check_kinds(
+    recipe: r.Recipe, path: str, names: Sequence[str], kinds: Mapping[str, str]
+) -> Iterator[str]:
+    features = {feature.name: feature for feature in recipe.features}
     for name in names:
-        if name in kinds and is_list(kinds[name]) and not _has_rows(kinds[name]):
-            yield f'{path} has "{name}", which ends as {describe(kinds[name])}; models take none: {_REDUCE}'
+        if name in kinds and _is_ragged(features[name], kinds[name]):
+            yield f'{path} has "{name}", which ends as {describe(kinds[name])} of any length; {_FIX_LENGTH}'
     if names and all(name in kinds and not _has_rows(kinds[name]) for name in names):
         yield f"{path} has only numbers; a model needs at least one feature of ids or keys"
 
 
 def _check_dims(
-    recipe: r.Recipe,
-    model: str,
-    dim: int,
-    names: Sequence[str],
-    kinds: Mapping[str, str],
-    paths: Paths,
+    recipe: r.Recipe, section: str, names: Sequence[str], kinds: Mapping[str, str], paths: Paths
 ) -> Iterator[str]:
-    where = paths_of(paths, "features", recipe.features)
-    said = set()
-    for path, feature in zip(where, recipe.features, strict=True):
-        has_rows = feature.name in names and _has_rows(kinds.get(feature.name, ""))
-        is_other = feature.dim is not None and feature.dim != dim and feature.dim > 0
-        if has_rows and is_other and path not in said:
-            said.add(path)
+    """Dims of features that are not the model's: some models have none, and a vocabulary has one table."""
+    model = getattr(recipe, section)
+    where = zip(paths_of(paths, "features", recipe.features), recipe.features, strict=True)
+    used = {path: feature for path, feature in where if feature.name in names}
+    used = {path: feature for path, feature in used.items() if _has_rows(kinds.get(feature.name, ""))}
+    unpooled = _unpooled(recipe, section)
+    for path, feature in used.items():
+        dim, vocabulary = feature.dim or model.embedding_dim, vocabulary_of(feature)
+        sharing = [
+            other for other in used.values() if vocabulary is not None and vocabulary_of(other) == vocabulary
+        ]
+        is_other = feature.dim is not None and feature.dim > 0 and dim != model.embedding_dim
+        if is_other and (model.model in ("lr", "sasrec") or any(one.name in unpooled for one in sharing)):
             yield (
-                f"{path}.dim is {feature.dim}, but {model}.embedding_dim is {dim}; "
-                "the tables of one model have one dim: remove it"
+                f'{path}.dim is {dim}, but {section}.embedding_dim is {model.embedding_dim}, and "{model.model}" '
+                "reads this feature with no other dim: remove it"
             )
+        elif is_other and any((other.dim or model.embedding_dim) != dim for other in sharing):
+            yield (
+                f'{path}.dim is {dim}, but other features of vocabulary "{vocabulary}", which share its table, '
+                "have another; give all of them the same"
+            )
+
+
+def _unpooled(recipe: r.Recipe, section: str) -> Sequence[str]:
+    """Lists that a model reads unpooled."""
+    return recipe.ranking.sequences if section == "ranking" and recipe.ranking is not None else ()
 
 
 def _has_rows(kind: str) -> bool:
     """Whether values are looked up in a table of embeddings."""
     return element_of(kind) in ("id", "key")
+
+
+def _is_ragged(feature: r.Feature, kind: str) -> bool:
+    """Whether it ends as lists of numbers that differ in length."""
+    return is_list(kind) and not _has_rows(kind) and width_of(feature) is None
 
 
 def _is_number(kind: str) -> bool:

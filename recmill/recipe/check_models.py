@@ -29,6 +29,7 @@ _SETTINGS_OF: dict[str, tuple[str, ...]] = {
     "dcn": ("hidden", "cross_layers", "cross_rank", "dropout"),
     "masknet": ("hidden", "mask_blocks", "mask_width", "dropout"),
     "din": ("hidden", "sequences", "attention", "dropout"),
+    "bst": ("hidden", "sequences", "dropout"),
     **dict.fromkeys(r.MULTI_TASK, (*_OF_DLRM, "tasks")),
 }
 _SETTINGS_OF_TASKS: dict[str, tuple[str, ...]] = {
@@ -62,18 +63,20 @@ def check_ranking(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     if ranking is None:
         return
     yield from _check_model("ranking", ranking.model, tuple(_SETTINGS_OF))
-    of_others = {name for settings in _SETTINGS_OF.values() for name in settings}
-    if ranking.model in _SETTINGS_OF:
-        for name in sorted(of_others - set(_SETTINGS_OF[ranking.model])):
-            if getattr(ranking, name) != default_of(r.Ranking, name):
-                yield f'ranking.{name} has no meaning for model = "{ranking.model}"; remove it'
+    for name in settings_of_others("ranking", ranking.model):
+        if getattr(ranking, name) != default_of(r.Ranking, name):
+            yield f'ranking.{name} has no meaning for model = "{ranking.model}"; remove it'
     if ranking.model in r.OVER_DLRM:
         yield from _check_interaction(ranking)
     if ranking.model == "lr" and ranking.embedding_dim != 1:
         yield f"ranking.embedding_dim is {ranking.embedding_dim}; lr has one weight for each id: set it to 1"
     yield from _check_tasks(ranking)
-    if ranking.model == "din" and not ranking.sequences:
-        yield "ranking.sequences is empty; din reads a list of earlier items, unpooled"
+    if ranking.loss and not _OWN_MODEL.fullmatch(ranking.loss):
+        yield f'ranking.loss is "{ranking.loss}"; expected your own function as package.module:function, or none'
+    if ranking.weight and ranking.weight in ranking.labels:
+        yield f'ranking.weight is "{ranking.weight}", which is learned; weigh rows by another label'
+    if ranking.model in ("din", "bst") and not ranking.sequences:
+        yield f"ranking.sequences is empty; {ranking.model} reads a list of earlier items, unpooled"
     if ranking.model == "din" and not ranking.attention:
         yield "ranking.attention is empty; din needs at least one hidden layer there"
     if ranking.wide_optimizer is not None:
@@ -90,8 +93,8 @@ def check_retrieval(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     for name in ("user", "item"):
         if not getattr(retrieval, name):
             yield f"retrieval.{name} is empty; name the features of that tower"
-    settings = _SETTINGS_OF_RETRIEVAL
-    for name in sorted(set().union(*settings.values()) - set(settings[retrieval.model])):
+    yield from _check_model("retrieval", retrieval.model, tuple(_SETTINGS_OF_RETRIEVAL))
+    for name in settings_of_others("retrieval", retrieval.model):
         if getattr(retrieval, name) != default_of(r.Retrieval, name):
             yield f'retrieval.{name} has no meaning for model = "{retrieval.model}"; remove it'
     if retrieval.model == "sasrec" and retrieval.embedding_dim % retrieval.heads:
@@ -106,6 +109,13 @@ def check_retrieval(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
             yield f"retrieval.train.{name} has no meaning for retrieval; remove it"
     yield from _check_training("retrieval", retrieval.train)
     yield from _check_admission("retrieval.dynamic", retrieval.dynamic)
+
+
+def settings_of_others(section: str, model: str) -> list[str]:
+    """Settings that have no meaning for a model. The user's own module may read all of them."""
+    settings = _SETTINGS_OF if section == "ranking" else _SETTINGS_OF_RETRIEVAL
+    every = {name for names in settings.values() for name in names}
+    return sorted(every - set(settings.get(model, every)))
 
 
 def _check_model(path: str, model: str, known: Sequence[str]) -> Iterator[str]:
@@ -161,6 +171,8 @@ def _check_tasks(ranking: r.Ranking) -> Iterator[str]:
         yield f"ranking.tasks.labels has {len(tasks.labels)}, expected {wanted}"
     for name in repeated(tasks.labels):
         yield f'ranking.tasks.labels has "{name}" more than once'
+    if tasks.weights and tasks.uncertainty:
+        yield "ranking.tasks.weights has no meaning beside uncertainty, which learns them; remove one of them"
     for name in sorted(set(tasks.weights) - set(tasks.labels)):
         yield f'ranking.tasks.weights has "{name}", which is none of its labels{nearest(name, tasks.labels)}'
     for name in ("experts", "task_experts", "levels"):
@@ -257,6 +269,8 @@ def _labels_named(recipe: r.Recipe) -> Iterator[tuple[str, str]]:
         yield "ranking.label is", ranking.label
     if ranking and ranking.tasks:
         yield from (("ranking.tasks.labels has", name) for name in ranking.tasks.labels)
+    if ranking and ranking.weight:
+        yield "ranking.weight is", ranking.weight
     if retrieval:
         yield "retrieval.label is", retrieval.label
 

@@ -22,7 +22,7 @@ def resolve(recipe: Recipe, num_rows: int) -> Recipe:
     """The recipe with the choices that follow from `num_rows`, its training rows."""
     ranking = recipe.ranking and _resolved(recipe.ranking, ranking_batch_size(num_rows), decay_from=0.5)
     retrieval = recipe.retrieval and _resolved(
-        recipe.retrieval, _RETRIEVAL_BATCH[recipe.retrieval.model], decay_from=1.0
+        recipe.retrieval, _RETRIEVAL_BATCH.get(recipe.retrieval.model, DEFAULT_BATCH_SIZE), decay_from=1.0
     )
     return replace(recipe, ranking=ranking, retrieval=retrieval)
 

@@ -115,6 +115,24 @@ def after(step: s.Step, kinds: list[str]) -> str:
     return special(step, kinds) if special else _RULES[type(step)].result_for(kinds[0])
 
 
+# Steps that give a list as long as the one they take.
+_SAME_LENGTH = (s.Clip, s.Log, s.Add, s.Cast)
+
+
+def width_of(feature: r.Feature | r.Label) -> int | None:
+    """How many numbers a feature that ends as lists of them has in every row; None when rows differ."""
+    for step in reversed(feature.steps):
+        if isinstance(step, s.OneHot):
+            return step.size
+        if isinstance(step, s.Pad | s.Mask):
+            return step.length
+        if isinstance(step, s.Pack):
+            return len(feature.columns)
+        if not isinstance(step, _SAME_LENGTH):
+            return None
+    return None
+
+
 def element_of(kind: str) -> str:
     return kind.removeprefix(LIST_OF)
 

@@ -379,6 +379,7 @@ OVER_DLRM = ("dlrm", *MULTI_TASK)
 class Tasks:
     """Several labels of one ranker, each with a probability of its own; losses are added up by `weights` (1 each).
 
+    With `uncertainty`, the weights are learned: each task's loss is divided by a variance, whose logarithm is a cost.
     Above what the tasks share, each has a tower of hidden layers. mmoe and ple have so many `experts` for all tasks,
     ple also `task_experts` for each, in `levels` one above the other; an expert has the layers of `top`.
     What is served is ordered by `serve_score`, an expression over the labels; without one, by their sum.
@@ -387,6 +388,7 @@ class Tasks:
     labels: Names
     weights: dict[str, AboveZero] = field(default_factory=dict)
     serve_score: str | None = None
+    uncertainty: bool = False
     tower: tuple[Positive, ...] = ()
     experts: Positive = 4
     task_experts: Positive = 1
@@ -405,6 +407,9 @@ class Ranking:
     `sequences` are list features whose elements keep their vectors, for models that read them so: each must share its
     vocabulary with a feature of one value, such as the item, against which din reads it. `average` trains so many
     models side by side, which start from other weights; the mean of their scores is the answer.
+
+    `loss` is the user's own, as package.module:function; without, it is the log loss. `weight` names a label that is
+    not learned: by it, the losses of rows are multiplied.
     """
 
     model: str
@@ -424,6 +429,8 @@ class Ranking:
     mask_width: Positive = 64
     dropout: Dropout = 0.0
     average: Positive = 1
+    loss: str = ""
+    weight: str = ""
     dynamic: Dynamic | None = None
     wide_optimizer: Optimizer | None = None
     trees: Trees | None = None
@@ -449,12 +456,13 @@ class Retrieval:
     1, bce from all.
     sasrec: the user tower is causal self-attention over one list of items, whose table is the item tower's. Each
     element is predicted from those before it, against `negatives` items, drawn for each step from all alike.
+    The user's own class of towers, package.module:Class, stands for both towers of two_tower.
     """
 
     label: str
     user: Names
     item: Names
-    model: Literal["two_tower", "sasrec"] = "two_tower"
+    model: str = "two_tower"
     embedding_dim: Positive = 16
     hidden: tuple[Positive, ...] = (128, 64)
     loss: Literal["in_batch_softmax", "bce"] = "in_batch_softmax"
@@ -470,7 +478,7 @@ class Retrieval:
     @property
     def vector_size(self) -> int:
         """Of users and items."""
-        has_layers = self.model == "two_tower" and self.hidden
+        has_layers = self.model != "sasrec" and self.hidden
         return self.hidden[-1] if has_layers else self.embedding_dim
 
 

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from recmill.errors import RecipeError
 from recmill.recipe import recipe as r
+from recmill.recipe.check_models import settings_of_others
 from recmill.recipe.convert import show
 from recmill.recipe.load import recipe_from_dict, recipe_to_dict
-from recmill.recipe.tuning import merged, tuned_model
+from recmill.recipe.tuning import MODELS, merged, tuned_model
 
 
 def changed(recipe: r.Recipe, values: Mapping[str, Any]) -> r.Recipe:
-    """The recipe with values set by key path; RecipeError when they do not go together."""
-    return recipe_from_dict(merged(recipe_to_dict(recipe), values), f"recipe {recipe.name}")
+    """The recipe with values set by key path; RecipeError when they do not go together.
+
+    Where they set another model, what the recipe gives for its own model alone is left out.
+    """
+    own = recipe_to_dict(recipe)
+    tree = merged(own, values)
+    for section in set(MODELS) & set(own):
+        if tree[section].get("model") != own[section].get("model"):
+            kept = _without(own[section], settings_of_others(section, tree[section]["model"]))
+            tree = merged({**own, section: kept}, values)
+    return recipe_from_dict(tree, f"recipe {recipe.name}")
+
+
+def _without(section: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in section.items() if name not in names}
 
 
 def searched(recipe: r.Recipe) -> r.Tune:

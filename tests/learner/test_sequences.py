@@ -47,13 +47,21 @@ def clicks_on_known_items(random: np.random.Generator, size: int) -> Batch:
     return Batch(size, np.zeros((size, 0), np.float32), keys, {}, {"click": clicks})
 
 
-def auc_after_training(**model) -> float:
+def clicks_like_the_last_item(random: np.random.Generator, size: int) -> Batch:
+    """Users click even items when their last one was even, and odd ones when it was odd."""
+    batch = clicks_on_known_items(random, size)
+    last = batch.keys["recent"].values.reshape(size, LENGTH)[:, -1]
+    clicks = (last % 2 == batch.keys["item"].values % 2).astype(np.float32)
+    return Batch(size, batch.numbers, batch.keys, {}, {"click": clicks})
+
+
+def auc_after_training(plant=clicks_on_known_items, **model) -> float:
     training = r.Training(batch_size=256, dense=r.Optimizer("adam", 0.01), sparse=r.Optimizer("adam", 0.02))
     ranker = Ranker(r.Ranking(label="click", embedding_dim=4, train=training, **model), RANKER_COLUMNS)
     random = np.random.default_rng(0)
     for _ in range(150):
-        ranker.step(clicks_on_known_items(random, 256))
-    held_out, sums = clicks_on_known_items(random, 2000), ScoreSums()
+        ranker.step(plant(random, 256))
+    held_out, sums = plant(random, 2000), ScoreSums()
     sums.add(held_out.labels["click"], ranker.predict(held_out))
     return sums.metrics().as_dict()["auc"]
 
@@ -62,6 +70,15 @@ def test_target_attention_finds_what_a_mean_of_the_history_hides():
     pooled = auc_after_training(model="dlrm", top=(16,))
     attention = auc_after_training(model="din", hidden=(16,), sequences=("recent",))
     assert attention > pooled + 0.12
+
+
+def test_a_ranker_that_knows_order_finds_what_target_attention_cannot():
+    unordered = auc_after_training(
+        clicks_like_the_last_item, model="din", hidden=(16,), sequences=("recent",)
+    )
+    ordered = auc_after_training(clicks_like_the_last_item, model="bst", hidden=(16,), sequences=("recent",))
+    assert unordered < 0.75
+    assert ordered > 0.95
 
 
 # where order matters

@@ -18,7 +18,7 @@ USER = {"columns": "user", "steps": ["vocabulary"]}
 ITEM = {"columns": "item", "steps": ["vocabulary"]}
 COUNT = {"name": "popular", "columns": "item", "steps": ["count"]}
 NUMBER = {"columns": "n2", "steps": [{"fill": 0}]}
-NUMBERS = {"name": "many", "columns": "n1", "steps": [{"fill": 0}, {"cast": "int"}, {"one_hot": 4}]}
+NUMBERS = {"name": "many", "columns": "words", "steps": [{"split": " "}, {"cast": "float"}]}
 DLRM = {"model": "dlrm", "label": "clicked"}
 WIDE = {"model": "wide_deep", "label": "clicked", "hidden": [8]}
 TOWERS = {"label": "clicked", "user": "user", "item": "item"}
@@ -27,10 +27,9 @@ TOWERS = {"label": "clicked", "user": "user", "item": "item"}
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
-        ({"features": [{**USER, "dim": 8}, ITEM], "ranking": {**WIDE, "features": "user"}}, "features[0].dim is 8, but ranking.embedding_dim is 16; the tables of one model have one dim: remove it"),
-        ({"features": [{**USER, "dim": 8}, ITEM], "ranking": {**DLRM, "interaction": "cat"}}, "features[0].dim is 8, but ranking.embedding_dim is 16"),
-        ({"features": [USER, {**ITEM, "dim": 8}], "retrieval": TOWERS}, "features[1].dim is 8, but retrieval.embedding_dim is 16"),
-        ({"features": [USER, NUMBERS], "ranking": WIDE}, 'ranking.features is not given, so all are used; it has "many", which ends as lists of numbers; models take none'),
+        ({"features": [{**USER, "dim": 8}, ITEM], "ranking": {"model": "lr", "label": "clicked", "embedding_dim": 1}}, 'features[0].dim is 8, but ranking.embedding_dim is 1, and "lr" reads this feature with no other dim: remove it'),
+        ({"features": [{**USER, "steps": [{"vocabulary": {"named": "v"}}], "dim": 8}, {"columns": "item", "steps": [{"lookup": "v"}]}], "ranking": WIDE}, 'features[0].dim is 8, but other features of vocabulary "v", which share its table, have another; give all of them the same'),
+        ({"features": [USER, NUMBERS], "ranking": WIDE}, 'ranking.features is not given, so all are used; it has "many", which ends as lists of numbers of any length; models take those of one length: end it with pad'),
         ({"features": [USER, NUMBERS], "ranking": {**WIDE, "features": "user, many"}}, 'ranking.features has "many", which ends as lists of numbers'),
         ({"features": [USER, ITEM, {**NUMBERS, "of": "user"}], "retrieval": {**TOWERS, "user": "user, many"}}, 'retrieval.user has "many", which ends as lists of numbers'),
         ({"features": [NUMBER], "ranking": WIDE}, "ranking.features is not given, so all are used; it has only numbers"),

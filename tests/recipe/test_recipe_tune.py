@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from small_recipe import load, problems, small
 
+from recmill.errors import RecipeError
 from recmill.recipe import recipe as r
 from recmill.recipe.load import load_recipe, recipe_from_dict, recipe_to_dict, shipped_recipes
 from recmill.recipe.search import changed, searched
@@ -149,3 +150,23 @@ def test_the_search_of_a_shipped_recipe_begins_with_the_recipe_itself(name: str)
 
     recipe = load_recipe(name)
     assert own_values(recipe, searched(recipe).space) is not None
+
+
+def test_another_model_takes_the_place_of_the_recipes_own_and_of_its_settings() -> None:
+    recipe = load(ranking={**RANKING, "top": [8], "dropout": 0.1, "embedding_dim": 4})
+    found = changed(recipe, {"ranking": {"model": "dcn", "hidden": [16]}}).ranking
+    assert found is not None
+    assert (found.model, found.hidden, found.dropout, found.embedding_dim) == ("dcn", (16,), 0.1, 4)
+    assert (found.top, found.interaction) == ((), "dot")  # as if never given
+    with pytest.raises(RecipeError, match=r'ranking.top has no meaning for model = "dcn"'):
+        changed(recipe, {"ranking": {"model": "dcn", "top": [4]}})
+
+
+def test_a_search_over_models_may_name_them_alone() -> None:
+    assert tuned({"ranking.model": ["dlrm", "wide_deep", "masknet"]}).space
+    assert (
+        said({"ranking.model": ["dlrm", "mask_net"]}) == []
+    )  # what goes with nothing is said as a search begins
+    recipe = load(ranking=RANKING, tune={"space": {"ranking.model": ["dlrm", "mask_net"]}})
+    with pytest.raises(RecipeError, match=r'"mask_net"; expected .*masknet'):
+        searched(recipe)

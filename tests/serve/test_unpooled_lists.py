@@ -11,7 +11,7 @@ import recmill
 from recmill.cli import main
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.write import toml_of
-from recmill.stages.serve.messages import Event, Features, Rank, Recommend
+from recmill.stages.serve.messages import Event, Recommend
 from recmill.stages.serve.recommender import Recommender
 
 pytestmark = pytest.mark.stages
@@ -67,25 +67,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Recommender:
     ):
         assert main([*map(str, arguments), "--quiet"]) == 0
     return recmill.open_bundle(into / "bundles")
-
-
-def test_export_checks_vectors_and_scores_against_training(served: Recommender) -> None:
-    checked = served.bundle.manifest["check"]
-    assert set(checked) == {"user", "item", "rank", "rank_split"}
-    assert all(numbers["max"] < 1e-5 for numbers in checked.values())
-
-
-@pytest.mark.parametrize("user", [1, 2, 999, None])
-def test_ranking_equals_scoring_the_same_raw_rows(served: Recommender, user: int | None) -> None:
-    items = [1, 2, 3, 999]
-    known = served.features(Features(user=user, items=items))
-    values = known.user.values if known.user is not None else {}
-    rows = [{**values, **item.values} for item in known.items]
-    frame = served.lookup.raw_columns.frame(rows, list(served.lookup.raw_columns.kinds)).drop(
-        "click", strict=False
-    )
-    ranked = served.rank(Rank(user=user, items=items)).scores
-    np.testing.assert_allclose(ranked, served.score(frame), atol=1e-6)
 
 
 def test_an_event_changes_what_the_next_request_finds(served: Recommender) -> None:

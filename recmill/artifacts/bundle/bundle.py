@@ -145,7 +145,12 @@ class Bundle(PlanArtifact):
     @property
     def collections(self) -> list[str]:
         """Names of the collections that the models have."""
-        return [name for name in _COLLECTIONS if collection_features(self.columns, self.models, name)]
+        return [
+            name
+            for collection, (model, _) in _COLLECTIONS.items()
+            for name in (collection, *dims_of(self.models.get(model, {}), collection))
+            if collection_features(self.columns, self.models, name)
+        ]
 
     def graph(self, name: str) -> Path | None:
         """The ONNX file of a dense model: user, item, rank or rank_split."""
@@ -184,18 +189,26 @@ def collection_features(
     columns: Sequence[ColumnInfo], models: Mapping[str, Mapping[str, Any]], name: str
 ) -> list[EmbeddingFeature]:
     """The features of a collection, as the trainer has them."""
-    if name not in _COLLECTIONS:
+    collection, _, dim = name.partition(".")
+    if collection not in _COLLECTIONS:
         raise ValueError(f'no collection is called "{name}"; there are: {", ".join(_COLLECTIONS)}')
-    model, parts = _COLLECTIONS[name]
+    model, parts = _COLLECTIONS[collection]
     facts = models.get(model, {})
+    dims = facts.get("dims", {}) if collection != "wide" else {}
     sequences = facts.get("sequences", ())
     known = {column.name: column for column in columns}
     chosen = [known[feature] for part in parts for feature in facts.get(part, ())]
     return [
         EmbeddingFeature.of(column, sequences)
         for column in chosen
-        if column.kind in ("id", "key", "ids", "keys")
+        if column.kind in ("id", "key", "ids", "keys") and str(dims.get(column.name, "")) == dim
     ]
+
+
+def dims_of(model: Mapping[str, Any], collection: str) -> dict[str, int]:
+    """Collections of features that have a dim of their own, `deep.8`, with their dims."""
+    dims = sorted(set(model.get("dims", {}).values())) if collection != "wide" else []
+    return {f"{collection}.{dim}": dim for dim in dims}
 
 
 # publishing

@@ -113,7 +113,7 @@ class Entities:
         sizes |= {len(offsets) - 1 for _, offsets in self._lists.values()}
         none = np.empty(0, np.int64)
         widths = (self._numbers.take(none).shape[1], self._keys.take(none).shape[1])
-        expected = (len(self.layout.numbers), len(self._single))
+        expected = (len(self.layout.number_columns), len(self._single))
         if sizes != {self._num_mapped} or widths != expected or self._raw.column_names[0] != self.id_column:
             raise ArtifactError(
                 f"{self.path} is damaged: its files do not fit each other and the recipe. Run `recmill export` again."
@@ -138,7 +138,7 @@ class Entities:
         empty = Keys(np.empty(0, np.int64), np.zeros(2, np.int64))
         zero = Keys(np.zeros(1, np.int64))
         keys = {name: empty if name in self._lists else zero for name in self.layout.keys}
-        return Batch(1, np.zeros((1, len(self.layout.numbers)), np.float32), keys, {}, {})
+        return Batch(1, np.zeros((1, len(self.layout.number_columns)), np.float32), keys, {}, {})
 
     # ids
 
@@ -315,7 +315,7 @@ class Entities:
         count = len(ids)
         self._keys.append(np.zeros((count, len(self._single)), np.int64))
         self._is_changed.append(np.ones(count, bool))
-        self._numbers.append(np.zeros((count, len(self.layout.numbers)), np.float32))
+        self._numbers.append(np.zeros((count, len(self.layout.number_columns)), np.float32))
         self._ids.append(ids)
 
 

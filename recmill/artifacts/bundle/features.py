@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from recmill.dataset.batch import Array, Batch, Keys, Layout, keys_of
+from recmill.dataset.batch import Array, Batch, Keys, Layout, keys_of, numbers_of
 
 
 @dataclass(frozen=True)
@@ -17,18 +17,18 @@ class FeatureRows:
     """Features of some rows by name: numbers, and keys of the tables."""
 
     size: int
-    numbers: Mapping[str, Array]
+    numbers: Mapping[str, Array]  # [size, 1], of vectors [size, width]
     keys: Mapping[str, Keys]
 
     @classmethod
     def of(cls, batch: Batch, layout: Layout) -> FeatureRows:
-        numbers = {name: batch.numbers[:, column] for column, name in enumerate(layout.numbers)}
+        numbers = {name: batch.numbers[:, columns] for name, columns in layout.number_slices().items()}
         return cls(batch.size, numbers, batch.keys)
 
     @classmethod
     def of_frame(cls, rows: pl.DataFrame, layout: Layout) -> FeatureRows:
         """What a Plan made of raw rows. An id out of range is an error."""
-        numbers = {name: rows[name].to_numpy() for name in layout.numbers}
+        numbers = {name: numbers_of(rows[name], layout.widths.get(name)) for name in layout.numbers}
         keys = {name: keys_of(rows[name], layout.bounds.get(name)) for name in layout.keys}
         return cls(rows.height, numbers, keys)
 
@@ -42,11 +42,9 @@ class FeatureRows:
         return FeatureRows(self.size, {**self.numbers, **other.numbers}, {**self.keys, **other.keys})
 
     def matrix(self, names: Sequence[str]) -> Array:
-        """Numbers side by side, float32 [size, features]."""
-        matrix = np.empty((self.size, len(names)), np.float32)
-        for column, name in enumerate(names):
-            matrix[:, column] = self.numbers[name]
-        return matrix
+        """Numbers side by side, float32 [size, columns]."""
+        none = np.empty((self.size, 0), np.float32)
+        return np.concatenate([none, *(self.numbers[name] for name in names)], axis=1, dtype=np.float32)
 
     def replaced(self, places: Array, rows: FeatureRows) -> FeatureRows:
         """With other rows in some places."""
@@ -66,7 +64,11 @@ class FeatureRows:
             else keys.values[keys.offsets[place] : keys.offsets[place + 1]].tolist()
             for name, keys in self.keys.items()
         }
-        return {**{name: float(values[place]) for name, values in self.numbers.items()}, **keys}
+        numbers = {
+            name: values[place].tolist() if values.shape[1] > 1 else float(values[place, 0])
+            for name, values in self.numbers.items()
+        }
+        return {**numbers, **keys}
 
 
 def _replaced_keys(old: Keys, new: Keys, order: Array) -> Keys:

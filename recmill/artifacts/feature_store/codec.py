@@ -49,7 +49,7 @@ class RowCodec:
         self.fixed = np.dtype(
             [
                 ("digest", "<u4", (2,)),
-                ("numbers", "<f4", (len(layout.numbers),)),
+                ("numbers", "<f4", (len(layout.number_columns),)),
                 ("narrow", "<i4", (len(self.narrow),)),
                 ("wide", "<i8", (len(self.wide),)),
                 ("lengths", "<u4", (len(self.key_lists) + len(self.number_lists),)),
@@ -64,7 +64,14 @@ class RowCodec:
 
     def _digest(self, plan_digest: str) -> bytes:
         narrow_lists = [name for name in self.key_lists if self._is_narrow(name)]
-        parts = [self.layout.numbers, self.narrow, self.wide, self.key_lists, narrow_lists, self.number_lists]
+        parts = [
+            self.layout.number_columns,
+            self.narrow,
+            self.wide,
+            self.key_lists,
+            narrow_lists,
+            self.number_lists,
+        ]
         bounds = sorted(self.layout.bounds.items())
         return _digest(plan_digest, parts, bounds)
 

@@ -6,6 +6,7 @@ rank_split    user_numbers [1, F], user_pooled [1, T, D], user_wide [1, W] and i
 
 A model that reads lists unpooled also has, for each, list0 [rows, length0, D] and mask0 [rows, length0], 1 for each
 element and 0 behind the last; they are the user's (user_list0 [1, length0, D]). A list has at least one place.
+Features with a dim of their own, such as 8, are in inputs of their own: pooled_8 [rows, T, 8].
 
 Features keep the learner's order. Inputs without any feature are left out; so is rank_split when no feature of the
 ranker depends on the item.
@@ -27,10 +28,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recmill.artifacts.bundle.models import pooled_input
 from recmill.artifacts.bundle.sessions import Graph
 from recmill.errors import MissingPackage, RecmillError
+from recmill.learner.base import projection_of
 from recmill.learner.eval_queries import Side
-from recmill.learner.graphs.split import FeatureIndices, Inputs, Parts, is_mask, lists_of, split_model
+from recmill.learner.graphs.split import (
+    FeatureIndices,
+    IndicesByDim,
+    Inputs,
+    Parts,
+    ProjectedInputs,
+    is_mask,
+    lists_of,
+    split_model,
+)
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 
@@ -140,33 +152,52 @@ class _Whole(nn.Module):
 def _dense_parts(learner: Ranker | Retriever, owners: Mapping[str, str]) -> dict[str, _Dense]:
     if isinstance(learner, Retriever):
         return {side: _tower(learner, side) for side in learner.layouts}
-    collections = learner.collections
-    deep, wide = (
-        [feature.name for feature in collections[name].features if not feature.is_sequence]
-        if name in collections
-        else []
-        for name in ("deep", "wide")
-    )
-    kinds = [FeatureIndices.of(some, owners) for some in (learner.layout.numbers, deep, wide)]
+    by_dim = learner.pooled_features(learner.deep_collections)
+    deep = [name for names in by_dim.values() for name in names]
+    kinds = [
+        FeatureIndices.of(some, owners) for some in (learner.layout.number_columns, deep, learner.spec.wide)
+    ]
+    numbers, _, wide = kinds
+    of_dims = {own: FeatureIndices.of(names, owners) for own, names in by_dim.items()}
     dim, num_lists = learner.spec.table_dim, len(learner.spec.sequences)
-    shapes = {**_shapes("", _ROWS, [len(kind) for kind in kinds], dim), **_lists("", _ROWS, num_lists, dim)}
-    graphs = {"rank": _Dense(_Whole(learner.model), shapes, "logits")}
+    whole = {own: range(len(names)) for own, names in by_dim.items()}
+    shapes = {
+        **_shapes("", _ROWS, len(numbers), whole, len(wide), dim),
+        **_lists("", _ROWS, num_lists, dim),
+    }
+    model = learner.model
+    graphs = {"rank": _Dense(_projected(_Whole(model), model, {"": whole}), shapes, "logits")}
     if any(kind.item for kind in kinds):
+        user, item = (
+            {own: getattr(some, part) for own, some in of_dims.items()} for part in ("user", "item")
+        )
         shapes = {
-            **_shapes("user_", 1, [len(kind.user) for kind in kinds], dim),
+            **_shapes("user_", 1, len(numbers.user), user, len(wide.user), dim),
             **_lists("user_", 1, num_lists, dim),
-            **_shapes("item_", _ROWS, [len(kind.item) for kind in kinds], dim),
+            **_shapes("item_", _ROWS, len(numbers.item), item, len(wide.item), dim),
         }
-        graphs["rank_split"] = _Dense(split_model(learner.model, Parts(*kinds)), shapes, "logits")
+        split = _projected(split_model(model, Parts(*kinds)), model, {"user_": user, "item_": item})
+        graphs["rank_split"] = _Dense(split, shapes, "logits")
     return graphs
+
+
+def _projected(module: nn.Module, model: nn.Module, parts: Mapping[str, IndicesByDim]) -> nn.Module:
+    """The module with inputs of each dim, if the model's features have dims of their own."""
+    projection = projection_of(model)
+    return module if projection is None else ProjectedInputs(module, projection, parts)
 
 
 def _tower(learner: Retriever, side: Side) -> _Dense:
     layout, dim = learner.layouts[side], learner.spec.embedding_dim
     num_lists = len(learner.sequences) if side == "user" else 0
-    sizes = len(layout.numbers), len(layout.keys) - num_lists, 0
-    shapes = {**_shapes("", _ROWS, sizes, dim), **_lists("", _ROWS, num_lists, dim)}
-    return _Dense(_Whole(getattr(learner.towers, side)), shapes, "vectors")
+    by_dim = learner.pooled_features(learner.tower_collections.get(side, {}))
+    pooled = {own: range(len(names)) for own, names in by_dim.items()}
+    shapes = {
+        **_shapes("", _ROWS, len(layout.number_columns), pooled, 0, dim),
+        **_lists("", _ROWS, num_lists, dim),
+    }
+    tower = getattr(learner.towers, side)
+    return _Dense(_projected(_Whole(tower), tower, {"": pooled}), shapes, "vectors")
 
 
 def _lists(prefix: str, num_rows: int | str, number: int, dim: int) -> dict[str, Sequence[int | str]]:
@@ -179,13 +210,15 @@ def _lists(prefix: str, num_rows: int | str, number: int, dim: int) -> dict[str,
 
 
 def _shapes(
-    prefix: str, num_rows: int | str, widths: Sequence[int], dim: int
+    prefix: str, num_rows: int | str, numbers: int, pooled: IndicesByDim, wide: int, dim: int
 ) -> dict[str, Sequence[int | str]]:
     """Shapes of numbers, pooled and wide, of those that have any feature."""
-    numbers, pooled, wide = widths
     every: dict[str, Sequence[int | str]] = {
         f"{prefix}numbers": (num_rows, numbers),
-        f"{prefix}pooled": (num_rows, pooled, dim),
+        **{
+            prefix + pooled_input(own, dim): (num_rows, len(features), own)
+            for own, features in pooled.items()
+        },
         f"{prefix}wide": (num_rows, wide),
     }
     return {name: shape for name, shape in every.items() if shape[1]}

@@ -16,12 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recmill.artifacts.bundle.models import pooled_input
 from recmill.models.dlrm import DLRM
 from recmill.models.layers import MLP, DotInteraction
+from recmill.models.projection import Projection, project
 from recmill.models.sequences import ListVectors
 from recmill.models.wide_deep import WideDeep
 
 Inputs = Mapping[str, Tensor]
+IndicesByDim = Mapping[int, Sequence[int]]  # of features with one embedding a row, among those of their dim
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,32 @@ def split_model(model: nn.Module, parts: Parts) -> nn.Module:
     if isinstance(model, DLRM) and model.cross is None:
         return SplitDLRM(model, parts)
     return TiledModel(model, parts)
+
+
+class ProjectedInputs(nn.Module):
+    """A module that reads embeddings of one dim, with inputs for each dim that the tables have.
+
+    `parts` has the features of each input by its prefix: user_ and item_, or all under an empty one.
+    """
+
+    def __init__(self, module: nn.Module, projection: Projection, parts: Mapping[str, IndicesByDim]) -> None:
+        super().__init__()
+        self.module, self.dim, self.parts = module, projection.dim, parts
+        for prefix, by_dim in parts.items():
+            for dim, indices in by_dim.items():
+                if dim != projection.dim:
+                    weights = projection.weights[str(dim)].detach()[list(indices)]
+                    self.register_buffer(f"{prefix}{dim}", weights)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        others = {name: value for name, value in inputs.items() if "pooled" not in name}
+        for prefix, by_dim in self.parts.items():
+            names = {dim: prefix + pooled_input(dim, self.dim) for dim, indices in by_dim.items() if indices}
+            if names:
+                weights = {dim: self.get_buffer(f"{prefix}{dim}") for dim in names if dim != self.dim}
+                pooled = {dim: inputs[name] for dim, name in names.items()}
+                others[f"{prefix}pooled"] = project(pooled, weights)
+        return self.module(others)  # type: ignore[no-any-return]
 
 
 class TiledModel(nn.Module):

@@ -109,7 +109,7 @@ def make_task(shape: Shape, config: TrainBenchConfig, data: Path) -> Task:
         log=str(log),
         folder=str(folder),
         batch_size=batches.batch_size,
-        num_numbers=len(batches.layout.numbers),
+        num_numbers=len(batches.layout.number_columns),
         sizes=[batches.layout.bounds[name] for name in batches.layout.keys],
         embedding_dim=spec.embedding_dim,
         bottom=list(spec.bottom),

@@ -82,10 +82,24 @@ def _check_named(recipe: Recipe) -> None:
                 from recmill.features.category import read_vocabulary
 
                 read_vocabulary(step.extend, step.named or feature.name)
-    if recipe.ranking is not None and ":" in recipe.ranking.model and find_spec("torch") is not None:
-        from recmill.learner.ranking import own_model
+    if find_spec("torch") is not None:
+        _check_own_models(recipe)
 
-        own_model(recipe.ranking.model)
+
+def _check_own_models(recipe: Recipe) -> None:
+    named = {
+        f"{section}.model": model.model
+        for section in ("ranking", "retrieval")
+        if (model := getattr(recipe, section)) is not None and ":" in model.model
+    }
+    loss = recipe.ranking.loss if recipe.ranking is not None else ""
+    if named or loss:
+        from recmill.models.own import own_loss, own_model
+
+        for key, path in named.items():
+            own_model(path, key)
+        if loss:
+            own_loss(loss)
 
 
 def _check_held_out_files(recipe: Recipe, data: str) -> None:

@@ -14,7 +14,14 @@ from typing import Literal
 
 from recmill.recipe import recipe as r
 from recmill.recipe import steps as s
-from recmill.recipe.kinds import element_of, is_list, kinds_along, kinds_of_columns, owners_of_columns
+from recmill.recipe.kinds import (
+    element_of,
+    is_list,
+    kinds_along,
+    kinds_of_columns,
+    owners_of_columns,
+    width_of,
+)
 
 _CRITEO_ROWS, _CRITEO_VALUES = 45_840_617, 1_300_000  # Kaggle: 33.8 million values in 26 columns
 _GROWTH = 0.716  # from there to 883 million values in the 4.4 billion rows of the 1TB log
@@ -155,9 +162,10 @@ class ModelSize:
         ]
 
     def _split(self, names: Sequence[str]) -> tuple[int, int]:
-        """How many of the features are numbers, and how many are embedded."""
-        embedded = sum(self.ids(self.features[name]) is not None for name in names)
-        return len(names) - embedded, embedded
+        """How many numbers the features have, and how many of them are embedded."""
+        is_embedded = {name: self.ids(self.features[name]) is not None for name in names}
+        numbers = sum(width_of(self.features[name]) or 1 for name in names if not is_embedded[name])
+        return numbers, sum(is_embedded.values())
 
     @cached_property
     def ranking_weights(self) -> int:

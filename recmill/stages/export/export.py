@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -247,21 +247,32 @@ def _describe(learner: Ranker | Retriever, aside: Path) -> dict[str, Any]:
             "item": list(spec.item),
             "sequences": list(learner.sequences),
             "dim": spec.vector_size,
+            **_own_dims(learner, learner.tower_collections.values()),
         }
     tasks = learner.spec.tasks
-    names = {
-        name: [part.name for part in made.features if not part.is_sequence]
-        for name, made in learner.collections.items()
-    }
+    by_dim = learner.pooled_features(learner.deep_collections)
     return {
         "numbers": list(learner.layout.numbers),
-        "keys": names["deep"],
+        "keys": [name for names in by_dim.values() for name in names],
+        **_own_dims(learner, [learner.deep_collections]),
         "sequences": list(learner.spec.sequences),
-        "wide": names.get("wide", []),
+        "wide": list(learner.spec.wide),
         "label": learner.spec.labels[0],
         **({"labels": list(tasks.labels), "serve_score": tasks.order} if tasks is not None else {}),
         "split": (aside / "graphs" / "rank_split.onnx").exists(),
     }
+
+
+def _own_dims(learner: Ranker | Retriever, collections: Iterable[Mapping[int, str]]) -> dict[str, Any]:
+    """The dims of features whose embeddings have not the dim of the model."""
+    dims = {
+        feature: dim
+        for by_dim in collections
+        for dim, features in learner.pooled_features(by_dim).items()
+        for feature in features
+        if dim != learner.spec.embedding_dim
+    }
+    return {"dims": dims} if dims else {}
 
 
 def _evaluation(

@@ -124,7 +124,7 @@ def fit_ranker_trees(
         spec.trees,
         learner.model.trees,
         source.table,
-        learner.layout.numbers,
+        learner.layout.number_columns,
         spec.label,
         train.seed,
         learner.num_threads,
