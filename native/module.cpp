@@ -10,6 +10,7 @@ void register_exact_sum(nanobind::module_& m);
 void register_embedding(nanobind::module_& m);
 void register_dense(nanobind::module_& m);
 void register_neighbours(nanobind::module_& m);
+void register_recall(nanobind::module_& m);
 
 NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);  // threads of a server may still hold objects when the process ends
@@ -23,4 +24,5 @@ NB_MODULE(_native, m) {
   register_embedding(m);
   register_dense(m);
   register_neighbours(m);
+  register_recall(m);
 }

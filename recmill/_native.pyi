@@ -201,3 +201,43 @@ def recommend_related(
     allowed: Array | None,
     k: int,
 ) -> tuple[Array, Array]: ...
+
+class VectorClusters:
+    def __init__(self, centers: Array, codes: Array, items: Array, sizes: Array) -> None: ...
+    def search(
+        self,
+        built: Array,
+        hidden: Array | None,
+        changed_items: Array,
+        changed: Array,
+        query: Array,
+        k: int,
+        probes: int,
+        banned: Array,
+        allowed: Array | None,
+    ) -> tuple[Array, Array]: ...
+
+def search_all(
+    built: Array,
+    hidden: Array | None,
+    changed_items: Array,
+    changed: Array,
+    query: Array,
+    k: int,
+    banned: Array,
+    allowed: Array | None,
+) -> tuple[Array, Array]: ...
+def related_to(
+    profile: Array,
+    weights: Array,
+    indices: Array,
+    neighbour_weights: Array,
+    n: int,
+    banned: Array,
+    allowed: Array | None,
+    k: int,
+) -> tuple[Array, Array]: ...
+def first_shown(items: Array, banned: Array, allowed: Array | None, k: int) -> Array: ...
+def fuse_lists(
+    lists: Sequence[tuple[Array, Array, Array]], number: int
+) -> tuple[Array, Array, Array, Array]: ...

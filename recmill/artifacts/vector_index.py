@@ -1,4 +1,6 @@
-"""Which items have the greatest inner product with a vector: exactly up to 200,000 of them, else by clusters (faiss).
+"""Which items have the greatest inner product with a vector: exactly up to 200,000 of them, else by clusters.
+
+faiss builds and stores the clusters; they are searched by native code, in half floats where faiss mapped them.
 
 An opened index is the mapped file as built, plus what changed since. Changes are few, so they are searched exactly, and
 the vectors that they replace are hidden in the file. Shapes: N items, Q queries, V vector size.
@@ -10,20 +12,27 @@ import json
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from recmill import _native
 from recmill.artifacts.manifest import write_whole
 from recmill.errors import ArtifactError, MissingPackage
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_Vectors = tuple[
+    Array, Array | None, Array, Array
+]  # as built, which are hidden, changed indices, their vectors
+_NOTHING = np.empty(0, np.int64)
 
 EXACT_BELOW = 200_000  # above it a scan takes longer than a request may
 _BEST, _RECALL = 500, 0.98  # the target: recall@500
 _NUM_QUERIES = 200
 _MIN_SCANNED_PER_ANSWER = 5  # items
+_MIN_SHARE = 1e-3  # of allowed items, when it is decided how many to scan
 _CLUSTERS, _SAMPLED_PER_CLUSTER, _ROUNDS = 4, 48, 6  # clusters for each square root of the number of items
 _INDEX, _SETTINGS = "clusters.faiss", "clusters.json"
 
@@ -72,21 +81,31 @@ class Index(ABC):
         changes = self._changes
         return len(self._vectors_NV) - changes.num_hidden + len(changes.indices)
 
-    def search(self, vectors_QV: Array, k: int) -> tuple[Array, Array]:
-        """Indices (int64) and inner products (float32), each [Q, k], best first, any of equals; -1 pads."""
+    def search(
+        self, vectors_QV: Array, k: int, banned: Array | None = None, allowed: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Indices (int64) and inner products (float32), each [Q, k], best first, ties by index; -1 pads.
+
+        Without the items of `banned`, which are sorted, and with a mask `allowed` only those that it allows.
+        """
         queries = np.ascontiguousarray(vectors_QV, np.float32)
         indices = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf, np.float32)
-        changes = self._changes
         for row, query_V in enumerate(queries if k else ()):
-            found, found_scores = self._search_built(query_V, k, changes)
-            if len(changes.indices):
-                found = np.concatenate([found, changes.indices])
-                found_scores = np.concatenate([found_scores, _products(changes.vectors, query_V)])
-            best = _best(found, found_scores, k)
-            indices[row, : len(best)] = found[best]
-            scores[row, : len(best)] = found_scores[best]
+            found, found_scores = self.nearest(query_V, k, banned, allowed)
+            indices[row, : len(found)] = found
+            scores[row, : len(found)] = found_scores
         return indices, scores
+
+    def nearest(
+        self, query_V: Array, k: int, banned: Array | None = None, allowed: Array | None = None
+    ) -> tuple[Array, Array]:
+        """What `search` gives for one vector, float32 and contiguous, without padding."""
+        changes = self._changes
+        hidden = changes.hidden.view(np.uint8) if changes.num_hidden else None
+        mask = None if allowed is None else allowed.view(np.uint8)
+        vectors = (self._vectors_NV, hidden, changes.indices, changes.vectors)
+        return self._nearest(vectors, query_V, k, _NOTHING if banned is None else banned, mask)
 
     def add(self, indices: Array, vectors: Array) -> None:
         """Put items in; those that are known get a new vector. If an index occurs twice, the last counts."""
@@ -108,8 +127,10 @@ class Index(ABC):
         """Write what `open_index` needs besides the vectors, as built: without later changes."""
 
     @abstractmethod
-    def _search_built(self, query_V: Array, k: int, changes: _Changes) -> tuple[Array, Array]:
-        """Indices and inner products of at least the best k as built that are not hidden, in any order."""
+    def _nearest(
+        self, vectors: _Vectors, query_V: Array, k: int, banned: Array, allowed: Array | None
+    ) -> tuple[Array, Array]:
+        """Indices and inner products of the best k that may be shown, best first."""
 
 
 class ExactIndex(Index):
@@ -118,13 +139,10 @@ class ExactIndex(Index):
     def save(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
-    def _search_built(self, query_V: Array, k: int, changes: _Changes) -> tuple[Array, Array]:
-        scores = _products(self._vectors_NV, query_V)
-        if changes.num_hidden:
-            scores[changes.hidden] = -np.inf
-        indices = _at_least_best(scores, k)
-        indices = indices[~changes.hidden[indices]]
-        return indices, scores[indices]
+    def _nearest(
+        self, vectors: _Vectors, query_V: Array, k: int, banned: Array, allowed: Array | None
+    ) -> tuple[Array, Array]:
+        return _native.search_all(*vectors, query_V, k, banned, allowed)
 
 
 class ClusteredIndex(Index):
@@ -143,26 +161,26 @@ class ClusteredIndex(Index):
         settings = {"probes": self._probes, "recall": self.recall}
         write_whole(path / _SETTINGS, json.dumps(settings) + "\n")
 
-    def _search_built(self, query_V: Array, k: int, changes: _Changes) -> tuple[Array, Array]:
-        num_shown = len(self._vectors_NV) - changes.num_hidden
-        probes, wanted = self._probes, min(k, num_shown)
+    def _nearest(
+        self, vectors: _Vectors, query_V: Array, k: int, banned: Array, allowed: Array | None
+    ) -> tuple[Array, Array]:
         # Scan enough items to choose from.
-        least = _MIN_SCANNED_PER_ANSWER * max(k, _BEST)
-        probes = max(probes, -(-least * self._index.nlist // len(self._vectors_NV)))
-        while wanted:
-            indices = self._search_clusters(query_V, wanted, min(probes, self._index.nlist), changes)
-            if len(indices) == wanted or probes >= self._index.nlist:
-                return indices, _products(self._vectors_NV[indices], query_V)
-            probes *= 2
-        return np.empty(0, np.int64), np.empty(0, np.float32)
+        share = 1.0 if allowed is None else max(_MIN_SHARE, np.count_nonzero(allowed) / max(1, len(allowed)))
+        least = _MIN_SCANNED_PER_ANSWER * max((k + len(banned)) / share, _BEST)
+        probes = max(self._probes, -(-int(least) * self._index.nlist // max(1, len(self._vectors_NV))))
+        return self._clusters.search(*vectors, query_V, k, probes, banned, allowed)
 
-    def _search_clusters(self, query_V: Array, k: int, probes: int, changes: _Changes) -> Array:
-        chosen = None
-        if changes.num_hidden:
-            chosen = self._faiss.IDSelectorBitmap(np.packbits(~changes.hidden, bitorder="little"))
-        parameters = self._faiss.SearchParametersIVF(nprobe=probes, sel=chosen)
-        indices: Array = self._index.search(query_V[None], k, params=parameters)[1][0]
-        return indices[indices >= 0]
+    @cached_property
+    def _clusters(self) -> _native.VectorClusters:
+        """The lists of the faiss index, where they are mapped."""
+        lists, number = self._index.invlists, self._index.nlist
+        codes, items = (
+            np.array([int(address(cluster) or 0) for cluster in range(number)], np.uint64)
+            for address in (lists.get_codes, lists.get_ids)
+        )
+        sizes = np.array([lists.list_size(cluster) for cluster in range(number)], np.int64)
+        centers = self._index.quantizer.reconstruct_n(0, number)
+        return _native.VectorClusters(centers, codes, items, sizes)
 
 
 def build_index(vectors: Array, kind: str = "auto", queries: Array | None = None) -> Index:
@@ -272,9 +290,3 @@ def _at_least_best(scores: Array, k: int) -> Array:
     if k >= len(scores):
         return np.arange(len(scores))
     return np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
-
-
-def _best(indices: Array, scores: Array, k: int) -> Array:
-    """Where the k best are, best first; ties by index."""
-    kept = _at_least_best(scores, k)
-    return kept[np.lexsort((indices[kept], -scores[kept]))[:k]]

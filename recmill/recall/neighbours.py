@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +95,35 @@ class ItemNeighbours:
         """Sequences of rows instead of items; others are left out."""
         rows = self.rows_of(sequences.items)
         return replace(sequences.where(rows >= 0), items=rows[rows >= 0])
+
+    def best(
+        self, profile: Array, half_life: float | None, banned: Array, k: int, allowed: Array | None = None
+    ) -> tuple[Array, Array]:
+        """What `lists` gives for one profile, without padding: int64 and float32. `banned` is sorted."""
+        profile = profile[-profile_length(half_life) :]
+        if self.items is None:
+            profile = profile[profile < len(self.indices)]  # newer items have no neighbours
+        from_end = np.arange(len(profile) - 1, -1, -1)
+        weights = np.ones(len(profile)) if half_life is None else 0.5 ** (from_end / half_life)
+        if self.items is not None:
+            profile, banned = self.rows_of(profile), self.rows_of(banned)
+            profile, weights, banned = profile[profile >= 0], weights[profile >= 0], banned[banned >= 0]
+            allowed = None if allowed is None else allowed[self.items]
+        indices, scores = _native.related_to(
+            profile.astype(np.int32),
+            weights.astype(np.float32),
+            self._flat[0],
+            self._flat[1],
+            self.indices.shape[1],
+            banned,
+            None if allowed is None else allowed.view(np.uint8),
+            k,
+        )
+        return self.items_of(indices), scores
+
+    @cached_property
+    def _flat(self) -> tuple[Array, Array]:
+        return self.indices.reshape(-1), self.weights.reshape(-1)
 
 
 def profile_length(half_life: float | None) -> int:

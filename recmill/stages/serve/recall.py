@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from recmill import _native
 from recmill.artifacts.bundle.arrays import GrowingArray, map_array
 from recmill.artifacts.bundle.bundle import Bundle
 from recmill.artifacts.bundle.models import TowerModel
@@ -16,7 +17,6 @@ from recmill.artifacts.vector_index import Index, open_index
 from recmill.dataset.batch import Array
 from recmill.errors import BadRequest
 from recmill.recall.fusion import Fusion
-from recmill.recall.interactions import Sequences
 from recmill.recall.neighbours import MAX_PROFILE, VARIANTS, ItemNeighbours
 from recmill.recall.parameters import RANKING, UNFITTED, RecallParameters
 from recmill.stages.serve.lookup import UserRow
@@ -27,7 +27,6 @@ TRENDING = "trending"
 CHANNELS = ("two_tower", "similar", *VARIANTS, "popular", TRENDING)
 _NUM_BUSIEST = 12  # users that pages offer to look at
 _MAX_SCANNED = 20_000  # up to so many allowed items are all scored
-_MAX_FETCHED = 5_000
 _NUM_SIMILAR_TO = 3  # of the latest items that a user clicked
 _MAX_DOUBLINGS = 60  # of the weight of a click, before popularity is scaled down again
 
@@ -212,13 +211,7 @@ class Recaller:
         assert self.vector_index is not None
         if item_filter.few is not None:
             return best_of(item_filter.few, self.vectors.take(item_filter.few) @ vectors[0], number)
-        share = 1.0 if item_filter.allowed is None else max(1e-3, float(item_filter.allowed.mean()))
-        fetched = int(
-            min(len(self.items), number / share + min(len(item_filter.banned), 1_000), _MAX_FETCHED)
-        )
-        indices, scores = self.vector_index.search(vectors, max(fetched, number))
-        kept = item_filter.keeps(indices[0])
-        return indices[0][kept][:number], scores[0][kept][:number]
+        return self.vector_index.nearest(vectors[0], number, item_filter.banned, item_filter.allowed)
 
     def _related(self, name: str, user_row: UserRow, number: int, item_filter: ItemFilter) -> ChannelList:
         """Items that an item-item model relates to what the user clicked; later clicks count more."""
@@ -229,15 +222,8 @@ class Recaller:
         if item_filter.few is not None:
             allowed = np.zeros(len(self.items), bool)
             allowed[item_filter.few] = True
-        indices, scores = self.neighbours[name].lists(
-            one_sequence(profile),
-            self.parameters.neighbours[name].half_life,
-            one_sequence(item_filter.banned),
-            number,
-            allowed,
-        )
-        num_found = int((indices[0] >= 0).sum())
-        return indices[0][:num_found].astype(np.int64), scores[0][:num_found]
+        half_life = self.parameters.neighbours[name].half_life
+        return self.neighbours[name].best(profile, half_life, item_filter.banned, number, allowed)
 
     def profile(self, user_row: UserRow) -> Array:
         """Indices of the last items that the user clicked, latest last."""
@@ -292,13 +278,9 @@ class Popularity:
         if self._order is None:
             scores = self._scores.whole()
             self._order = np.lexsort((np.arange(len(scores)), -scores))
-        size = 2 * number + len(item_filter.banned)
-        while True:
-            indices = self._order[:size]
-            indices = indices[item_filter.keeps(indices)][:number]
-            if len(indices) == number or size >= len(self._order):
-                return indices, self.of(indices)
-            size *= 4
+        mask = None if item_filter.allowed is None else item_filter.allowed.view(np.uint8)
+        indices = _native.first_shown(self._order, item_filter.banned, mask, number)
+        return indices, self.of(indices)
 
     def add_items(self, number: int) -> None:
         self._scores.append(np.zeros(number, np.float32))
@@ -351,30 +333,20 @@ class ClickedItems:
         self._since.setdefault(str(user), []).append(item)
 
 
-def one_sequence(items: Array) -> Sequences:
-    return Sequences(np.array([0, len(items)], np.int64), items.astype(np.int32))
-
-
 def best_of(indices: Array, scores: Array, number: int) -> ChannelList:
     best = np.lexsort((indices, -scores))[:number]
     return indices[best], scores[best].astype(np.float32)
 
 
 def fuse(lists: Mapping[str, ChannelList], fusion: Fusion, number: int) -> Candidates:
-    """The best of all channels' items by their fused score; each is of the channel that counted most."""
+    """The best of all channels' items by their fused score; each is of the channel that counted most.
+
+    Items of equal score, such as those of a channel without a weight, stay in their channel's order.
+    """
     if not lists:
         return NO_CANDIDATES
     by_weight = sorted(lists, key=lambda name: -fusion.weights.get(name, 0.0))
-    gains = np.concatenate([fusion.gains(name, len(lists[name][0])) for name in by_weight])
-    together = Candidates(
-        np.concatenate([lists[name][0] for name in by_weight]),
-        np.concatenate([lists[name][1] for name in by_weight]).astype(np.float32),
-        np.concatenate([np.full(len(lists[name][0]), CHANNELS.index(name), np.int8) for name in by_weight]),
-        gains,
-    )
-    order = np.argsort(-gains, kind="stable")
-    _, first, inverse = np.unique(together.indices[order], return_index=True, return_inverse=True)
-    fused = np.bincount(inverse, gains[order], minlength=len(first)).astype(np.float32)
-    items = replace(together.take(order[first]), fused=fused)
-    # Items of equal score, such as those of a channel without a weight, stay in their channel's order.
-    return items.take(np.lexsort((first, -fused))[:number])
+    given = [(*lists[name], fusion.gains(name, len(lists[name][0]))) for name in by_weight]
+    indices, scores, numbers, fused = _native.fuse_lists(given, number)
+    channels = np.array([CHANNELS.index(name) for name in by_weight], np.int8)
+    return Candidates(indices, scores, channels[numbers], fused)

@@ -1,0 +1,366 @@
+// The recall stage of a request: nearest vectors, related items, popular items, and one list of all of them.
+// Plain C++ over the arrays of a bundle; recall.cpp has what Python calls, recall_stress.cpp runs it under sanitizers.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <utility>
+#include <vector>
+
+namespace recall {
+
+// --- the best of many
+
+// A score and an item as one number: greater is better, and of equal scores the smaller item. NaN is never among the best.
+inline uint64_t key_of(float score, uint32_t item) {
+  if (score != score) return 0;
+  uint32_t bits;
+  score += 0.0f;  // -0 and 0 are equal
+  std::memcpy(&bits, &score, 4);
+  bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return uint64_t{bits} << 32 | static_cast<uint32_t>(~item);
+}
+inline uint32_t item_of(uint64_t key) { return ~static_cast<uint32_t>(key); }
+inline float score_of(uint64_t key) {
+  uint32_t bits = static_cast<uint32_t>(key >> 32);
+  bits = bits & 0x80000000u ? bits & 0x7FFFFFFFu : ~bits;
+  float score;
+  std::memcpy(&score, &bits, 4);
+  return score;
+}
+
+// The k greatest keys of all that were pushed. Most are refused by one comparison with the k-th so far.
+class Best {
+ public:
+  explicit Best(size_t k) : k_(k) { keys_.reserve(std::min<size_t>(2 * k + SLACK, 1 << 16)); }
+
+  bool wants(uint64_t key) const { return key > least_ && k_; }
+  void push(uint64_t key) {
+    if (!wants(key)) return;
+    keys_.push_back(key);
+    if (keys_.size() >= 2 * k_ + SLACK) shrink();
+  }
+  size_t size() const { return std::min(k_, keys_.size()); }
+
+  // Best first.
+  const std::vector<uint64_t>& sorted() {
+    shrink();
+    std::sort(keys_.begin(), keys_.end(), std::greater<>());
+    return keys_;
+  }
+  const std::vector<uint64_t>& unsorted() {
+    shrink();
+    return keys_;
+  }
+
+ private:
+  static constexpr size_t SLACK = 64;
+
+  void shrink() {
+    if (keys_.size() <= k_) return;
+    std::nth_element(keys_.begin(), keys_.begin() + (k_ - 1), keys_.end(), std::greater<>());
+    keys_.resize(k_);
+    least_ = keys_[k_ - 1];
+  }
+
+  size_t k_;
+  uint64_t least_ = 0;
+  std::vector<uint64_t> keys_;
+};
+
+// Which items may be shown: not those of `banned`, which is sorted, and only those of the mask, if there is one.
+struct ItemFilter {
+  const int64_t* banned = nullptr;
+  size_t num_banned = 0;
+  const uint8_t* allowed = nullptr;
+  size_t num_allowed = 0;
+
+  bool keeps(uint32_t item) const {
+    if (allowed && (item >= num_allowed || !allowed[item])) return false;
+    return !num_banned || !std::binary_search(banned, banned + num_banned, int64_t{item});
+  }
+};
+
+// --- inner products
+
+using Lanes = float __attribute__((vector_size(32)));
+using Bits = int32_t __attribute__((vector_size(32)));
+using Halves = int16_t __attribute__((vector_size(16)));
+constexpr size_t LANES = 8, CHAINS = 4;  // sums that do not wait for each other
+
+#define RECALL_INLINE __attribute__((always_inline)) inline
+
+template <class Vector, class T>
+RECALL_INLINE Vector load(const T* from) {
+  Vector to;
+  std::memcpy(&to, from, sizeof to);
+  return to;
+}
+RECALL_INLINE float one_of(const float* from) { return *from; }
+RECALL_INLINE Lanes lanes_of(const float* from) { return load<Lanes>(from); }
+// A half float is a float with a smaller exponent: shifted into place, it is its value times 2^-112.
+constexpr float HALF_SCALE = 0x1p112f;
+RECALL_INLINE float one_of(const uint16_t* from) {
+  const uint32_t bits = (uint32_t{*from} & 0x8000u) << 16 | (uint32_t{*from} & 0x7FFFu) << 13;
+  return load<float>(&bits);
+}
+RECALL_INLINE Lanes lanes_of(const uint16_t* from) {
+  const Bits wide = __builtin_convertvector(load<Halves>(from), Bits);  // the sign fills the bits above
+  const Bits bits = (wide << 13) & static_cast<int32_t>(0x8FFFE000);
+  return load<Lanes>(&bits);
+}
+
+template <class T>
+RECALL_INLINE void products_of(const float* query, const T* vectors, size_t count, size_t dim, float* out) {
+  constexpr size_t STEP = LANES * CHAINS;
+  const size_t steps = dim / STEP * STEP, whole = dim / LANES * LANES;
+  for (size_t i = 0; i < count; ++i, vectors += dim) {
+    Lanes sums[CHAINS] = {};
+    for (size_t j = 0; j < steps; j += STEP)
+      for (size_t c = 0; c < CHAINS; ++c) sums[c] += load<Lanes>(query + j + c * LANES) * lanes_of(vectors + j + c * LANES);
+    for (size_t j = steps; j < whole; j += LANES) sums[0] += load<Lanes>(query + j) * lanes_of(vectors + j);
+    const Lanes all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    float sum = ((all[0] + all[4]) + (all[2] + all[6])) + ((all[1] + all[5]) + (all[3] + all[7]));
+    for (size_t j = whole; j < dim; ++j) sum += query[j] * one_of(vectors + j);
+    out[i] = sum;
+  }
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+template <class T>
+__attribute__((target("avx2,fma"))) void products_by_avx2(const float* query, const T* vectors, size_t count, size_t dim, float* out) {
+  products_of(query, vectors, count, dim, out);
+}
+inline bool has_avx2() {
+  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return has;
+}
+#endif
+
+// out[i] = query . vectors[i]. Of half floats, the query is given times HALF_SCALE.
+template <class T>
+inline void products(const float* query, const T* vectors, size_t count, size_t dim, float* out) {
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (has_avx2()) return products_by_avx2(query, vectors, count, dim, out);
+#endif
+  products_of(query, vectors, count, dim, out);
+}
+
+// --- nearest vectors
+
+// Vectors of items as an index was built of them, and what changed since: hidden ones, and others that count instead.
+struct Vectors {
+  const float* built = nullptr;  // [count][dim]
+  size_t count = 0, dim = 0;
+  const uint8_t* hidden = nullptr;
+  const int64_t* changed_items = nullptr;
+  const float* changed = nullptr;  // [num_changed][dim]
+  size_t num_changed = 0;
+
+  bool shows(uint32_t item, const ItemFilter& filter) const { return !(hidden && hidden[item]) && filter.keeps(item); }
+};
+
+constexpr size_t BLOCK = 256;
+
+inline void push_changed(const Vectors& vectors, const float* query, const ItemFilter& filter, Best& best) {
+  for (size_t i = 0; i < vectors.num_changed; ++i) {
+    float score;
+    products(query, vectors.changed + i * vectors.dim, 1, vectors.dim, &score);
+    const uint64_t key = key_of(score, static_cast<uint32_t>(vectors.changed_items[i]));
+    if (best.wants(key) && filter.keeps(item_of(key))) best.push(key);
+  }
+}
+
+// The best k by a scan of every vector.
+inline void search_all(const Vectors& vectors, const float* query, const ItemFilter& filter, Best& best) {
+  float scores[BLOCK];
+  for (size_t start = 0; start < vectors.count; start += BLOCK) {
+    const size_t size = std::min(BLOCK, vectors.count - start);
+    products(query, vectors.built + start * vectors.dim, size, vectors.dim, scores);
+    for (size_t i = 0; i < size; ++i) {
+      const uint64_t key = key_of(scores[i], static_cast<uint32_t>(start + i));
+      if (best.wants(key) && vectors.shows(item_of(key), filter)) best.push(key);
+    }
+  }
+  push_changed(vectors, query, filter, best);
+}
+
+// Items by cluster, in half floats.
+struct Clusters {
+  size_t dim = 0;
+  std::vector<float> centers;  // [clusters][dim]
+  std::vector<const uint16_t*> codes;
+  std::vector<const int64_t*> items;
+  std::vector<size_t> sizes;
+
+  void scan(size_t cluster, const float* scaled_query, const Vectors& vectors, const ItemFilter& filter, Best& best) const {
+    float scores[BLOCK];
+    for (size_t start = 0; start < sizes[cluster]; start += BLOCK) {
+      const size_t size = std::min(BLOCK, sizes[cluster] - start);
+      products(scaled_query, codes[cluster] + start * dim, size, dim, scores);
+      for (size_t i = 0; i < size; ++i) {
+        const auto item = static_cast<uint32_t>(items[cluster][start + i]);
+        const uint64_t key = key_of(scores[i], item);
+        if (best.wants(key) && item < vectors.count && vectors.shows(item, filter)) best.push(key);
+      }
+    }
+  }
+};
+
+// The best k of the nearest clusters: `probes` of them, or more if those have fewer than k items that may be shown.
+// Chosen in half floats, somewhat more than k, and then compared by the vectors themselves.
+inline void search_clusters(const Clusters& clusters, const Vectors& vectors, const float* query, size_t k, size_t probes,
+                            const ItemFilter& filter, Best& best) {
+  const size_t num_clusters = clusters.sizes.size(), dim = clusters.dim;
+  std::vector<float> scores(num_clusters), scaled(query, query + dim);
+  for (float& value : scaled) {
+    if (value != value) return;  // nothing is near NaN
+    value *= HALF_SCALE;
+  }
+  products(query, clusters.centers.data(), num_clusters, dim, scores.data());
+  std::vector<uint64_t> order(num_clusters);
+  for (size_t c = 0; c < num_clusters; ++c) order[c] = key_of(scores[c], static_cast<uint32_t>(c));
+  probes = std::min(probes, num_clusters);
+  std::nth_element(order.begin(), order.begin() + probes, order.end(), std::greater<>());
+  Best rough(k + k / 8 + 16);
+  for (size_t i = 0; i < probes; ++i) clusters.scan(item_of(order[i]), scaled.data(), vectors, filter, rough);
+  if (rough.size() < k && probes < num_clusters) {
+    std::sort(order.begin() + probes, order.end(), std::greater<>());
+    for (size_t i = probes; i < num_clusters && rough.size() < k; ++i)
+      clusters.scan(item_of(order[i]), scaled.data(), vectors, filter, rough);
+  }
+  constexpr size_t AHEAD = 12;
+  const std::vector<uint64_t>& chosen = rough.unsorted();
+  const auto vector_of = [&](size_t i) { return vectors.built + size_t{item_of(chosen[i])} * dim; };
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    if (i + AHEAD < chosen.size())
+      for (size_t j = 0; j < dim; j += LANES) __builtin_prefetch(vector_of(i + AHEAD) + j);
+    float score;
+    products(query, vector_of(i), 1, dim, &score);
+    best.push(key_of(score, item_of(chosen[i])));
+  }
+  push_changed(vectors, query, filter, best);
+}
+
+// --- small hash tables of items
+
+// From items to slots 0, 1, 2, ... in the order in which they were first met; made anew for each use.
+class ItemSlots {
+ public:
+  // Forgets everything; there is room for so many items.
+  void reset(size_t most) {
+    for (const size_t at : used_) entries_[at].slot = NONE;
+    used_.clear();
+    items.clear();
+    size_t capacity = 64;
+    while (capacity < 2 * most) capacity *= 2;
+    if (entries_.size() < capacity) entries_.resize(capacity, Entry{0, NONE});
+    mask_ = capacity - 1;
+  }
+  // The slot of an item, and whether it is new.
+  std::pair<uint32_t, bool> add(uint32_t item) {
+    size_t at = (item * 0x9E3779B97F4A7C15ull >> 32) & mask_;
+    while (entries_[at].slot != NONE && entries_[at].item != item) at = (at + 1) & mask_;
+    if (entries_[at].slot != NONE) return {entries_[at].slot, false};
+    entries_[at] = Entry{item, static_cast<uint32_t>(items.size())};
+    used_.push_back(at);
+    items.push_back(item);
+    return {entries_[at].slot, true};
+  }
+
+  std::vector<uint32_t> items;
+
+ private:
+  struct Entry { uint32_t item, slot; };
+  static constexpr uint32_t NONE = 0xFFFFFFFFu;
+
+  std::vector<Entry> entries_;
+  std::vector<size_t> used_;
+  size_t mask_ = 0;
+};
+
+// --- related items
+
+// Neighbours of each item, best first, with their weights; -1 behind the last.
+struct Neighbours {
+  const int32_t* indices;  // [count][n]
+  const float* weights;
+  size_t count, n;
+};
+
+// The items that add up to most over a profile: item p of it with weight w adds w times p's neighbours.
+inline void related(const Neighbours& neighbours, const int32_t* profile, const float* profile_weights, size_t length,
+                    const ItemFilter& filter, Best& best) {
+  thread_local ItemSlots slots;
+  thread_local std::vector<float> sums;
+  slots.reset(std::min(length * neighbours.n, neighbours.count));
+  sums.clear();
+  for (size_t e = 0; e < length; ++e) {
+    const size_t row = static_cast<size_t>(profile[e]) * neighbours.n;
+    for (size_t j = 0; j < neighbours.n; ++j) {
+      const int32_t near = neighbours.indices[row + j];
+      if (near < 0) break;
+      if (static_cast<size_t>(near) >= neighbours.count) continue;
+      const float added = profile_weights[e] * neighbours.weights[row + j];
+      const auto [slot, is_new] = slots.add(static_cast<uint32_t>(near));
+      if (is_new) sums.push_back(0.0f);
+      sums[slot] += added;
+    }
+  }
+  for (size_t slot = 0; slot < sums.size(); ++slot) {
+    const uint64_t key = key_of(sums[slot], slots.items[slot]);
+    if (best.wants(key) && filter.keeps(slots.items[slot])) best.push(key);
+  }
+}
+
+// --- fusion
+
+// What one channel found, best first, and what each rank adds to an item's score.
+struct ChannelList {
+  const int64_t* items;
+  const float* scores;
+  const float* gains;  // they never rise
+  size_t size;
+};
+
+struct Fused {
+  std::vector<int64_t> items;
+  std::vector<float> scores;     // of the channel that counted most
+  std::vector<int64_t> channels;  // its number among the lists
+  std::vector<float> fused;
+};
+
+// The best `number` of all lists by the sum of their gains. An item is of the list in which it gained most, the earlier
+// one of equals; items of equal sums stay in the order of their largest gains.
+inline Fused fuse(const std::vector<ChannelList>& lists, size_t number) {
+  thread_local ItemSlots slots;
+  size_t total = 0;
+  for (const ChannelList& list : lists) total += list.size;
+  slots.reset(total);
+  std::vector<double> sums;
+  std::vector<std::pair<size_t, size_t>> firsts;  // list and rank
+  std::vector<size_t> next(lists.size(), 0);
+  for (size_t taken = 0; taken < total; ++taken) {
+    size_t from = lists.size();
+    for (size_t l = 0; l < lists.size(); ++l)
+      if (next[l] < lists[l].size && (from == lists.size() || lists[l].gains[next[l]] > lists[from].gains[next[from]])) from = l;
+    const size_t rank = next[from]++;
+    const auto [slot, is_new] = slots.add(static_cast<uint32_t>(lists[from].items[rank]));
+    if (is_new) sums.push_back(0.0), firsts.emplace_back(from, rank);
+    sums[slot] += lists[from].gains[rank];
+  }
+  Best best(number);
+  for (size_t slot = 0; slot < sums.size(); ++slot) best.push(key_of(static_cast<float>(sums[slot]), static_cast<uint32_t>(slot)));
+  Fused found;
+  for (const uint64_t key : best.sorted()) {
+    const auto [list, rank] = firsts[item_of(key)];
+    found.items.push_back(lists[list].items[rank]);
+    found.scores.push_back(lists[list].scores[rank]);
+    found.channels.push_back(static_cast<int64_t>(list));
+    found.fused.push_back(score_of(key));
+  }
+  return found;
+}
+
+}  // namespace recall
