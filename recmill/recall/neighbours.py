@@ -21,6 +21,7 @@ NUM_EASE_NEIGHBOURS = 300  # its weights fall more slowly, and negative ones mat
 MAX_PROFILE = 500  # of a user's latest items
 MAX_ITEMS = 2_000_000  # with more there are no neighbours
 MAX_EASE_ITEMS = 5_000  # the inverse takes the cube of it: two seconds for so many
+_SMALL_MATRIX = 256  # which is inverted at once
 _SMALLEST_WEIGHT = 0.01  # of an item in a profile; older ones are left out
 _MAX_PAIRS = 1_000_000_000  # with more, users are sampled evenly
 _SHRINK = 10.0
@@ -181,10 +182,22 @@ def ease(interactions: Interactions, threads: int, l2: float) -> ItemNeighbours:
     gram = _native.co_counts(sequences.offsets, index_of[sequences.items], len(chosen), threads)
     gram = gram.reshape(len(chosen), len(chosen))
     np.fill_diagonal(gram, gram.diagonal() + l2)
-    inverse = np.linalg.inv(gram)
+    inverse = _inverse(gram)
     weights = inverse / -inverse.diagonal()
     np.fill_diagonal(weights, 0.0)
     return _truncated(weights, None if len(chosen) == num_items else chosen.astype(np.int32))
+
+
+def _inverse(matrix: Array) -> Array:
+    """Of a symmetric positive definite matrix, by halves: half of the work of a general inverse."""
+    if len(matrix) <= _SMALL_MATRIX:
+        return np.linalg.inv(matrix)
+    half = len(matrix) // 2
+    first = _inverse(matrix[:half, :half])
+    across = first @ matrix[:half, half:]
+    last = _inverse(matrix[half:, half:] - matrix[half:, :half] @ across)
+    beside = across @ last
+    return np.block([[first + beside @ across.T, -beside], [-beside.T, last]])
 
 
 def _truncated(weights: Array, items: Array | None) -> ItemNeighbours:

@@ -8,6 +8,7 @@ import pytest
 from recmill.recall.interactions import Interactions, Sequences
 from recmill.recall.neighbours import (
     ItemNeighbours,
+    _inverse,
     co_clicks,
     ease,
     lifted_transitions,
@@ -132,6 +133,15 @@ def test_a_model_of_some_items_gives_the_same_lists_as_one_with_empty_rows() -> 
             )
             assert found[0].tolist() == expected[0].tolist()
             assert found[1].tolist() == expected[1].tolist()
+
+
+def test_a_matrix_inverted_by_halves_is_the_inverse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recmill.recall.neighbours._SMALL_MATRIX", 4)
+    rows = [(int(user), int(item)) for user, item in np.random.default_rng(2).integers(0, (40, 31), (300, 2))]
+    clicked = np.zeros((40, 31), np.float32)
+    clicked[tuple(np.array(rows).T)] = 1
+    gram = clicked.T @ clicked + 2 * np.eye(31, dtype=np.float32)
+    np.testing.assert_allclose(_inverse(gram) @ gram, np.eye(31), atol=1e-5)
 
 
 def test_ease_of_many_items_keeps_rows_of_the_frequent_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
