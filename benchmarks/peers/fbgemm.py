@@ -13,6 +13,7 @@ from recmill.stages.bench.race import Task, main, memory_batches
 
 
 def losses(task: Task) -> Iterator[float]:
+    import fbgemm_gpu  # noqa: F401, first: without it there is no need to wait for torch
     import torch
 
     from benchmarks.peers.torch_parts import WideBag, allow_sparse, dense_model, dense_optimizer, step

@@ -7,6 +7,7 @@ import difflib
 import math
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from recmill.recipe.names import EXPANDED, expand_names, nearest
@@ -24,6 +25,12 @@ Paths = Mapping[str, Sequence[str]]  # section -> for each of its entries, the k
 def paths_of(paths: Paths, section: str, entries: Sequence[object]) -> Sequence[str]:
     """Key paths of a section's entries; numbered as they are when nobody knows better."""
     return paths.get(section) or [f"{section}[{index}]" for index in range(len(entries))]
+
+
+@cache
+def hints_of(kind: type) -> Mapping[str, Any]:
+    """Types of a dataclass's fields. Evaluating them for every table would be most of reading a recipe."""
+    return get_type_hints(kind, include_extras=True)
 
 
 def default_of(kind: type, name: str) -> object:
@@ -98,7 +105,7 @@ class Reader:
     def dataclass(self, kind: Any, value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             return self.problems.add(path, f"must be a table, got {show(value)}")
-        hints = get_type_hints(kind, include_extras=True)
+        hints = hints_of(kind)
         fields = {field.name: field for field in dataclasses.fields(kind)}
         prefix = f"{path}." if path else ""
         for key in value:

@@ -6,10 +6,10 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from recmill.recipe import recipe as r
-from recmill.recipe.convert import Paths, Problems, Reader, show
+from recmill.recipe.convert import Paths, Problems, Reader, hints_of, show
 from recmill.recipe.names import nearest, repeated
 
 MODELS: dict[str, type] = {"ranking": r.Ranking, "retrieval": r.Retrieval}
@@ -87,7 +87,7 @@ def _check_dimension(key: str, dimension: r.Dimension) -> Iterator[str]:
     kind = MODELS[model]
     passed = model
     for name in rest.split(".") if rest else ():
-        known_keys = get_type_hints(kind, include_extras=True) if dataclasses.is_dataclass(kind) else {}
+        known_keys = hints_of(kind) if dataclasses.is_dataclass(kind) else {}
         if name not in known_keys:
             hint = nearest(name, known_keys) if known_keys else f"; {passed} is a value, not a table"
             yield f"tune.space.{key} is not a known key{hint}"
@@ -119,10 +119,10 @@ def _check_choices(path: str, choices: r.Choices, kind: Any) -> Iterator[str]:
 
 def _read_part(reader: Reader, kind: Any, value: Any, path: str) -> None:
     """Like the reader, but of a table only the keys that are there."""
-    if not dataclasses.is_dataclass(kind) or not isinstance(value, dict):
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict)):
         reader.read(kind, value, path)
         return
-    hints = get_type_hints(kind, include_extras=True)
+    hints = hints_of(kind)
     for name, part in value.items():
         if name in hints:
             _read_part(reader, _required(hints[name]), part, f"{path}.{name}")
@@ -165,7 +165,7 @@ def kind_at(key: str) -> Any:
     model, *names = key.split(".")
     kind: Any = MODELS[model]
     for name in names:
-        kind = _required(get_type_hints(kind, include_extras=True)[name])
+        kind = _required(hints_of(kind)[name])
     return kind
 
 
