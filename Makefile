@@ -8,6 +8,9 @@ NATIVE := $(wildcard native/* native/*/*)
 # However it ends, no process of a test run is left.
 PYTEST := $(BIN)/python tests/supervise.py $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 
+# Hundreds of processes import the package: none should compile it again because the environment says to keep nothing.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test test-quick lint format bench wheels clean
 
 run: .venv/installed
@@ -48,7 +51,7 @@ clean:
 	rm -rf .venv build dist runs
 
 # The package is built again only when its build files or native sources change.
-PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
+PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -12,19 +13,49 @@ from pathlib import Path
 import pytest
 
 from recmill.cli import main
+from recmill.reporting.machine import available_cores
 
 sys.path.insert(0, str(Path(__file__).parent))
 from quick_java import ENVIRONMENT
 from shop import Shop, shared_shop
 
 os.environ.update(ENVIRONMENT)
+# No test takes the machine's power away, and a bundle has a hundred files to wait for.
+os.fsync = lambda descriptor: None
 
 Run = Callable[..., tuple[int, str, str]]
 
 # What takes longest starts first, so that no process is left alone with it at the end.
-LONGEST_FIRST = ("ray", "spark", "docker", "deploy/test_pipeline_runs.py", "parallel", "bench")
+LONGEST_FIRST = (
+    "ray",
+    "spark",
+    "docker",
+    "deploy/test_pipeline_runs.py",
+    "bench/test_scale.py",
+    "coming_from",
+    "train",
+    "bench/test_bench_train.py",
+    "tune",
+    "parallel",
+    "export",
+    "deploy/test_sizing.py",
+    "features/test_features_contract.py",
+    "launch/test_train_flags.py",
+    "bench bundle",
+)
 # Folders whose tests share what takes long to make. Elsewhere, tests of a file stay together for the same reason.
 TOGETHER = ("parallel", "coming_from", "export", "tune", "train")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores, because many tests wait for another program."""
+    return available_cores() + 1
+
+
+def pytest_collection_finish() -> None:
+    """Tests are never garbage: searching hundreds of thousands of their objects again and again takes time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from recmill.artifacts.bundle.bundle import Bundle, publish_bundle, side_layout
@@ -171,7 +172,7 @@ def exported(recipe: r.Recipe, folder: Path) -> Bundle:
     return publish_bundle(into, {**fields, "models": MODELS, "rows_dtype": "float32"})
 
 
-few_examples = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few_examples = examples(10, suppress_health_check=[HealthCheck.too_slow])
 recipes = st.builds(recipe_of, st.sampled_from(CONDITIONS), st.integers(1, 4), st.just(0))
 
 

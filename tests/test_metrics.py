@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recmill.metrics import RankingSums, ScoreSums, exact_auc, top_items
@@ -31,7 +32,7 @@ def sums_of(labels, scores):
     return sums
 
 
-@settings(max_examples=60, deadline=None)
+@examples(24)
 @given(pairs)
 def test_exact_auc_equals_its_definition(rows):
     labels, scores = map(np.array, zip(*rows, strict=True))
@@ -46,7 +47,7 @@ def test_binned_auc_is_close_to_the_exact_one():
     assert sums_of(labels, chances).auc() == pytest.approx(exact_auc(labels, chances), abs=1e-4)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(12)
 @given(st.lists(pairs, min_size=2, max_size=5), st.randoms())
 def test_parts_add_up_in_any_order(parts, random):
     whole = sums_of(*zip(*[row for part in parts for row in part], strict=True)).metrics()

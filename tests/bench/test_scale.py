@@ -46,7 +46,7 @@ def test_small_shares_are_bound_by_the_dense_weights() -> None:
 
 @pytest.mark.processes
 def test_workers_and_engines_are_measured_by_the_commands_of_users(tmp_path: Path) -> None:
-    result = bench_scale(ScaleBenchConfig(rows=6000, repeat=1, engine=("local",), data=tmp_path))
+    result = bench_scale(ScaleBenchConfig(rows=3000, repeat=1, engine=("local",), data=tmp_path))
     by_name = {(one["name"], one["threads"], one["reads"]): one for one in result["train"]}
     alone, spread = by_name["one process", 1, "Table"], by_name["torchrun", 1, "Table"]
     assert (alone["workers"], alone["wire_bytes_per_sample"]) == (1, 0)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recmill.artifacts.bundle import entity_ids
@@ -233,7 +234,7 @@ def test_files_of_another_layout_are_refused(items: Entities) -> None:
         Entities(items.path, "item", other, "item")
 
 
-@settings(deadline=None, max_examples=50)
+@examples(20)
 @given(st.data())
 def test_any_sequence_of_puts_reads_like_a_dictionary(data: st.DataObject) -> None:
     known: dict[str, Any] = {}

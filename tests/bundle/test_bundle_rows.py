@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recmill.artifacts.bundle.arrays import file_name
@@ -197,7 +198,7 @@ specs = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@examples(24)
 @given(st.lists(specs, min_size=1, max_size=3), st.integers(0, 2**32 - 1))
 def test_pooled_rows_equal_the_trainers_lookup(found: list[TableSpec], seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -255,7 +256,7 @@ class Model:
         return np.stack([self.rows[key] if key in self.rows else read(self.absent, [key])[0] for key in keys])
 
 
-@settings(deadline=None, max_examples=60)
+@examples(24)
 @given(st.data())
 def test_any_sequence_of_changes_reads_like_a_dictionary(data: st.DataObject) -> None:
     spec = TableSpec("t", 3, num_rows=data.draw(st.sampled_from([None, 20])), init_scale=0.5)

@@ -48,10 +48,10 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
 def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     assert row.command is not None
     into = small.new_folder()
-    small.train(row.base, "ranking.train.max_steps=5", into=into)
+    small.train_into(into, row.base, "ranking.train.max_steps=5")
     refused = [word for word in row.command if word != "--resume"]
-    assert small.run_command(row.base, refused, capsys, into)[0] == 1
-    code, said, _ = small.run_command(row.base, row.command, capsys, into)
+    assert small.run_into(into, row.base, refused, capsys)[0] == 1
+    code, said, _ = small.run_into(into, row.base, row.command, capsys)
     assert (code, said["models"][0]["resumed_from"], said["models"][0]["samples"]) == (0, 5, 16 * BATCH)
 
 
@@ -67,7 +67,7 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     assert row.command is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_WAIT_POLICY", raising=False)
-        assert small.run_command(row.base, row.command, capsys)[0] == 0
+        assert small.run_into(small.new_folder(), row.base, row.command, capsys)[0] == 0
         assert os.environ["OMP_WAIT_POLICY"] == part.value.upper()
         patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -163,7 +163,7 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     assert row.command is not None
     command = [*row.command, "--into", "x", "--threads", "1"]
     for _ in range(2):
-        code, said, into = small.run_command(row.base, command, capsys, small.folder / "whole-chain")
+        code, said, into = small.run_into(small.folder / "whole-chain", row.base, command, capsys)
         assert (code, list(said["seconds"])) == (0, ["prepare", "train", "evaluate", "export"])
         assert said["trained"][0]["stopped_by"] == "steps"
         Bundle.open(into / "bundle").verify()
@@ -215,7 +215,7 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
     assert row.command is not None
     flags = flags_of(row.command)
     chosen = {flag: flags[flag] for flag in ("--index", "--rows") if flag in flags}
-    into = small.export(row.base, *(str(word) for pair in chosen.items() for word in pair))
+    into = small.bundle(row.base, *(str(word) for pair in chosen.items() for word in pair))
     bundle = Bundle.open(into)
     bundle.verify()
     assert {graph.name for graph in (bundle.path / "graphs").iterdir()} >= {"rank.onnx"}

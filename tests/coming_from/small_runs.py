@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 from coming_from_pages import flags_of
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 
 from recmill import open_bundle
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
@@ -76,15 +77,17 @@ class Ran:
 
 
 class SmallRuns:
-    """Tables are prepared once for each recipe; every run has a folder of its own."""
+    """Tables are prepared and commands are run once; what they wrote is looked at by many rows of the pages."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.number = 0
         self._tables: dict[str, Table] = {}
         self._checkpoints: dict[tuple[str, str], Path] = {}
-        self._bundles: dict[str, Path] = {}
+        self._bundles: dict[tuple[str, ...], Path] = {}
         self._scored: dict[str, Any] = {}
+        self._runs: dict[tuple[str, ...], Ran] = {}
+        self._commands: dict[tuple[str, ...], tuple[int, Any, Path]] = {}
         generate("criteo", NUM_ROWS, 3, folder / "kaggle")
         generate("criteo", NUM_ROWS, 3, folder / "days", days=[0, 1, 23])
         generate("recsys2021", NUM_ROWS, 3, folder / "tweets")
@@ -115,11 +118,16 @@ class SmallRuns:
         assert recipe.ranking is not None
         return Ranker(recipe.ranking, self.table(recipe).columns)
 
-    def train(self, base: str, *values: str, into: Path | None = None, **options: Any) -> Ran:
+    def train(self, base: str, *values: str) -> Ran:
         """The recipe made small, then changed by `values`."""
+        if (base, *values) not in self._runs:
+            self._runs[base, *values] = self.train_into(self.new_folder(), base, *values)
+        return self._runs[base, *values]
+
+    def train_into(self, into: Path, base: str, *values: str) -> Ran:
+        """A run of one's own, to go on with."""
         recipe = load_recipe(base, [*SMALL[base], *values])
-        into = into or self.new_folder()
-        (trained,) = train(recipe, TableData(self.table(recipe)), into, TrainConfig(threads=1, **options))
+        (trained,) = train(recipe, TableData(self.table(recipe)), into, TrainConfig(threads=1))
         return Ran(trained, Checkpoint.open(into))
 
     def stepped(self, base: str, *values: str, num_steps: int = 12) -> tuple[Ranker, list[Batch]]:
@@ -153,11 +161,11 @@ class SmallRuns:
         assert main(["export", *words, *flags, "--quiet"]) == 0
         return into
 
-    def bundle(self, base: str) -> Path:
+    def bundle(self, base: str, *flags: str) -> Path:
         """A bundle to look at."""
-        if base not in self._bundles:
-            self._bundles[base] = self.export(base)
-        return self._bundles[base]
+        if (base, *flags) not in self._bundles:
+            self._bundles[base, *flags] = self.export(base, *flags)
+        return self._bundles[base, *flags]
 
     def rows_of_log(self, base: str) -> pl.DataFrame:
         """Rows of a Criteo log with the recipe's names, label first."""
@@ -182,12 +190,15 @@ class SmallRuns:
 
     def has_path(self, method: str, path: str) -> bool:
         """Does a server answer this?"""
+        scope = {"type": "http", "method": method, "path": path}
+        return any(route.matches(scope)[0] == Match.FULL for route in self._routes)
+
+    @cached_property
+    def _routes(self) -> list[BaseRoute]:
         service = Service(ServeConfig(bundle=self.bundle("criteo-widedeep"), watch=False))
         dispatcher = CallDispatcher(service, Telemetry(), threads=1)
         try:
-            routes = HttpApp(dispatcher, Scoring(dispatcher), []).app.routes
-            scope = {"type": "http", "method": method, "path": path}
-            return any(route.matches(scope)[0] == Match.FULL for route in routes)
+            return HttpApp(dispatcher, Scoring(dispatcher), []).app.routes
         finally:
             dispatcher.close()
             service.close()
@@ -212,11 +223,15 @@ class SmallRuns:
             words += [flag] if flag not in places and value is None else [flag, str(places.get(flag, value))]
         return words
 
-    def run_command(
-        self, base: str, command: Sequence[str], capsys: Any, into: Path | None = None
-    ) -> tuple[int, Any, Path]:
+    def run_command(self, base: str, command: Sequence[str], capsys: Any) -> tuple[int, Any, Path]:
         """Exit code, what it printed as JSON unless it failed, and where it wrote."""
-        into = into or self.new_folder()
+        key = tuple(self.arguments(base, command, self.folder))
+        if key not in self._commands:
+            self._commands[key] = self.run_into(self.new_folder(), base, command, capsys)
+        return self._commands[key]
+
+    def run_into(self, into: Path, base: str, command: Sequence[str], capsys: Any) -> tuple[int, Any, Path]:
+        """The same in a folder of one's own, to run it again there."""
         arguments = [*self.arguments(base, command, into), "--json", "--quiet"]
         capsys.readouterr()
         code = main(arguments)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recmill.dataset.batch import Layout, collate
@@ -64,7 +65,7 @@ def test_lists_keep_their_rows(table):
     assert lists == rows["recent_items"].head(50).to_list()
 
 
-@settings(max_examples=25, deadline=None)
+@examples(10)
 @given(
     batch_size=st.integers(1, 300),
     stop=st.integers(0, 20),

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recmill.dataset.batch import between, joined
@@ -192,7 +193,7 @@ def tailed(tmp_path_factory):
     return recipe, table_of(recipe, data, folder / "table").plan, str(data)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(10)
 @given(batch_size=st.integers(1, 200), stop=st.integers(0, 30), resumed_size=st.integers(1, 200))
 def test_a_cursor_goes_on_with_the_very_next_row(tailed, batch_size, stop, resumed_size):
     with pytest.MonkeyPatch.context() as patch:

@@ -254,7 +254,7 @@ def python_path() -> str:
     folder = folder_for_all("recmill-package-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "recmill").mkdir()
-    parts = {path.name: path for path in (ROOT / "recmill").iterdir() if path.name != "__pycache__"}
+    parts = {path.name: path for path in (ROOT / "recmill").iterdir()}
     native = Path(recmill._native.__file__)
     for name, path in {**parts, native.name: native}.items():
         (folder / "recmill" / name).symlink_to(path)

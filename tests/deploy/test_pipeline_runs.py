@@ -88,7 +88,7 @@ def server(site: Site) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def first(site: Site, server: Server) -> Workflow:
     """The first run, on an empty volume."""
-    write_log(site.log, 10_000)
+    write_log(site.log, 5_000)
     return submit(site.cluster, PIPELINE, "first", {"server": server.url})
 
 
@@ -116,7 +116,7 @@ def test_an_unreachable_target_is_tried_again_and_then_refused(
     """With a longer log, features are fitted anew, and the live model is measured on the same rows."""
     server.wait("readinessProbe")
     live = current_of(site.bundles)
-    write_log(site.log, 11_000)
+    write_log(site.log, 5_500)
     wanted = {"server": server.url, "gate": "auc>=0.999,ne<=live", "retry-limit": "1"}
     run = submit(site.cluster, PIPELINE, "second", wanted)
     assert run.status == "Failed", run

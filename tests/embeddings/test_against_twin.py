@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tables import MakeTable, make_in_memory, make_on_disk
 from twin import Twin, TwinSnapshot, assert_same_records, assert_same_waiting, records_of
@@ -165,7 +166,7 @@ ACTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("make_table", [make_in_memory, make_on_disk], ids=["memory", "disk"])
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(130, suppress_health_check=[HealthCheck.too_slow])
 @given(
     spec=specs(),
     seed=st.integers(0, 2**16),

@@ -13,7 +13,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from small_cluster import SizedEngine
 
@@ -86,7 +87,7 @@ def sorted_counts(counts: ValueCounts | StoredCounts) -> tuple[Any, ...]:
     return frame.sort("value").rows(), counts.num_values, counts.num_missing, counts.num_distinct
 
 
-@settings(max_examples=30, deadline=None)
+@examples(12)
 @given(
     rows=st.lists(
         st.tuples(
@@ -156,10 +157,10 @@ def test_counts_that_do_not_fit_into_memory_say_what_to_do(tmp_path: Path) -> No
 
 @pytest.mark.processes
 def test_the_driver_does_not_grow_with_the_vocabulary(tmp_path: Path) -> None:
-    small, large = (peak_of_driver(tmp_path, num_values) for num_values in (100_000, 1_000_000))
-    assert (small["known"], large["known"]) == (100_000, 1_000_000)
-    # Some tens of MB are noise. In memory, with its lookup, a million values take 190 MB more than on disk.
-    assert large["peak_mb"] - small["peak_mb"] < 60
+    small, large = (peak_of_driver(tmp_path, num_values) for num_values in (50_000, 500_000))
+    assert (small["known"], large["known"]) == (50_000, 500_000)
+    # Some tens of MB are noise. In memory, with its lookup, half a million values take 95 MB more than on disk.
+    assert large["peak_mb"] - small["peak_mb"] < 50
 
 
 def peak_of_driver(work: Path, num_values: int) -> dict[str, Any]:

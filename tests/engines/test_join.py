@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from small_cluster import SizedEngine
 
@@ -100,7 +101,7 @@ A = pl.DataFrame({"value": [1, 2, 3], "id": [7, 8, 9]})
 B = pl.DataFrame({"value": ["p", "q", ""], "count": [4, 5, 6]})
 
 
-@settings(max_examples=25, deadline=None)
+@examples(10)
 @given(
     rows=st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, None]), st.sampled_from(["p", "", "z", None]))),
     num_parts=st.integers(1, 4),

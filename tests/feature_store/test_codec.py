@@ -6,7 +6,8 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recmill.artifacts.feature_store.codec import RawCodec, RowCodec, add_checksums
@@ -117,7 +118,7 @@ def test_rows_of_another_layout_are_not_found(codec: RowCodec, change: str) -> N
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@examples(60)
 def test_damaged_rows_are_not_found_and_spoil_no_others(data: st.DataObject) -> None:
     codec = RowCodec(shop_layout(), unknown_user(), "plan")
     first, second = codec.encode(shop_rows())
@@ -205,7 +206,7 @@ def batches(draw: st.DrawFn) -> tuple[Layout, Batch, Batch]:
 
 
 @given(drawn=batches(), missing=st.sets(st.integers(0, 4)))
-@settings(max_examples=200, deadline=None)
+@examples(60)
 def test_any_rows_of_any_layout_come_back(drawn: tuple[Layout, Batch, Batch], missing: set[int]) -> None:
     layout, rows, strange = drawn
     codec = RowCodec(layout, strange, "plan")

@@ -11,9 +11,10 @@ from typing import Any
 
 import polars as pl
 import pytest
+from examples import examples
 from feature_cases import CASES, Case
 from feature_fitting import fit_units, recipe_of, rows_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recmill.features.plan import Plan
@@ -21,7 +22,7 @@ from recmill.recipe.recipe import POSITION, SPLIT, Recipe
 from recmill.recipe.steps import STEPS
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
-some_examples = settings(max_examples=8, deadline=None)
+some_examples = examples(3)
 
 
 @cache
@@ -124,7 +125,7 @@ def assert_as_promised(column: pl.Series, kind: str, size: int | None) -> None:
 
 
 @each_case
-@settings(max_examples=5, deadline=None)
+@examples(2)
 @given(data=st.data())
 def test_a_saved_plan_gives_the_same_features(case: Case, data: st.DataObject) -> None:
     rows = data.draw(training(case))

@@ -11,9 +11,10 @@ from typing import Any
 
 import polars as pl
 import pytest
+from examples import examples
 from feature_cases import CASES, Case
 from feature_fitting import MemorySource, fit_units, recipe_of, rows_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_cluster import SizedEngine
 from test_features_contract import exactly, learned, pieces, recipe_for, training
@@ -51,7 +52,7 @@ class Fitted:
 
 
 @each_case
-@settings(max_examples=6, deadline=None)
+@examples(3)
 @given(data=st.data())
 def test_stored_vocabularies_give_the_same_plan_and_features(case: Case, data: st.DataObject) -> None:
     rows = data.draw(training(case))
@@ -65,7 +66,7 @@ def test_stored_vocabularies_give_the_same_plan_and_features(case: Case, data: s
 
 
 @each_case
-@settings(max_examples=2, deadline=None)
+@examples(1)
 @given(data=st.data())
 def test_a_plan_that_was_sent_gives_the_same_features(case: Case, data: st.DataObject) -> None:
     rows = data.draw(training(case))
@@ -191,7 +192,7 @@ def stored_counts(
     return StoredCounts(folder, num_runs, options, total, 3, rows.height, 1 << 20, memory=1 << 30)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(24)
 @given(
     values=st.one_of(
         st.sets(st.text(max_size=3), min_size=1, max_size=40),

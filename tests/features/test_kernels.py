@@ -12,12 +12,13 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recmill.features.kernels import Counter, CountOptions, Moments, RowDigest, ValueIndex
 
-some_examples = settings(max_examples=50, deadline=None)
+some_examples = examples(20)
 ints = st.one_of(st.none(), st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1))
 texts = st.one_of(st.none(), st.sampled_from(["", "a", "é", "🎉"]), st.text(max_size=20))
 columns = st.one_of(

@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from log_reading import columns_of, cut_lines, parse_fields, read_all, split_quoted
 
@@ -45,7 +46,7 @@ def join(log: tuple[list[tuple[list[str], str]], bool], separator: str) -> bytes
     return (text if ends_in_newline else text.removesuffix("\n")).encode()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(log=logs, separator=st.sampled_from(["\t", ",", "::"]), parts=parts, chunk_bytes=chunks)
 def test_delimited_rows_do_not_depend_on_cutting(
     scratch: Path, log: Any, separator: str, parts: int, chunk_bytes: int
@@ -63,7 +64,7 @@ def test_delimited_rows_do_not_depend_on_cutting(
     assert [(row.offset, row.text) for row in found.bad] == bad
 
 
-@settings(max_examples=100, deadline=None)
+@examples(30)
 @given(log=logs, mark=st.booleans(), header=st.booleans(), parts=parts, chunk_bytes=chunks)
 def test_header_and_byte_order_mark_do_not_depend_on_cutting(
     scratch: Path, log: Any, mark: bool, header: bool, parts: int, chunk_bytes: int
@@ -80,7 +81,7 @@ quoted_bytes = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(60)
 @given(pieces=quoted_bytes, separator=st.sampled_from([",", "::"]), parts=parts, chunk_bytes=chunks)
 def test_quoted_rows_do_not_depend_on_chunks(
     scratch: Path, pieces: list[str], separator: str, parts: int, chunk_bytes: int
@@ -98,7 +99,7 @@ def test_quoted_rows_do_not_depend_on_chunks(
     assert [(row.offset, row.text) for row in found.bad] == bad
 
 
-@settings(max_examples=60, deadline=None)
+@examples(24)
 @given(log=logs, parts=parts, chunk_bytes=chunks)
 def test_compressed_rows_and_positions_equal_plain_ones(
     scratch: Path, log: Any, parts: int, chunk_bytes: int
@@ -124,7 +125,7 @@ json_lines = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(lines=st.lists(st.tuples(json_lines, ends), max_size=30), parts=parts, chunk_bytes=chunks)
 def test_json_rows_do_not_depend_on_cutting(
     scratch: Path, lines: list[tuple[str, str]], parts: int, chunk_bytes: int

@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from log_reading import columns_of, cut_lines, parse_fields, read_all, split_quoted
 
@@ -57,7 +58,7 @@ def write_and_open(directory: Path, text: bytes, name: str = "fuzz.txt", **log: 
     return open_source(Log(files=(name,), columns=COLUMNS, **log), str(directory))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100)
 @given(text=fuzzed(DELIMITED), parts=parts, chunk_bytes=chunks)
 def test_delimited_bytes_are_read_like_the_slow_twin(
     scratch: Path, text: bytes, parts: int, chunk_bytes: int
@@ -69,7 +70,7 @@ def test_delimited_bytes_are_read_like_the_slow_twin(
     assert found.num_rows == len(rows)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(text=fuzzed(DELIMITED.replace(b"ab", b'"a""\t\nb"')), parts=parts, chunk_bytes=chunks)
 def test_quoted_bytes_are_read_like_the_slow_twin(
     scratch: Path, text: bytes, parts: int, chunk_bytes: int
@@ -81,7 +82,7 @@ def test_quoted_bytes_are_read_like_the_slow_twin(
     assert found.num_rows == len(rows)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(30)
 @given(text=fuzzed(DELIMITED), parts=parts, chunk_bytes=chunks)
 def test_latin_1_text_is_never_invalid(scratch: Path, text: bytes, parts: int, chunk_bytes: int) -> None:
     (scratch / "fuzz.txt").write_bytes(text)
@@ -93,7 +94,7 @@ def test_latin_1_text_is_never_invalid(scratch: Path, text: bytes, parts: int, c
     assert found.num_rows == len(lines)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(text=fuzzed(b"b\tf\tmore\ti\th\tt\n" + DELIMITED), parts=parts, chunk_bytes=chunks)
 def test_any_header_is_matched_or_refused(scratch: Path, text: bytes, parts: int, chunk_bytes: int) -> None:
     source = write_and_open(scratch, text, header=True)
@@ -102,7 +103,7 @@ def test_any_header_is_matched_or_refused(scratch: Path, text: bytes, parts: int
         assert found.num_rows == max(len(cut_lines(text.removeprefix(b"\xef\xbb\xbf"))) - 1, 0)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100)
 @given(text=fuzzed(JSON_LINES), parts=parts, chunk_bytes=chunks)
 def test_json_bytes_lose_no_line(scratch: Path, text: bytes, parts: int, chunk_bytes: int) -> None:
     source = write_and_open(scratch, text, format="jsonl")
@@ -111,7 +112,7 @@ def test_json_bytes_lose_no_line(scratch: Path, text: bytes, parts: int, chunk_b
     assert (found.rows, found.bad) == (whole.rows, whole.bad)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(data=mutated(gzip.compress(DELIMITED, mtime=0)), chunk_bytes=chunks)
 def test_damaged_gzip_is_whole_or_an_error(scratch: Path, data: bytes, chunk_bytes: int) -> None:
     source = write_and_open(scratch, data, "fuzz.gz")
@@ -125,7 +126,7 @@ def test_damaged_gzip_is_whole_or_an_error(scratch: Path, data: bytes, chunk_byt
         assert found.num_rows == len(cut_lines(expected))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(30)
 @given(data=mutated(pa.compress(DELIMITED * 3, "zstd", asbytes=True)), chunk_bytes=chunks)
 def test_damaged_zstd_raises_nothing_but_log_errors(scratch: Path, data: bytes, chunk_bytes: int) -> None:
     with contextlib.suppress(LogError):
@@ -147,7 +148,7 @@ def parquet_bytes() -> bytes:
     return out.getvalue()
 
 
-@settings(max_examples=120, deadline=None)
+@examples(40)
 @given(data=st.one_of(mutated(parquet_bytes()), st.binary(max_size=100)), parts=parts)
 def test_damaged_parquet_raises_nothing_but_log_errors(scratch: Path, data: bytes, parts: int) -> None:
     with contextlib.suppress(LogError):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from where_oracle import HOSTILE, KINDS, ROWS, Writer, meets, some_input
 
@@ -128,7 +129,7 @@ def test_conditions_mean_what_sql_means(text: str, rows: list[int]) -> None:
     assert rows_that_meet(text) == rows
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100)
 @given(st.integers(0, 2**32))
 def test_polars_and_plain_python_agree_on_every_condition(seed: int) -> None:
     text = some_input(Writer(random.Random(seed)))

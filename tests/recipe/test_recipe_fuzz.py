@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from recmill.errors import RecipeError
@@ -17,7 +18,7 @@ from recmill.recipe.load import load_recipe, recipe_from_dict, recipe_to_dict, s
 from recmill.recipe.recipe import Recipe
 
 TREES = {name: tomllib.loads(path.read_text(encoding="utf-8")) for name, path in shipped_recipes().items()}
-FUZZ = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = examples(80, suppress_health_check=[HealthCheck.too_slow])
 
 ODD = [
     None, True, False, 0, 1, -1, 8, 2**31, 2**63, -(2**80), 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf"),
@@ -123,7 +124,7 @@ def test_any_override_gives_a_recipe_or_a_recipe_error(name: str, overrides: lis
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=100, deadline=None)
+@examples(30)
 def test_any_bytes_in_a_file_give_a_recipe_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:

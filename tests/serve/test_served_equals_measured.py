@@ -17,7 +17,7 @@ from recmill import Table, load_recipe
 from recmill.recipe.load import shipped_recipes
 from recmill.stages.serve.config import ServeConfig
 
-ROWS = {"shop": 3_000, "movielens": 6_000, "recsys2021": 3_000}
+ROWS = {"shop": 1_500, "movielens": 6_000, "recsys2021": 1_500}
 LISTING = [name for name in sorted(shipped_recipes()) if load_recipe(name).retrieval]
 GENERATED = [name for name in LISTING if load_recipe(name).generate]
 
