@@ -140,16 +140,17 @@ class Learner:
             for dim, name in collections.items()
         }
 
-    def add_projection(self, model: nn.Module, collections: Mapping[int, str], dim: int) -> None:
+    def add_projection(
+        self, model: nn.Module, collections: Mapping[int, str], dim: int, members: int = 1
+    ) -> None:
         """Give a model the matrices that take embeddings of other dims to its own, if there are any.
 
         As a module of its own they are trained, saved and shared with its other weights.
         """
         if set(collections) != {dim}:
             features = self.pooled_features(collections)
-            model.add_module(
-                "projection", Projection({own: len(names) for own, names in features.items()}, dim)
-            )
+            numbers = {own: len(names) for own, names in features.items()}
+            model.add_module("projection", Projection(numbers, dim, members))
 
     @property
     def tables(self) -> dict[str, EmbeddingTable]:

@@ -78,7 +78,10 @@ class Ranker(Learner):
         others = [name for name in (*spec.wide, *of_trees) if name not in deep.features]
         self.layout = Layout.of(columns, [*deep.features, *others])
         pooled = [name for name in deep.keys if name not in spec.sequences]
-        deep_columns = [by_name[name] for name in (*pooled, *spec.sequences)]
+        deep_columns = [
+            replace(by_name[name], dim=None) if by_name[name].dim == spec.embedding_dim else by_name[name]
+            for name in (*pooled, *spec.sequences)
+        ]
         self.deep_collections = self.add_tables(
             "deep", deep_columns, spec.table_dim, spec.train.sparse, spec.sequences
         )
@@ -94,7 +97,7 @@ class Ranker(Learner):
             model = BlendedRanker(
                 model, len(deep.number_columns), TreeEnsemble(spec.trees.rounds, spec.trees.depth)
             )
-        self.add_projection(model, self.deep_collections, spec.table_dim)
+        self.add_projection(model, self.deep_collections, spec.table_dim, spec.average)
         if spec.tasks is not None and spec.tasks.uncertainty:
             model.register_parameter("log_variances", nn.Parameter(torch.zeros(len(spec.labels))))
         self._row_losses = own_loss(spec.loss) if spec.loss else log_losses
@@ -262,12 +265,9 @@ class Ranker(Learner):
         if self.spec.weight:
             weights_B = torch.from_numpy(batch.labels[self.spec.weight][rows])
             losses = losses * (weights_B if losses.dim() == 1 else weights_B.unsqueeze(1))
-        sums = losses.sum(dim=0)
-        return (
-            sums.sum()
-            if self.spec.tasks is None
-            else self._weigh_tasks(self.spec.tasks, sums, logits.shape[0])
-        )
+        if self.spec.tasks is None:
+            return losses.sum()
+        return self._weigh_tasks(self.spec.tasks, losses.sum(dim=0), logits.shape[0])
 
     def _weigh_tasks(self, tasks: r.Tasks, sums_K: Tensor, num_rows: int) -> Tensor:
         """The sum over tasks: weights are given, or learned as 1 / variance, at the cost of log(variance) / 2."""

@@ -12,16 +12,16 @@ class Projection(nn.Module):
     """Pooled embeddings [B, T, d] of each dim d to [B, T of all, D], in the order of the dims.
 
     Features whose dim is not D are multiplied by a matrix of their own. It starts as the identity: short vectors are
-    filled up with zeros, long ones cut off.
+    filled up with zeros, long ones cut off. Of several members, each has a part of D and begins alike.
     """
 
-    def __init__(self, num_features: Mapping[int, int], dim: int) -> None:
+    def __init__(self, num_features: Mapping[int, int], dim: int, members: int = 1) -> None:
         """`num_features` of each dim."""
         super().__init__()
         self.dim, self.dims = dim, tuple(num_features)
         self.weights = nn.ParameterDict(
             {
-                str(other): nn.Parameter(torch.eye(other, dim).repeat(number, 1, 1))
+                str(other): nn.Parameter(torch.eye(other, dim // members).repeat(number, 1, members))
                 for other, number in num_features.items()
                 if other != dim
             }

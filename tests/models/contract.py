@@ -77,6 +77,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "esmm": tasks("esmm"),
     "mmoe, uncertainty": tasks("mmoe", uncertainty=True),
     "weighted rows": ranking("wide_deep", hidden=[8], weight="worth"),
+    "averaged": ranking("dcn", hidden=[8], cross_layers=2, wide=["item"], average=2),
+    "averaged din": ranking("din", hidden=[8], sequences=["recent"], average=2),
     "own ranker": ranking("own_models:Gated", hidden=[8]),
     "own loss": ranking("wide_deep", hidden=[8], loss="own_models:focal"),
     "own towers": retrieval(model="own_models:Narrow", hidden=[4]),

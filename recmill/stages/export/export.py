@@ -265,12 +265,13 @@ def _describe(learner: Ranker | Retriever, aside: Path) -> dict[str, Any]:
 
 def _own_dims(learner: Ranker | Retriever, collections: Iterable[Mapping[int, str]]) -> dict[str, Any]:
     """The dims of features whose embeddings have not the dim of the model."""
+    model_dim = learner.spec.table_dim if isinstance(learner, Ranker) else learner.spec.embedding_dim
     dims = {
         feature: dim
         for by_dim in collections
         for dim, features in learner.pooled_features(by_dim).items()
         for feature in features
-        if dim != learner.spec.embedding_dim
+        if dim != model_dim
     }
     return {"dims": dims} if dims else {}
 
