@@ -39,7 +39,7 @@ class Factors:
             rows = np.arange(start, min(start + size, len(users)))
             scores = self.users[users[rows]] @ self.items.T
             for row in rows:
-                scores[row - start, banned.of(row)] = -np.inf
+                scores[row - start, banned.of(int(row))] = -np.inf
             best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
             values = np.take_along_axis(scores, best, axis=1)
             order = np.argsort(-values, axis=1, kind="stable")
