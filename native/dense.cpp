@@ -1,12 +1,13 @@
 // Dense layers for Python: MLPs in one call each way, and the speed of single kernels.
 #include "dense/mlp.hpp"
 
+#include <time.h>
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <string>
 
@@ -85,9 +86,15 @@ void backward(const dense::PackedMlp& mlp, InMatrix inputs, In<float> hidden, In
   mlp.backward({rows, inputs.data(), hidden.data(), outputs.data()}, output_grads.data(), grads);
 }
 
+// Of this thread, so that other programs on its core are not counted.
+double cpu_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 // GFLOP/s of forward, input_grad and weight_grad, each the best of many calls in these seconds.
 std::vector<double> measure_kernels(const std::string& target, size_t rows, size_t in, size_t out, double seconds) {
-  using Clock = std::chrono::steady_clock;
   const dense::Kernels& kernels = dense::kernels(target);
   nb::gil_scoped_release release;
   const size_t x_stride = dense::padded_stride(in), y_stride = dense::padded_stride(out);
@@ -95,15 +102,16 @@ std::vector<double> measure_kernels(const std::string& target, size_t rows, size
   std::vector<float> packed(kernels.packed_size(in, out)), packed_back(kernels.packed_size(out, in));
   kernels.pack(w.data(), 1, in, in, out, packed.data());
   kernels.pack(w.data(), in, 1, out, in, packed_back.data());
-  auto seconds_since = [](Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   auto best_rate = [&](auto run) {
     double best = 1e30;
-    const auto start = Clock::now();
+    const double start = cpu_seconds();
+    double end = start;
     do {
-      const auto begin = Clock::now();
+      const double begin = end;
       run();
-      best = std::min(best, seconds_since(begin));
-    } while (seconds_since(start) < seconds);
+      end = cpu_seconds();
+      best = std::min(best, end - begin);
+    } while (end - start < seconds);
     return 2e-9 * static_cast<double>(rows * in * out) / best;
   };
   return {best_rate([&] { kernels.forward(rows, in, out, x.data(), x_stride, packed.data(), b.data(), true, y.data(), y_stride); }),
