@@ -14,6 +14,7 @@ from recmill.artifacts.vector_index import (
     ClusteredIndex,
     ExactIndex,
     Index,
+    _probes_needed,
     build_index,
     open_index,
 )
@@ -188,6 +189,29 @@ def test_building_twice_gives_the_same_answers() -> None:
     vectors, queries = planted(6_000)
     one, other = (build_index(vectors, "clustered").search(queries, 20)[0] for _ in range(2))
     np.testing.assert_array_equal(one, other)
+
+
+def test_equal_vectors_are_not_all_assigned_again_for_each_query() -> None:
+    """Items that were seen once share the vector of the unknown id: most of a catalogue may."""
+
+    class Clusters:
+        nlist, assigned = 1, 0
+
+        @property
+        def quantizer(self) -> Clusters:
+            return self
+
+        def reconstruct_n(self, first: int, number: int) -> Array:
+            return AXES[:1]
+
+        def assign(self, vectors: Array, number: int) -> Array:
+            self.assigned += len(vectors)
+            return np.zeros((len(vectors), number), np.int64)
+
+    clusters = Clusters()
+    probes, recall = _probes_needed(np.repeat(AXES[:1], 3_000, axis=0), clusters, AXES[:2])
+    assert (probes, recall) == (1, 1.0)
+    assert clusters.assigned == 2 * 500
 
 
 def test_few_items_are_searched_exactly(tmp_path: Path) -> None:

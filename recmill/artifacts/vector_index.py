@@ -256,7 +256,9 @@ def _probes_needed(vectors_NV: Array, index: Any, queries_QV: Array) -> tuple[in
     centers_CV = index.quantizer.reconstruct_n(0, index.nlist)
     ranks = []
     for query_V in queries_QV:
-        best = _at_least_best(_products(vectors_NV, query_V), _BEST)
+        # Not all that equal the last of them: items that no user clicked twice may all have the same vector.
+        scores = _products(vectors_NV, query_V)
+        best = np.argpartition(-scores, min(_BEST, len(scores) - 1))[:_BEST]
         rank_of = np.empty(index.nlist, np.int64)
         rank_of[np.argsort(-_products(centers_CV, query_V), kind="stable")] = np.arange(index.nlist)
         ranks.append(rank_of[index.quantizer.assign(vectors_NV[best], 1)[:, 0]])
@@ -283,10 +285,3 @@ def _products(vectors_NV: Array, query_V: Array) -> Array:
     np.matmul(blocks, query_V, out=scores[:whole].reshape(-1, rows))
     np.matmul(vectors_NV[whole:], query_V, out=scores[whole:])
     return scores
-
-
-def _at_least_best(scores: Array, k: int) -> Array:
-    """Indices of the k greatest scores, and of all that equal the last of them."""
-    if k >= len(scores):
-        return np.arange(len(scores))
-    return np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
