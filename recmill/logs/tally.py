@@ -86,7 +86,8 @@ def _label(row: dict[str, Any]) -> str:
 
 
 def _preview(row: dict[str, Any]) -> str:
-    text = repr(row.get("text", row.get("base64", "")))
+    text = row["text"] if "text" in row else base64.b64decode(row["base64"]).decode("utf-8", "replace")
+    text = repr(text)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from shop import Shop
 
 
 @pytest.mark.stages
@@ -45,3 +46,27 @@ def test_a_log_becomes_answers_over_http_with_one_command(tmp_path: Path) -> Non
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
     assert (tmp_path / "run" / "recipe.toml").exists()
+
+
+@pytest.mark.processes
+def test_demo_serves_the_shop_page_over_a_run_that_is_there(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "bundle").symlink_to(shop.bundles)
+    command = [
+        sys.executable,
+        "-m",
+        "recmill",
+        "demo",
+        tmp_path / "run",
+        "--http-port",
+        "0",
+        "--grpc-port",
+        "0",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        ready = server.stdout.readline()
+        with urllib.request.urlopen(ready.split()[1], timeout=30) as answer:
+            assert "<title>Shop" in answer.read().decode()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from recmill.features.plan import Plan
-from recmill.logs.base import open_source
+from recmill.logs.base import BadRow, open_source
 from recmill.logs.counted import CountedLog
 from recmill.logs.scan import LogScan, scan
 from recmill.logs.tail import Tail
@@ -79,3 +79,9 @@ def test_each_bad_row_is_set_aside_with_its_file_offset_reason_and_text(data: Pa
         {"file": "a.tsv", "offset": 4, "reason": "not an integer", "column": "x", "text": "x\t1"},
         {"file": "a.tsv", "offset": 8, "reason": "missing required value", "column": "click", "text": "2\t"},
     ]
+
+
+def test_bytes_that_are_no_text_are_shown_as_far_as_they_are() -> None:
+    tally = Tally(rows=1)
+    tally.note(BadRow("events.csv", 0, "wrong number of fields", None, b"u1\x00\xff,alien"))
+    assert tally.describe()[-1].endswith("wrong number of fields  'u1\\x00\ufffd,alien'")
