@@ -17,8 +17,8 @@ MAX_INTERACTIONS = 20_000_000  # with more there is no model
 _DIM = 64
 _SWEEPS = 8
 _STEPS = 3  # of conjugate gradients
-_UNOBSERVED = 0.1  # weight of a pair without a click
-_L2 = 0.003  # for each pair that counts
+_UNOBSERVED = 0.02  # weight of a pair without a click
+_L2 = 0.001  # for each pair that counts
 _CHUNK = 65_536  # interactions whose vectors are in memory at once
 _SCORES = 8_000_000  # in memory at once
 
