@@ -271,7 +271,7 @@ def test_a_number_that_is_not_finite_is_an_error_before_anything_changes(table):
 @pytest.mark.parametrize(
     ("retrieval", "problem"),
     [
-        ({"model": "mine:Towers"}, r"retrieval\.model must be one of two_tower"),
+        ({"model": "tower"}, r"retrieval\.model is \"tower\"; expected two_tower, sasrec"),
         ({"loss": "bce", "log_q": False}, r'retrieval\.log_q has no meaning for loss = "bce"'),
         ({"train": {"precision": "bfloat16"}}, r"retrieval\.train\.precision has no meaning for retrieval"),
         ({"train": {"micro_batches": 2}}, r"retrieval\.train\.micro_batches has no meaning for retrieval"),

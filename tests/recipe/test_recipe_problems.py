@@ -341,7 +341,7 @@ def test_table(table: dict[str, Any], problem: str) -> None:
 @pytest.mark.parametrize(
     ("ranking", "problem"),
     [
-        ({**RANKING, "model": "dlmr"}, 'ranking.model is "dlmr"; expected lr, fm, deepfm, wide_deep, dlrm, dcn, masknet, din, shared_bottom, mmoe, ple, esmm, or your own module as package.module:Class; did you mean "dlrm"?'),
+        ({**RANKING, "model": "dlmr"}, 'ranking.model is "dlmr"; expected lr, fm, deepfm, wide_deep, dlrm, dcn, masknet, din, bst, shared_bottom, mmoe, ple, esmm, or your own module as package.module:Class; did you mean "dlrm"?'),
         ({**RANKING, "label": "click"}, 'ranking.label is "click", but there is no such label; did you mean "clicked"?'),
         ({**RANKING, "features": "user, itm"}, 'ranking.features has "itm", but there is no such feature; did you mean "item"?'),
         ({**RANKING, "hidden": [8]}, 'ranking.hidden has no meaning for model = "dlrm"; remove it'),
