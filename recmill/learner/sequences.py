@@ -20,7 +20,6 @@ from torch import Tensor
 
 from recmill.dataset.batch import Array, Batch, Keys
 from recmill.embeddings.collection import Column
-from recmill.errors import FeatureError
 from recmill.features.chain import ColumnInfo
 from recmill.features.labels import check_binary
 from recmill.learner.base import StepResult, norm_of
@@ -45,11 +44,7 @@ class SequenceRetriever(Retriever):
         (sequence,), (item,) = self.spec.user, self.spec.item
         self.sequences = (sequence,)
         columns = [by_name[item], by_name[sequence]]
-        if columns[0].size is None:
-            raise FeatureError(
-                f'retrieval.model "sasrec" draws items among all, but feature "{item}" has keys without bound. '
-                "Give it a vocabulary or a hash."
-            )
+        assert columns[0].size is not None, "check refuses keys without bound"
         self.num_ids = columns[0].size
         dim, sparse = self.spec.embedding_dim, self.spec.train.sparse
         self.tower_collections["item"] = self.add_tables("item", columns, dim, sparse, sequences=[sequence])

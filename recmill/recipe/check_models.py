@@ -314,6 +314,13 @@ def _check_sasrec(
         if len(names) > 1:
             yield f'{path} has {len(names)} features, but model = "sasrec" takes one: {what}'
     items = [features[name] for name in retrieval.item if name in features]
+    kinds = kinds_of_columns(recipe)
+    for feature in items:
+        if ends_as(feature, kinds) == "key":
+            yield (
+                f'retrieval.item has "{feature.name}", whose keys have no bound, but model = "sasrec" draws its '
+                "negatives among all items; give it a vocabulary or a hash"
+            )
     yield from _check_sequences(recipe, "retrieval.user", retrieval.user, items)
 
 

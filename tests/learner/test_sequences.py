@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from recmill.dataset.batch import Batch, Keys
 from recmill.dataset.table import Table
-from recmill.errors import FeatureError, RecipeError
+from recmill.errors import RecipeError
 from recmill.features.chain import ColumnInfo
 from recmill.learner.ranking import Ranker
 from recmill.learner.saved import new_learner
@@ -84,7 +84,10 @@ def test_a_ranker_that_knows_order_finds_what_target_attention_cannot():
 # where order matters
 
 
-def walk_recipe(packed: bool = True, **retrieval) -> r.Recipe:
+IDS = ({"vocabulary": {"named": "item"}}, {"lookup": "item"})
+
+
+def walk_recipe(packed: bool = True, ids=IDS, **retrieval) -> r.Recipe:
     return recipe_from_dict(
         {
             "name": "walk",
@@ -116,8 +119,8 @@ def walk_recipe(packed: bool = True, **retrieval) -> r.Recipe:
             ],
             "features": [
                 {"columns": "user", "steps": ["vocabulary"]},
-                {"columns": "item", "steps": [{"vocabulary": {"named": "item"}}]},
-                {"name": "before", "columns": "item_history", "steps": [{"lookup": "item"}]},
+                {"columns": "item", "steps": [ids[0]]},
+                {"name": "before", "columns": "item_history", "steps": [ids[1]]},
             ],
             "table": {"order": "shuffle", "keep": ["user", "item"]},
             "retrieval": {
@@ -275,15 +278,6 @@ def test_a_negative_that_is_the_target_does_not_count():
     assert float(loss) == pytest.approx(np.log(np.e + 1) - 1, rel=1e-5)
 
 
-def test_items_whose_keys_have_no_bound_are_refused(packed):
-    columns = [
-        ColumnInfo(name, f"key{'s' * (name == 'before')}", "feature", of, vocabulary="item")
-        for name, of in (("item", "item"), ("before", "user"))
-    ]
-    with pytest.raises(FeatureError, match='"sasrec" draws items among all'):
-        new_learner(walk_recipe(**SASREC), "retrieval", columns, 1)
-
-
 @pytest.mark.parametrize(
     ("retrieval", "problem"),
     [
@@ -291,6 +285,10 @@ def test_items_whose_keys_have_no_bound_are_refused(packed):
         ({"heads": 3}, r"retrieval\.embedding_dim is 16, but heads is 3"),
         ({"user": ["before", "user"]}, r'retrieval\.user has 2 features, but model = "sasrec" takes one'),
         ({"user": ["user"]}, r'retrieval\.user has "user", which holds ids; it needs lists of ids'),
+        (
+            {"ids": [{"key": "item"}] * 2},
+            r'retrieval\.item has "item", whose keys have no bound, but model = "sasrec"',
+        ),
         ({"model": "two_tower"}, r"retrieval\.(blocks|dropout|negatives) has no meaning"),
     ],
 )
