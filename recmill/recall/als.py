@@ -13,12 +13,12 @@ import numpy as np
 
 from recmill.recall.interactions import Array, Interactions, Sequences
 
-MAX_INTERACTIONS = 20_000_000  # with more there is no model
+MAX_INTERACTIONS = 2_000_000  # with more there is no model: a million take a minute and a half
 _DIM = 64
 _SWEEPS = 8
 _STEPS = 3  # of conjugate gradients
 _UNOBSERVED = 0.02  # weight of a pair without a click
-_L2 = 0.001  # for each pair that counts
+_L2 = 0.3  # the same for all: one that grows with the catalogue leaves nothing of large ones
 _CHUNK = 65_536  # interactions whose vectors are in memory at once
 _SCORES = 8_000_000  # in memory at once
 
@@ -72,10 +72,9 @@ def _transposed(sequences: Sequences, num_items: int) -> Sequences:
 def _fitted(rows: Array, others: Array, clicked: Sequences, l2: float) -> Array:
     """Vectors of rows that fit those of the others: a ridge regression for each row, from where it was."""
     gram = _UNOBSERVED * (others.T @ others)
-    penalty = (l2 * (np.diff(clicked.offsets) + _UNOBSERVED * len(others)))[:, None].astype(np.float32)
 
     def product(vectors: Array) -> Array:
-        return vectors @ gram + penalty * vectors + _sums(others, clicked, vectors)
+        return vectors @ gram + l2 * vectors + _sums(others, clicked, vectors)
 
     residual = _sums(others, clicked) - product(rows)
     direction, size = residual, (residual**2).sum(axis=1, keepdims=True)
