@@ -20,7 +20,7 @@ from recmill.stages.serve import calls as c
 from recmill.stages.serve import inference
 from recmill.stages.serve import messages as m
 from recmill.stages.serve import tensorflow_serving as tfs
-from recmill.stages.serve.limits import Limits
+from recmill.stages.serve.limits import Limits, decode_json
 from recmill.stages.serve.proto.convert import plain_value
 
 JSON = "application/json"
@@ -179,11 +179,11 @@ class HttpApp:
     def _parsed(self, body: bytes, call: c.ServerCall) -> tuple[bool, list[Any]]:
         limits = self.dispatcher.limits
         limits.check_json(body)
-        if call.takes_many is not None and _decoded(_peek, body).queries is not msgspec.UNSET:
-            many = _decoded(self._decoders[call.takes_many], body).queries
+        if call.takes_many is not None and decode_json(_peek, body).queries is not msgspec.UNSET:
+            many = decode_json(self._decoders[call.takes_many], body).queries
             limits.check_number(len(many), "queries")
             return True, self._checked(many)
-        one = _decoded(self._decoders[call.takes], body)
+        one = decode_json(self._decoders[call.takes], body)
         if call.batch and call.takes_many is None:
             limits.check_number(len(getattr(one, call.batch)), call.batch)
         return False, self._checked([one])
@@ -341,15 +341,6 @@ def _check_content(request: Request, kinds: Sequence[str]) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in kinds:
         raise WrongContent(f"Content-Type must be {kinds[0]}, got {kind[:60] or 'none'}.")
-
-
-def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    try:
-        return decoder.decode(body)
-    except UnicodeDecodeError:
-        raise BadRequest("The body is invalid: it is not all UTF-8.") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"{error}.") from None
 
 
 def _from_query(request: Request, kind: type[m.Message]) -> Any:

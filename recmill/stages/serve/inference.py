@@ -23,7 +23,7 @@ from recmill.errors import BadRequest, NotFound
 from recmill.recipe.kinds import is_list, kinds_of_columns
 from recmill.stages.serve.batcher import Batcher
 from recmill.stages.serve.calls import INFER_ROLES, CallDispatcher
-from recmill.stages.serve.limits import MAX_DEADLINE_MS, Limits
+from recmill.stages.serve.limits import MAX_DEADLINE_MS, Limits, decode_json
 from recmill.stages.serve.proto import convert
 from recmill.stages.serve.proto import predict_v2_pb2 as pb
 from recmill.stages.serve.tensors import column_from_bytes, column_from_values, frame_of, length_of
@@ -246,12 +246,7 @@ def rows_from_http(body: bytes, header_length: str | None, limits: Limits) -> Sc
     """A JSON request; if a header gives the length of the JSON, the bytes of tensors follow it."""
     text, rest = _split(body, header_length)
     limits.check_json(text)
-    try:
-        request = _request_decoder.decode(text)
-    except UnicodeDecodeError:
-        raise BadRequest("The body is invalid: it is not all UTF-8.") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"{error}.") from None
+    request = decode_json(_request_decoder, text)
     columns, offset = [], 0
     for tensor in request.inputs:
         length = length_of(tensor.name, tensor.shape)

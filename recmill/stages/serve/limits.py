@@ -96,3 +96,13 @@ def check_sizes(k: int, candidates: int) -> None:
         raise BadRequest(f"k must be from 1 to {MAX_K:,}, got {k}.")
     if not 0 <= candidates <= MAX_CANDIDATES:
         raise BadRequest(f"At most {MAX_CANDIDATES:,} candidates or items at once, got {candidates:,}.")
+
+
+def decode_json(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    """Raises BadRequest, with where and what, when the body is not what the decoder reads."""
+    try:
+        return decoder.decode(body)
+    except UnicodeDecodeError:
+        raise BadRequest("The body is invalid: it is not all UTF-8.") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"{error}.") from None

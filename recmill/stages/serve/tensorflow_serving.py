@@ -21,7 +21,7 @@ import polars as pl
 from recmill.dataset.batch import Array
 from recmill.errors import BadRequest, NotFound
 from recmill.stages.serve.inference import OUTPUT, Outputs, Scoring, ScoringRows
-from recmill.stages.serve.limits import Limits
+from recmill.stages.serve.limits import Limits, decode_json
 from recmill.stages.serve.proto import convert
 from recmill.stages.serve.proto import tensorflow_serving_pb2 as pb
 from recmill.stages.serve.tensors import column_from_bytes, column_from_values, frame_of, length_of
@@ -248,12 +248,7 @@ _decoder = msgspec.json.Decoder(RestRequest)
 def read_rest(body: bytes, method: str, limits: Limits) -> tuple[bool, pl.DataFrame]:
     """Whether the answer is wanted by row, and the raw columns."""
     limits.check_json(body)
-    try:
-        request = _decoder.decode(body)
-    except UnicodeDecodeError:
-        raise BadRequest("The body is invalid: it is not all UTF-8.") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"{error}.") from None
+    request = decode_json(_decoder, body)
     _check_signature(request.signature_name, _SIGNATURES[method])
     rows = request.instances if method == "predict" else request.examples
     if rows is not None:
