@@ -114,9 +114,9 @@ class HttpApp:
             Route(path + tail, self._authorized(name, handler), methods=[method])
             for path in paths
             for tail, name, handler, method in (
+                (":{method}", "infer", self._tensorflow_infer, "POST"),
                 ("", "status", self._tensorflow_status, "GET"),
                 ("/metadata", "status", self._tensorflow_metadata, "GET"),
-                (":{method}", "infer", self._tensorflow_infer, "POST"),
             )
         ]
 
