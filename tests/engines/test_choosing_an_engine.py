@@ -68,4 +68,4 @@ def test_a_spark_setting_without_a_value_is_an_error(recmill, tmp_path: Path) ->
         "prepare", "quickstart", "--data", tmp_path, "--spark-conf", "spark.executor.memory"
     )
     assert code == 2
-    assert "must be KEY=VALUE, such as spark.executor.memory=4g" in said
+    assert "--spark-conf: must be KEY=VALUE, got spark.executor.memory" in said
