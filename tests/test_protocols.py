@@ -10,7 +10,8 @@ import pytest
 
 from recmill.errors import RecmillError
 from recmill.learner.eval_queries import counts_of
-from recmill.learner.retrieval import Retriever
+from recmill.learner.saved import new_learner
+from recmill.learner.sequences import SequenceRetriever
 from recmill.recipe.load import load_recipe
 from recmill.recipe.protocols import (
     HELD_OUT_CLICKS,
@@ -62,7 +63,7 @@ def test_the_shipped_recipe_runs_from_log_to_numbers(name, tmp_path):
     generate("movielens", 4000, 1, tmp_path / "log")
     table = prepare(load_recipe(name), str(tmp_path / "log"), tmp_path / "table").table
     assert len(PROTOCOLS[name].notes(table.recipe, counts_of(table, table.recipe))) == 3
-    sums = Retriever(table.recipe, table.columns).evaluate(table, "test")
+    sums = new_learner(table.recipe, "retrieval", table.columns, 1).evaluate(table, "test")
     assert 0 < sums.users <= counts_of(table, table.recipe).users
     assert set(PROTOCOLS[name].metrics) <= set(sums.means())
 
@@ -87,7 +88,7 @@ def test_metrics_of_a_protocol_by_hand(tmp_path):
     assert means["mrr@10"] == pytest.approx((1 + 1 / 2 + 1 / 3 + 1) / 4)
 
 
-class _FixedOrder(Retriever):
+class _FixedOrder(SequenceRetriever):
     """Items in the order of their ids, which is that of their counts, whoever asks."""
 
     def user_vectors(self, batch):
