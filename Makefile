@@ -3,8 +3,9 @@
 # make lint   format, lint and types            make bench        measure, beside peers
 # make wheels a manylinux wheel in dist/, tried in a new environment without a compiler
 PYTHON ?= python3
+MAKEFLAGS += --no-builtin-rules
 BIN := .venv/bin
-NATIVE := $(wildcard native/* native/*/*)
+NATIVE := $(wildcard native/*.* native/*/*.*) # files alone: make would build the folder native/dense from dense.cpp
 # However it ends, no process of a test run is left.
 PYTEST := $(BIN)/python tests/supervise.py $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 
