@@ -51,15 +51,59 @@ def table(tmp_path_factory):
     return folder / "table"
 
 
+def _train_below(megabytes, table, into, *flags):
+    command = [
+        sys.executable,
+        "-m",
+        "recmill",
+        "train",
+        "quickstart",
+        "--table",
+        str(table),
+        "--into",
+        str(into),
+    ]
+    limited = [
+        "bash",
+        "-c",
+        f'ulimit -v {megabytes << 10}; exec "$@"',
+        "limited",
+        *command,
+        "--quiet",
+        *flags,
+    ]
+    return subprocess.run(limited, capture_output=True, text=True, timeout=120)
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("megabytes", [400, 1200, 1600])
-def test_below_a_limit_of_memory_train_says_so_without_a_traceback(table, tmp_path, megabytes):
-    command = [sys.executable, "-m", "recmill", "train", "quickstart", "--table", str(table)]
-    limited = ["bash", "-c", f'ulimit -v {megabytes << 10}; exec "$@"', "limited", *command]
-    ran = subprocess.run([*limited, "--into", str(tmp_path / "c"), "--quiet"], capture_output=True, text=True)
+@pytest.mark.parametrize("megabytes", [400, 1200])
+def test_a_limit_below_what_libraries_need_is_refused_before_they_are_loaded(table, tmp_path, megabytes):
+    ran = _train_below(megabytes, table, tmp_path / "c")
+    assert ran.returncode == ResourceError.exit_code
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("recmill: train ran out of memory before it began: it needs at least 1,250 MB")
+    assert f"(ulimit -v) is {megabytes:,} MB" in line
+
+
+@pytest.mark.processes
+def test_train_that_asks_for_more_than_the_limit_says_so_without_a_traceback(table, tmp_path):
+    ran = _train_below(3000, table, tmp_path / "c", "--set", "ranking.bottom=[60000000, 16]")
     assert ran.returncode == ResourceError.exit_code
     assert "Traceback" not in ran.stderr
-    said = next(
-        line for line in ran.stderr.splitlines() if line.startswith("recmill: train ran out of memory")
-    )
-    assert f"(ulimit -v) is {megabytes:,} MB" in said
+    last = ran.stderr.splitlines()[-1]
+    assert last.startswith("recmill: train ran out of memory")
+    assert "(ulimit -v) is 3,000 MB" in last
+
+
+@pytest.mark.processes
+def test_other_errors_below_a_limit_are_what_they_are_without_one(table, tmp_path):
+    ran = _train_below(3000, table, tmp_path / "c", "--set", "ranking.dimm=4")
+    assert ran.returncode != 0
+    (line,) = ran.stderr.splitlines()
+    assert "ranking.dimm is not a known key" in line
+
+
+@pytest.mark.processes
+def test_below_a_limit_train_takes_little_address_space(table, tmp_path):
+    ran = _train_below(2000, table, tmp_path / "c")
+    assert ran.returncode == 0, ran.stderr

@@ -36,7 +36,7 @@ from recmill.cli import (
 from recmill.cli.arguments import LOG_LEVELS, set_log_level
 from recmill.cli.environment import with_environment
 from recmill.cli.failures import CommandParser, explain
-from recmill.cli.memory import aborts_explained
+from recmill.cli.memory import within_address_space
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         set_log_level(parsed.log_level)
         command = parsed.command_name
-        with aborts_explained(command):
+        with within_address_space(command):
             code = int(parsed.command(parsed) or 0)
         sys.stdout.flush()  # so that a reader who is gone is noticed here
         return code

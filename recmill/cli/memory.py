@@ -28,23 +28,33 @@ _DOING = {
     "artifacts": "a checkpoint or a bundle was read or written",
 }
 _ALMOST = 0.9  # of the limit: libraries fail in many ways when little is left
+# What torch, Polars and their threads take before the first row (x86-64: 1,250 MB are not enough, 1,300 are).
+# Below that, a library may even wait for ever for a thread that it could not start.
+_LEAST = {"train": 1250 << 20}
 
 
 @contextmanager
-def aborts_explained(command: str) -> Iterator[None]:
-    """Some libraries end the process when an allocation fails, which it does only below a limit of address space."""
+def within_address_space(command: str) -> Iterator[None]:
+    """Below a limit of address space, take less of it; where a library ends the process for want of more, explain it."""
     limit = _limit_bytes()
     if limit is None:
         yield
         return
+    if limit < (least := _LEAST.get(command, 0)):
+        raise ResourceError(
+            _message(command, f" before it began: it needs at least {least >> 20:,} MB", limit)
+        )
     from recmill import _native
 
+    _native.save_address_space()
     text = f"recmill: {_message(command, ': native code could not go on', limit)}\n"
     _native.explain_aborts(text, ResourceError.exit_code)
     try:
         yield
-    finally:
-        _native.explain_aborts("", ResourceError.exit_code)
+    except BaseException:
+        _native.explain_aborts("", ResourceError.exit_code)  # other threads may still end the process
+        raise
+    _native.explain_aborts("", 0)
 
 
 def lack_of_memory(command: str, error: BaseException) -> ResourceError | None:
