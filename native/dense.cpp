@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 
@@ -51,19 +52,53 @@ void pack(dense::PackedMlp& mlp, const std::vector<InMatrix>& weights, const std
   for (size_t i = 0; i < shapes.size(); ++i) mlp.pack(i, weights[i].data(), biases[i].data());
 }
 
-void forward(const dense::PackedMlp& mlp, InMatrix inputs, Matrix outputs, std::optional<InOut<float>> hidden) {
+// Features whose ids repeat in some rows.
+struct PyRepeats {
+  size_t rows, width;
+  std::vector<dense::RepeatedFeature> features;
+};
+
+// Without ids: a feature that has not just one for each row.
+std::optional<PyRepeats> find_repeats(const std::vector<std::optional<In<int64_t>>>& ids, size_t width) {
+  PyRepeats repeats{0, width, {}};
+  std::vector<const int64_t*> pointers;
+  for (const auto& of_feature : ids) {
+    pointers.push_back(of_feature ? of_feature->data() : nullptr);
+    if (!of_feature) continue;
+    check(repeats.rows == 0 || of_feature->size() == repeats.rows, "every feature needs an id for each row");
+    repeats.rows = of_feature->size();
+  }
+  nb::gil_scoped_release release;
+  repeats.features = dense::find_repeats(repeats.rows, pointers, width);
+  if (repeats.features.empty()) return std::nullopt;
+  return repeats;
+}
+
+// Of an MLP's inputs, where features begin at this column; null if there are none.
+std::optional<dense::Repeats> repeats_of(const PyRepeats* repeats, size_t begin, size_t rows, size_t in) {
+  if (!repeats) return std::nullopt;
+  check(repeats->rows == rows, "repeats are those of " + std::to_string(repeats->rows) + " rows, got " + std::to_string(rows));
+  check(begin + (repeats->features.back().feature + 1) * repeats->width <= in, "repeats go beyond the inputs");
+  return dense::Repeats{repeats->features, begin, repeats->width};
+}
+
+void forward(const dense::PackedMlp& mlp, InMatrix inputs, Matrix outputs, std::optional<InOut<float>> hidden,
+             const PyRepeats* repeats, size_t begin) {
   const size_t rows = inputs.shape(0);
   check_shape(inputs, rows, mlp.in(), "inputs");
   check_shape(outputs, rows, mlp.out(), "outputs");
   check(!hidden || hidden->size() == mlp.hidden_size(rows), "hidden needs hidden_size(rows) floats");
+  const auto repeated = repeats_of(repeats, begin, rows, mlp.in());
+  check(hidden || !repeated, "repeats need hidden");
   nb::gil_scoped_release release;
-  if (hidden) mlp.forward(rows, inputs.data(), mlp.in(), outputs.data(), mlp.out(), hidden->data());
+  if (hidden)
+    mlp.forward(rows, inputs.data(), mlp.in(), outputs.data(), mlp.out(), hidden->data(), repeated ? &*repeated : nullptr);
   else mlp.forward(rows, inputs.data(), mlp.in(), outputs.data(), mlp.out());
 }
 
 void backward(const dense::PackedMlp& mlp, InMatrix inputs, In<float> hidden, InMatrix outputs, InMatrix output_grads,
               const std::vector<Matrix>& weight_grads, const std::vector<InOut<float>>& bias_grads,
-              std::optional<Matrix> input_grads) {
+              std::optional<Matrix> input_grads, const PyRepeats* repeats, size_t begin, std::optional<InMatrix> first_weights) {
   const size_t rows = inputs.shape(0);
   const auto& shapes = mlp.shapes();
   check_shape(inputs, rows, mlp.in(), "inputs");
@@ -82,8 +117,32 @@ void backward(const dense::PackedMlp& mlp, InMatrix inputs, In<float> hidden, In
     check_shape(*input_grads, rows, mlp.in(), "input_grads");
     grads.inputs = input_grads->data();
   }
+  const auto repeated = repeats_of(repeats, begin, rows, mlp.in());
+  check(first_weights || !repeated, "repeats need the weights of the first layer");
+  if (first_weights) check_shape(*first_weights, shapes[0].out, shapes[0].in, "first_weights");
   nb::gil_scoped_release release;
-  mlp.backward({rows, inputs.data(), hidden.data(), outputs.data()}, output_grads.data(), grads);
+  mlp.backward({rows, inputs.data(), hidden.data(), outputs.data(), repeated ? &*repeated : nullptr,
+                first_weights ? first_weights->data() : nullptr},
+               output_grads.data(), grads);
+}
+
+// The norm of all values. 32 partial sums, so that the compiler may use vectors without reordering what is written.
+double norm(nb::ndarray<const float, nb::ndim<2>, nb::device::cpu> values) {
+  constexpr size_t SUMS = 32;
+  const size_t columns = values.shape(1), whole = columns / SUMS * SUMS;
+  check(columns < 2 || values.stride(1) == 1, "the values of a row must be next to each other");
+  nb::gil_scoped_release release;
+  double total = 0;
+  for (size_t row = 0; row < values.shape(0); ++row) {
+    const float* from = values.data() + static_cast<ptrdiff_t>(row) * values.stride(0);
+    float sums[SUMS] = {}, rest = 0;
+    for (size_t i = 0; i < whole; i += SUMS)
+      for (size_t j = 0; j < SUMS; ++j) sums[j] += from[i + j] * from[i + j];
+    for (size_t i = whole; i < columns; ++i) rest += from[i] * from[i];
+    for (const float sum : sums) rest += sum;
+    total += rest;
+  }
+  return std::sqrt(total);
 }
 
 // Of this thread, so that other programs on its core are not counted.
@@ -118,7 +177,7 @@ std::vector<double> measure_kernels(const std::string& target, size_t rows, size
           best_rate([&] {
             kernels.input_grad(rows, out, in, y.data(), y_stride, packed_back.data(), x.data(), x_stride, x_grads.data(), x_stride);
           }),
-          best_rate([&] { kernels.weight_grad(rows, in, out, y.data(), y_stride, x.data(), x_stride, false, w.data()); })};
+          best_rate([&] { kernels.weight_grad(rows, in, out, y.data(), y_stride, x.data(), x_stride, false, w.data(), in); })};
 }
 
 std::vector<std::string> runnable_targets() {
@@ -130,6 +189,13 @@ std::vector<std::string> runnable_targets() {
 }  // namespace
 
 void register_dense(nb::module_& m) {
+  nb::class_<PyRepeats>(m, "Repeats").def_prop_ro("features", [](const PyRepeats& repeats) {
+    std::vector<size_t> features;
+    for (const auto& repeated : repeats.features) features.push_back(repeated.feature);
+    return features;
+  });
+  m.def("norm", &norm);
+  m.def("find_repeats", &find_repeats, nb::arg("ids"), nb::arg("width"));
   nb::class_<dense::PackedMlp>(m, "PackedMlp")
       .def("__init__",
            [](dense::PackedMlp* self, const std::vector<size_t>& sizes, const std::vector<bool>& relus, bool trains,
@@ -137,9 +203,11 @@ void register_dense(nb::module_& m) {
            nb::arg("sizes"), nb::arg("relus"), nb::arg("trains"), nb::arg("target") = "")
       .def("pack", &pack, nb::arg("weights"), nb::arg("biases"))
       .def("hidden_size", &dense::PackedMlp::hidden_size, nb::arg("rows"))
-      .def("forward", &forward, nb::arg("inputs"), nb::arg("outputs"), nb::arg("hidden") = nb::none())
+      .def("forward", &forward, nb::arg("inputs"), nb::arg("outputs"), nb::arg("hidden") = nb::none(),
+           nb::arg("repeats") = nb::none(), nb::arg("begin") = 0)
       .def("backward", &backward, nb::arg("inputs"), nb::arg("hidden"), nb::arg("outputs"), nb::arg("output_grads"),
-           nb::arg("weight_grads"), nb::arg("bias_grads"), nb::arg("input_grads") = nb::none());
+           nb::arg("weight_grads"), nb::arg("bias_grads"), nb::arg("input_grads") = nb::none(),
+           nb::arg("repeats") = nb::none(), nb::arg("begin") = 0, nb::arg("first_weights") = nb::none());
   m.def("dense_target", [] { return std::string(dense::kernels().name); });
   m.def("dense_targets", &runnable_targets);
   m.def("measure_dense_kernels", &measure_kernels);

@@ -2,6 +2,7 @@
 // are exactly as long as promised. Several threads share the packed weights. Build it with
 //   cmake -S native -B build/asan -DRECMILL_SANITIZE=address,undefined      (or thread)
 //   cmake --build build/asan --target dense_check && build/asan/dense_check
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -50,17 +51,29 @@ struct Problem {
     return mlp;
   }
 
-  void solve(const dense::PackedMlp& mlp, const char* target) const {
+  void solve(const dense::PackedMlp& mlp, const char* target, const dense::Repeats* repeats = nullptr) const {
     auto between = random_floats(mlp.hidden_size(rows), 5), y = random_floats(rows, 6), ones = random_floats(rows, 7);
     auto of_first = random_floats(hidden * in, 8), of_bias = random_floats(hidden, 9), of_second = random_floats(hidden, 10);
     auto of_last = random_floats(1, 11), of_x = random_floats(rows * in, 12);
     std::fill_n(ones.get(), rows, 1.0f);
-    mlp.forward(rows, x.get(), in, y.get(), 1, between.get());
     mlp.forward(rows, x.get(), in, y.get(), 1);
-    mlp.backward({rows, x.get(), between.get(), y.get()}, ones.get(),
+    mlp.forward(rows, x.get(), in, y.get(), 1, between.get(), repeats);
+    mlp.backward({rows, x.get(), between.get(), y.get(), repeats, first.get()}, ones.get(),
                  {{of_first.get(), of_second.get()}, {of_bias.get(), of_last.get()}, of_x.get()});
+    if (repeats) spread(*repeats, of_x.get());
     check(y.get(), of_first.get(), of_second.get(), of_x.get(), target);
     require_close(of_last[0], static_cast<float>(rows), "gradient of the last bias", target);
+  }
+
+  // Gives the last row what its id's rows have together, less what the others would have on their own.
+  void spread(const dense::Repeats& repeats, float* of_x) const {
+    const dense::RepeatedFeature& last = repeats.features.back();
+    const size_t column = in - 1;
+    double sum = of_x[last.first[last.index[rows - 1]] * in + column];  // thousands of terms are taken from it
+    for (size_t r = 0; r + 1 < rows; ++r)
+      if (last.index[r] == last.index[rows - 1])
+        for (size_t u = 0; u < hidden; ++u) sum -= activation(r, u) > 0 ? second[u] * first[u * in + column] : 0;
+    of_x[(rows - 1) * in + column] = static_cast<float>(sum);
   }
 
   void check(const float* y, const float* of_first, const float* of_second, const float* of_x, const char* target) const {
@@ -81,6 +94,21 @@ struct Problem {
   }
 };
 
+// Three features of few ids, the last one's vectors at the very end of a row: as with plain inputs that are the same.
+void check_repeats(const dense::Kernels& kernels, size_t begin, size_t width, size_t rows) {
+  std::vector<std::vector<int64_t>> ids(3);
+  for (size_t feature = 0; feature < ids.size(); ++feature)
+    for (size_t row = 0; row < rows; ++row) ids[feature].push_back(static_cast<int64_t>(row * row % (2 + 3 * feature)));
+  const auto features = dense::find_repeats(rows, {ids[0].data(), nullptr, ids[2].data()}, width);
+  const Problem problem{rows, begin + ids.size() * width, 33};
+  for (const auto& repeated : features)
+    for (size_t row = 0; row < rows; ++row)
+      std::copy_n(&problem.x[repeated.first[repeated.index[row]] * problem.in + begin + repeated.feature * width], width,
+                  &problem.x[row * problem.in + begin + repeated.feature * width]);
+  const dense::Repeats repeats{features, begin, width};
+  problem.solve(problem.pack(kernels), kernels.name, features.empty() ? nullptr : &repeats);
+}
+
 }  // namespace
 
 int main() {
@@ -92,6 +120,14 @@ int main() {
           const dense::PackedMlp mlp = problem.pack(*kernels);
           std::thread other([&] { problem.solve(mlp, kernels->name); });
           problem.solve(mlp, kernels->name);
+          other.join();
+        }
+  for (const dense::Kernels* kernels : dense::runnable_kernels())
+    for (const size_t begin : {0, 1, 16})
+      for (const size_t width : {7, 8, 16, 20, 33})
+        for (const size_t rows : {40, 300}) {
+          std::thread other([&] { check_repeats(*kernels, begin, width, rows); });
+          check_repeats(*kernels, begin, width, rows);
           other.join();
         }
   std::puts("all held");

@@ -8,6 +8,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 def explain_aborts(text: str, code: int) -> None: ...
+def save_address_space() -> None: ...
 def hash_ints(values: Array, seed: int) -> Array: ...
 def hash_texts(offsets: Array, bytes: Array, seed: int) -> Array: ...
 def hash_lists(offsets: Array, element_hashes: Array) -> Array: ...
@@ -153,13 +154,27 @@ def update_parts(
 ) -> None: ...
 def __getattr__(name: str) -> Any: ...
 
+class Repeats:
+    @property
+    def features(self) -> list[int]: ...
+
+def norm(values: Array, /) -> float: ...
+def find_repeats(ids: Sequence[Array | None], width: int) -> Repeats | None: ...
+
 class PackedMlp:
     def __init__(
         self, sizes: Sequence[int], relus: Sequence[bool], trains: bool, target: str = ""
     ) -> None: ...
     def pack(self, weights: Sequence[Array], biases: Sequence[Array]) -> None: ...
     def hidden_size(self, rows: int) -> int: ...
-    def forward(self, inputs: Array, outputs: Array, hidden: Array | None = None) -> None: ...
+    def forward(
+        self,
+        inputs: Array,
+        outputs: Array,
+        hidden: Array | None = None,
+        repeats: Repeats | None = None,
+        begin: int = 0,
+    ) -> None: ...
     def backward(
         self,
         inputs: Array,
@@ -169,6 +184,9 @@ class PackedMlp:
         weight_grads: Sequence[Array],
         bias_grads: Sequence[Array],
         input_grads: Array | None = None,
+        repeats: Repeats | None = None,
+        begin: int = 0,
+        first_weights: Array | None = None,
     ) -> None: ...
 
 def dense_target() -> str: ...
@@ -241,3 +259,38 @@ def first_shown(items: Array, banned: Array, allowed: Array | None, k: int) -> A
 def fuse_lists(
     lists: Sequence[tuple[Array, Array, Array]], number: int
 ) -> tuple[Array, Array, Array, Array]: ...
+
+Linear = tuple[Array, Array]  # weights [out, in] and bias
+
+class Ranker:
+    def __init__(
+        self,
+        is_dot: bool,
+        user_numbers: int,
+        item_numbers: int,
+        user_vectors: int,
+        dim: int,
+        dims: Sequence[int],
+        projections: Sequence[Array | None],
+        bottom: Sequence[Linear],
+        once: Linear,
+        each: Array,
+        rest: Sequence[Linear],
+        target: str = "",
+        serving_target: str = "",
+    ) -> None: ...
+    def use_bytes(self, inputs: Array, hidden: Sequence[Array]) -> None: ...
+    def rank(
+        self,
+        user_numbers: Array,
+        user_vectors: Array,
+        item_numbers: Array,
+        features: list[Any],
+        user_wide: float,
+        wide: list[Any],
+    ) -> tuple[Array, Array, list[int]]: ...
+    def ranges(
+        self, user_numbers: Array, user_vectors: Array, item_numbers: Array, features: list[Any]
+    ) -> tuple[Array, list[Array]]: ...
+
+def serving_targets() -> list[str]: ...

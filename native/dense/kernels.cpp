@@ -1,5 +1,6 @@
 #include "kernels.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -63,6 +64,18 @@ const Kernels& kernels(std::string_view name) {
   const Target target = targets()[find_target(name)];
   if (!target.runs) throw std::invalid_argument("this CPU cannot run the dense kernels \"" + std::string(name) + "\"");
   return *target.kernels;
+}
+
+size_t repeated_scratch(const RepeatedColumns* parts, size_t num_parts) {
+  constexpr size_t WIDEST_PANEL = 32;  // of any target
+  size_t vectors = 0, stride = 0;
+  for (size_t i = 0; i < num_parts; ++i) {
+    size_t together = 0;
+    for (size_t j = i; j < std::min(num_parts, i + REPEATED_TOGETHER); ++j) together += parts[j].num_vectors;
+    vectors = std::max(vectors, together);
+    stride = std::max(stride, vector_stride(parts[i].width));
+  }
+  return WIDEST_PANEL * (vectors + stride);
 }
 
 std::vector<const Kernels*> runnable_kernels() {

@@ -2,16 +2,25 @@
 // the best one that this CPU runs.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
 namespace dense {
+
+// Columns [begin, begin + width) of a matrix whose rows are a few different vectors: row r has vector index[r].
+struct RepeatedColumns {
+  size_t begin, width, num_vectors;
+  const uint32_t* index;  // [rows]
+  const float* vectors;   // [num_vectors][vector_stride(width)], zeros beyond the width
+};
 
 // Matrices are rows with a stride in floats. Weights are packed before use: as panels of whole vectors, in an order that
 // depends on the target. No kernel allocates memory, and none reads or writes beyond a row's end.
 struct Kernels {
   const char* name;
   size_t lanes;  // floats of a vector
+  size_t panel;  // columns of packed weights that are next to each other
 
   // Floats that k x n weights take when packed.
   size_t (*packed_size)(size_t k, size_t n);
@@ -23,12 +32,30 @@ struct Kernels {
   // x_grad[rows][n] = y_grad[rows][k] w[k][n], and 0 where x is not above 0; x may be null: all of them.
   void (*input_grad)(size_t rows, size_t k, size_t n, const float* y_grad, size_t y_stride, const float* packed,
                      const float* x, size_t x_stride, float* x_grad, size_t x_grad_stride);
-  // w_grad[out][in] (+)= sum over rows of y_grad[row][out] x[row][in].
+  // w_grad[out][in] (+)= sum over rows of y_grad[row][out] x[row][in]; its rows are w_stride apart.
   void (*weight_grad)(size_t rows, size_t in, size_t out, const float* y_grad, size_t y_stride, const float* x,
-                      size_t x_stride, bool add, float* w_grad);
+                      size_t x_stride, bool add, float* w_grad, size_t w_stride);
   // b_grad[out] (+)= sum over rows of y_grad[row][out].
   void (*bias_grad)(size_t rows, size_t out, const float* y_grad, size_t y_stride, bool add, float* b_grad);
+
+  // Products with repeated columns multiply each vector once. First they are summed, then the other columns are added:
+  // y[rows][n] = bias[n] + sum over parts of vectors[index[row]] w[part][n], for packed w[k][n].
+  void (*forward_repeated)(size_t rows, size_t k, size_t n, const RepeatedColumns* parts, size_t num_parts,
+                           const float* packed, const float* bias, float* scratch, float* y, size_t y_stride);
+  // y[rows][n] += x[rows][count] w[first...first + count][n], and at least 0 with relu, for packed w[k][n].
+  void (*forward_add)(size_t rows, size_t first, size_t count, size_t k, size_t n, const float* x, size_t x_stride,
+                      const float* packed, bool relu, float* y, size_t y_stride);
+  // The gradients of the parts' weights, w_grad[out][part], and of each part's vectors, laid out like them.
+  void (*backward_repeated)(size_t rows, size_t in, size_t out, const float* y_grad, size_t y_stride,
+                            const RepeatedColumns* parts, size_t num_parts, const float* weights, float* scratch,
+                            float* w_grad, float* const* vector_grads);
 };
+
+constexpr int REPEATED_TOGETHER = 4;  // parts whose products and sums are in the cache at once
+
+inline size_t vector_stride(size_t width) { return (width + 15) / 16 * 16; }
+// Floats of scratch that forward_repeated and backward_repeated need.
+size_t repeated_scratch(const RepeatedColumns* parts, size_t num_parts);
 
 // The best target that this CPU runs and that RECMILL_SIMD allows. Throws std::invalid_argument on an unknown name there.
 const Kernels& kernels();

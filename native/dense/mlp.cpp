@@ -41,7 +41,7 @@ class Scratch {
   size_t size_ = 0;
 };
 
-thread_local Scratch block_scratch;
+thread_local Scratch block_scratch, first_grads_scratch, repeats_scratch;
 
 // run(begin, rows) for each block.
 template <class Run>
@@ -59,6 +59,52 @@ void mask_rows(size_t rows, size_t columns, const float* grads, const float* act
   for (size_t row = 0; row < rows; ++row, grads += columns, activations += columns, masked += stride)
     for (size_t i = 0; i < columns; ++i) masked[i] = activations[i] > 0.0f ? grads[i] : 0.0f;
 }
+
+struct Range {
+  size_t begin, end;
+};
+
+// The columns between repeated ones; one empty range if there are none.
+std::vector<Range> other_columns(size_t columns, const Repeats& repeats) {
+  std::vector<Range> others;
+  size_t end = 0;
+  for (const RepeatedFeature& repeated : repeats.features) {
+    const size_t begin = repeats.begin + repeated.feature * repeats.width;
+    if (begin > end) others.push_back({end, begin});
+    end = begin + repeats.width;
+  }
+  if (end < columns || others.empty()) others.push_back({end, columns});
+  return others;
+}
+
+// The different vectors of repeated columns, room for their gradients, and scratch of the kernels.
+struct RepeatedParts {
+  std::vector<RepeatedColumns> columns;
+  std::vector<float*> grads;
+  float* scratch;
+
+  RepeatedParts(const Repeats& repeats, const float* x, size_t x_stride) {
+    const size_t stride = vector_stride(repeats.width);
+    size_t num_vectors = 0;
+    for (const RepeatedFeature& repeated : repeats.features) {
+      columns.push_back({repeats.begin + repeated.feature * repeats.width, repeats.width, repeated.first.size(),
+                         repeated.index.data(), nullptr});
+      num_vectors += repeated.first.size();
+    }
+    const size_t size = num_vectors * stride;
+    float* vectors = repeats_scratch.room(2 * size + repeated_scratch(columns.data(), columns.size()));
+    scratch = vectors + 2 * size;
+    for (size_t p = 0; p < columns.size(); ++p) {
+      columns[p].vectors = vectors;
+      grads.push_back(vectors + size);
+      for (const uint32_t row : repeats.features[p].first) {
+        const float* from = x + row * x_stride + columns[p].begin;
+        std::fill(std::copy_n(from, repeats.width, vectors), vectors + stride, 0.0f);
+        vectors += stride;
+      }
+    }
+  }
+};
 
 }  // namespace
 
@@ -102,7 +148,14 @@ void PackedMlp::forward(size_t rows, const float* x, size_t x_stride, float* y, 
   });
 }
 
-void PackedMlp::forward(size_t rows, const float* x, size_t x_stride, float* y, size_t y_stride, float* hidden) const {
+void PackedMlp::forward(size_t rows, const float* x, size_t x_stride, float* y, size_t y_stride, float* hidden,
+                        const Repeats* repeats) const {
+  const bool is_only = shapes_.size() == 1;
+  std::vector<Range> others;  // columns of the first layer that do not repeat
+  if (repeats) {
+    forward_repeats(rows, x, x_stride, *repeats, is_only ? y : hidden, is_only ? y_stride : padded_stride(shapes_[0].out));
+    others = other_columns(in(), *repeats);
+  }
   for_blocks(rows, [&](size_t begin, size_t count) {
     const float* from = x + begin * x_stride;
     size_t from_stride = x_stride;
@@ -112,12 +165,25 @@ void PackedMlp::forward(size_t rows, const float* x, size_t x_stride, float* y, 
       const bool last = i + 1 == shapes_.size();
       const size_t to_stride = last ? y_stride : padded_stride(out);
       float* to = (last ? y : activations) + begin * to_stride;
-      kernels_.forward(count, in, out, from, from_stride, layers_[i].forward.data(), layers_[i].bias.data(), relu, to, to_stride);
+      const float* weights = layers_[i].forward.data();
+      if (i > 0 || !repeats)
+        kernels_.forward(count, in, out, from, from_stride, weights, layers_[i].bias.data(), relu, to, to_stride);
+      else
+        for (const Range& part : others)
+          kernels_.forward_add(count, part.begin, part.end - part.begin, in, out, from + part.begin, from_stride, weights,
+                               relu && &part == &others.back(), to, to_stride);
       from = to;
       from_stride = to_stride;
       activations += rows * to_stride;
     }
   });
+}
+
+void PackedMlp::forward_repeats(size_t rows, const float* x, size_t x_stride, const Repeats& repeats, float* y,
+                                size_t y_stride) const {
+  const RepeatedParts parts(repeats, x, x_stride);
+  kernels_.forward_repeated(rows, in(), shapes_[0].out, parts.columns.data(), parts.columns.size(),
+                            layers_[0].forward.data(), layers_[0].bias.data(), parts.scratch, y, y_stride);
 }
 
 void PackedMlp::backward(const Pass& pass, const float* output_grads, const Gradients& grads) const {
@@ -128,38 +194,71 @@ void PackedMlp::backward(const Pass& pass, const float* output_grads, const Grad
       std::fill_n(grads.biases[i], shapes_[i].out, 0.0f);
     }
   }
-  for_blocks(pass.rows, [&](size_t begin, size_t rows) { backward_block(pass, begin, rows, output_grads, grads); });
+  float* first_grads = pass.repeats ? first_grads_scratch.room(pass.rows * padded_stride(shapes_[0].out)) : nullptr;
+  for_blocks(pass.rows,
+             [&](size_t begin, size_t rows) { backward_block(pass, begin, rows, output_grads, grads, first_grads); });
+  if (pass.repeats) backward_repeats(pass, first_grads, grads);
 }
 
+// `first_grads`: where the gradients of the first layer's outputs are kept for all rows, or null.
 void PackedMlp::backward_block(const Pass& pass, size_t begin, size_t rows, const float* output_grads,
-                               const Gradients& grads) const {
-  const size_t stride = widest_stride();
-  float* given = block_scratch.room(2 * BLOCK * stride);  // gradients of a layer's outputs
-  float* next = given + BLOCK * stride;
+                               const Gradients& grads, float* first_grads) const {
+  const size_t block_size = BLOCK * widest_stride();
+  float* block = block_scratch.room(2 * block_size);
+  const auto grads_of = [&](size_t layer) {  // of the layer's outputs
+    if (layer == 0 && first_grads) return first_grads + begin * padded_stride(shapes_[0].out);
+    return block + layer % 2 * block_size;
+  };
   const float* activations = pass.hidden + hidden_size(pass.rows);
   const size_t last = shapes_.size() - 1;
   output_grads += begin * out();
-  if (shapes_[last].relu) mask_rows(rows, out(), output_grads, pass.outputs + begin * out(), given, padded_stride(out()));
-  else copy_rows(rows, out(), output_grads, out(), given, padded_stride(out()));
-  for (size_t i = last;; --i) {
+  if (shapes_[last].relu)
+    mask_rows(rows, out(), output_grads, pass.outputs + begin * out(), grads_of(last), padded_stride(out()));
+  else copy_rows(rows, out(), output_grads, out(), grads_of(last), padded_stride(out()));
+  for (size_t i = last; i > 0; --i) {
     const auto [in, out, relu] = shapes_[i];
-    const size_t out_stride = padded_stride(out);
-    const float* weights = layers_[i].backward.data();
-    const float* x = pass.inputs + begin * in;
-    size_t x_stride = in;
-    if (i > 0) {
-      x_stride = padded_stride(in);
-      activations -= pass.rows * x_stride;
-      x = activations + begin * x_stride;
-      kernels_.input_grad(rows, out, in, given, out_stride, weights, shapes_[i - 1].relu ? x : nullptr, x_stride, next, x_stride);
-    } else if (grads.inputs) {
-      kernels_.input_grad(rows, out, in, given, out_stride, weights, nullptr, 0, grads.inputs + begin * in, in);
-    }
-    kernels_.weight_grad(rows, in, out, given, out_stride, x, x_stride, begin > 0, grads.weights[i]);
+    const size_t out_stride = padded_stride(out), x_stride = padded_stride(in);
+    activations -= pass.rows * x_stride;
+    const float *x = activations + begin * x_stride, *given = grads_of(i);
+    kernels_.input_grad(rows, out, in, given, out_stride, layers_[i].backward.data(), shapes_[i - 1].relu ? x : nullptr,
+                        x_stride, grads_of(i - 1), x_stride);
+    kernels_.weight_grad(rows, in, out, given, out_stride, x, x_stride, begin > 0, grads.weights[i], in);
     kernels_.bias_grad(rows, out, given, out_stride, begin > 0, grads.biases[i]);
-    if (i == 0) return;
-    std::swap(given, next);
   }
+  backward_first(pass, begin, rows, grads_of(0), grads);
+}
+
+// The first layer's gradients, without those of columns that repeat.
+void PackedMlp::backward_first(const Pass& pass, size_t begin, size_t rows, const float* given, const Gradients& grads) const {
+  const size_t in = shapes_[0].in, out = shapes_[0].out, out_stride = padded_stride(out), panel = kernels_.panel;
+  const std::vector<Range> parts = pass.repeats ? other_columns(in, *pass.repeats) : std::vector<Range>{{0, in}};
+  size_t done = 0;
+  for (const Range& part : parts) {
+    kernels_.weight_grad(rows, part.end - part.begin, out, given, out_stride, pass.inputs + begin * in + part.begin, in,
+                         begin > 0, grads.weights[0] + part.begin, in);
+    // Whole panels of the packed weights: what is written beyond the part is overwritten later.
+    const size_t first = std::max(done, part.begin / panel * panel);
+    done = std::max(first, std::min(in, (part.end + panel - 1) / panel * panel));
+    if (grads.inputs && done > first)
+      kernels_.input_grad(rows, out, done - first, given, out_stride, layers_[0].backward.data() + first * out, nullptr, 0,
+                          grads.inputs + begin * in + first, in);
+  }
+  kernels_.bias_grad(rows, out, given, out_stride, begin > 0, grads.biases[0]);
+}
+
+void PackedMlp::backward_repeats(const Pass& pass, const float* given, const Gradients& grads) const {
+  const size_t in = shapes_[0].in, out = shapes_[0].out;
+  const Repeats& repeats = *pass.repeats;
+  const RepeatedParts parts(repeats, pass.inputs, in);
+  kernels_.backward_repeated(pass.rows, in, out, given, padded_stride(out), parts.columns.data(), parts.columns.size(),
+                             pass.first_weights, parts.scratch, grads.weights[0], parts.grads.data());
+  if (!grads.inputs) return;
+  for (const RepeatedColumns& part : parts.columns)
+    for (size_t row = 0; row < pass.rows; ++row) std::fill_n(grads.inputs + row * in + part.begin, part.width, 0.0f);
+  for (size_t p = 0; p < parts.columns.size(); ++p)
+    for (size_t v = 0; v < parts.columns[p].num_vectors; ++v)
+      std::copy_n(parts.grads[p] + v * vector_stride(repeats.width), repeats.width,
+                  grads.inputs + repeats.features[p].first[v] * in + parts.columns[p].begin);
 }
 
 }  // namespace dense

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "repeats.hpp"
 
 namespace dense {
 
@@ -14,15 +15,25 @@ struct LayerShape {
   bool relu;
 };
 
+// Repeated features among an MLP's inputs: columns [begin + feature * width, begin + (feature + 1) * width) are the vector
+// of a row's id, so that rows with the same id have the same values there.
+struct Repeats {
+  const std::vector<RepeatedFeature>& features;
+  size_t begin, width;
+};
+
 // What the gradients of an MLP are computed from, all of them contiguous rows.
 struct Pass {
   size_t rows;
   const float* inputs;   // [rows][in]
   const float* hidden;   // as forward left it
   const float* outputs;  // [rows][out]
+  const Repeats* repeats = nullptr;        // those of forward
+  const float* first_weights = nullptr;    // of the first layer as it was packed; only for repeats
 };
 
-// Where gradients are written: of each layer [out][in] and [out], and of the inputs [rows][in] or null.
+// Where gradients are written: of each layer [out][in] and [out], and of the inputs [rows][in] or null. With repeats, the
+// first row of an id has the sum over all of the id's rows, and the others have 0.
 struct Gradients {
   std::vector<float*> weights, biases;
   float* inputs = nullptr;
@@ -39,7 +50,8 @@ class PackedMlp {
   // y[rows][out] of x[rows][in]; activations between the layers are not kept.
   void forward(size_t rows, const float* x, size_t x_stride, float* y, size_t y_stride) const;
   // The same, with the activations that `backward` needs: hidden_size(rows) floats.
-  void forward(size_t rows, const float* x, size_t x_stride, float* y, size_t y_stride, float* hidden) const;
+  void forward(size_t rows, const float* x, size_t x_stride, float* y, size_t y_stride, float* hidden,
+               const Repeats* repeats = nullptr) const;
   // Gradients by those of the outputs, [rows][out].
   void backward(const Pass& pass, const float* output_grads, const Gradients& grads) const;
 
@@ -53,7 +65,11 @@ class PackedMlp {
     std::vector<float> forward, backward, bias;
   };
 
-  void backward_block(const Pass& pass, size_t begin, size_t rows, const float* output_grads, const Gradients& grads) const;
+  void forward_repeats(size_t rows, const float* x, size_t x_stride, const Repeats& repeats, float* y, size_t y_stride) const;
+  void backward_block(const Pass& pass, size_t begin, size_t rows, const float* output_grads, const Gradients& grads,
+                      float* first_grads) const;
+  void backward_first(const Pass& pass, size_t begin, size_t rows, const float* y_grads, const Gradients& grads) const;
+  void backward_repeats(const Pass& pass, const float* y_grads, const Gradients& grads) const;
   size_t widest_stride() const;
 
   const Kernels& kernels_;

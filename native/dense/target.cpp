@@ -24,6 +24,9 @@ constexpr size_t LANES = 4;  // 16 registers, and products need one of their own
 constexpr int ROWS = 4, VECTORS = 2;
 #endif
 
+// Rows of a group where the number of rows is a panel's: a power of two, so that none is left over.
+constexpr int REPEATED_ROWS = ROWS >= 8 ? 8 : 4;
+
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
 typedef float Unaligned __attribute__((vector_size(LANES * sizeof(float)), aligned(alignof(float)), may_alias));
 
@@ -124,13 +127,21 @@ void pack(const float* weights, size_t k_stride, size_t n_stride, size_t k, size
   for_panels<VECTORS>(n, 0, pack_panel);
 }
 
-// x[rows][k] w[k][n]; done(whole, row, column, sums) is given each vector of the product.
+// Asks for ROWS x VECTORS of a matrix that will be read or written when a product is done: it may not be in the cache.
+template <int M, int N>
+RECMILL_INLINE void fetch(const float* matrix, size_t stride) {
+  for (int i = 0; i < M; ++i)
+    for (int j = 0; j < N; ++j) __builtin_prefetch(matrix + i * stride + j * LANES, 1);
+}
+
+// x[rows][k] w[k][n]; done(whole, row, column, sums) is given each vector of the product, and reads or writes `later`.
 template <class Done>
 RECMILL_INLINE void product(size_t rows, size_t k, size_t n, const float* x, size_t x_stride, const float* packed,
-                            Done done) {
+                            const float* later, size_t later_stride, Done done) {
   auto multiply_panel = [&](auto vectors, auto whole, size_t column) {
     constexpr int WIDE = decltype(vectors)::value;
     auto multiply_group = [&](auto group, size_t row) {
+      if (later) fetch<decltype(group)::value, WIDE>(later + row * later_stride + column, later_stride);
       multiply<decltype(group)::value, WIDE, true>(
           k, x + row * x_stride, x_stride, packed + column * k, WIDE * LANES,
           [&](int i, int j, Vector sums) __attribute__((always_inline)) {
@@ -144,7 +155,7 @@ RECMILL_INLINE void product(size_t rows, size_t k, size_t n, const float* x, siz
 
 void forward(size_t rows, size_t k, size_t n, const float* x, size_t x_stride, const float* packed, const float* bias,
              bool relu, float* y, size_t y_stride) {
-  product(rows, k, n, x, x_stride, packed,
+  product(rows, k, n, x, x_stride, packed, y, y_stride,
           [&](auto whole, size_t row, size_t column, Vector sums) __attribute__((always_inline)) {
             constexpr bool WHOLE = decltype(whole)::value;
             sums += load_some<WHOLE>(bias + column, n - column);
@@ -155,7 +166,7 @@ void forward(size_t rows, size_t k, size_t n, const float* x, size_t x_stride, c
 
 void input_grad(size_t rows, size_t k, size_t n, const float* y_grad, size_t y_stride, const float* packed, const float* x,
                 size_t x_stride, float* x_grad, size_t x_grad_stride) {
-  product(rows, k, n, y_grad, y_stride, packed,
+  product(rows, k, n, y_grad, y_stride, packed, x, x_stride,
           [&](auto whole, size_t row, size_t column, Vector sums) __attribute__((always_inline)) {
             constexpr bool WHOLE = decltype(whole)::value;
             if (x) sums = load_some<WHOLE>(x + row * x_stride + column, n - column) > Vector{} ? sums : Vector{};
@@ -164,7 +175,7 @@ void input_grad(size_t rows, size_t k, size_t n, const float* y_grad, size_t y_s
 }
 
 void weight_grad(size_t rows, size_t in, size_t out, const float* y_grad, size_t y_stride, const float* x, size_t x_stride,
-                 bool add, float* w_grad) {
+                 bool add, float* w_grad, size_t w_stride) {
   // A panel of x is copied first: its rows are on as many pages, which is more than the CPU has at hand.
   constexpr size_t MOST_ROWS = 256;
   alignas(64) float panel[MOST_ROWS * VECTORS * LANES];
@@ -178,11 +189,12 @@ void weight_grad(size_t rows, size_t in, size_t out, const float* y_grad, size_t
         store(panel + (row * WIDE + j) * LANES, load_some<WHOLE>(x + row * x_stride + at, in - at));
       }
     auto multiply_group = [&](auto group, size_t first) {
+      fetch<decltype(group)::value, WIDE>(w_grad + first * w_stride + column, w_stride);
       multiply<decltype(group)::value, WIDE, false>(
           depth, y_grad + first, y_stride, panel, WIDE * LANES,
           [&](int i, int j, Vector sums) __attribute__((always_inline)) {
             const size_t at = column + j * LANES;
-            float* to = w_grad + (first + i) * in + at;
+            float* to = w_grad + (first + i) * w_stride + at;
             if (add) sums += load_some<WHOLE>(to, in - at);
             store_some<WHOLE>(to, sums, in - at);
           });
@@ -220,6 +232,150 @@ void bias_grad(size_t rows, size_t out, const float* y_grad, size_t y_stride, bo
   for_panels<4>(out, 0, sum_panel);
 }
 
+// What the vectors of some repeated columns give, [num_vectors][columns of a panel] for each of them.
+struct Tiles {
+  const uint32_t* index[REPEATED_TOGETHER];
+  float* values[REPEATED_TOGETHER];
+};
+
+template <int PARTS, class TileWidth>
+RECMILL_INLINE Tiles tiles_of(const RepeatedColumns* parts, float* scratch, TileWidth) {
+  Tiles tiles;
+  for (int p = 0; p < PARTS; ++p) {
+    tiles.index[p] = parts[p].index;
+    tiles.values[p] = scratch;
+    scratch += parts[p].num_vectors * TileWidth::value;
+  }
+  return tiles;
+}
+
+void forward_repeated(size_t rows, size_t k, size_t n, const RepeatedColumns* parts, size_t num_parts, const float* packed,
+                      const float* bias, float* scratch, float* y, size_t y_stride) {
+  auto add_panel = [&](auto vectors, auto whole, size_t column) {
+    constexpr int WIDE = decltype(vectors)::value;
+    constexpr bool WHOLE = decltype(whole)::value;
+    constexpr size_t WIDTH = WIDE * LANES;
+    auto add_parts = [&](auto group, size_t first) {
+      constexpr int PARTS = decltype(group)::value;
+      const Tiles tiles = tiles_of<PARTS>(parts + first, scratch, Constant<WIDTH>{});
+      for (int p = 0; p < PARTS; ++p) {
+        const RepeatedColumns& part = parts[first + p];
+        const size_t stride = vector_stride(part.width);
+        auto multiply_group = [&](auto size, size_t row) {
+          multiply<decltype(size)::value, WIDE, true>(
+              part.width, part.vectors + row * stride, stride, packed + column * k + part.begin * WIDTH, WIDTH,
+              [&](int i, int j, Vector sums) __attribute__((always_inline)) {
+                store(tiles.values[p] + (row + i) * WIDTH + j * LANES, sums);
+              });
+        };
+        for_groups<ROWS>(part.num_vectors, 0, multiply_group);
+      }
+      for (size_t row = 0; row < rows; ++row) {
+        const float* from = first == 0 ? bias + column : y + row * y_stride + column;
+        for (int j = 0; j < WIDE; ++j) {
+          const size_t at = j * LANES, count = n - column - at;
+          Vector sums = load_some<WHOLE>(from + at, count);
+#pragma GCC unroll 4
+          for (int p = 0; p < PARTS; ++p) sums += load(tiles.values[p] + tiles.index[p][row] * WIDTH + at);
+          store_some<WHOLE>(y + row * y_stride + column + at, sums, count);
+        }
+      }
+    };
+    for_groups<REPEATED_TOGETHER>(num_parts, 0, add_parts);
+  };
+  for_panels<VECTORS>(n, 0, add_panel);
+}
+
+void forward_add(size_t rows, size_t first, size_t count, size_t k, size_t n, const float* x, size_t x_stride,
+                 const float* packed, bool relu, float* y, size_t y_stride) {
+  auto multiply_panel = [&](auto vectors, auto whole, size_t column) {
+    constexpr int WIDE = decltype(vectors)::value;
+    constexpr bool WHOLE = decltype(whole)::value;
+    auto multiply_group = [&](auto group, size_t row) {
+      multiply<decltype(group)::value, WIDE, true>(
+          count, x + row * x_stride, x_stride, packed + column * k + first * WIDE * LANES, WIDE * LANES,
+          [&](int i, int j, Vector sums) __attribute__((always_inline)) {
+            const size_t at = column + j * LANES;
+            float* to = y + (row + i) * y_stride + at;
+            sums += load_some<WHOLE>(to, n - at);
+            if (relu) sums = sums < Vector{} ? Vector{} : sums;
+            store_some<WHOLE>(to, sums, n - at);
+          });
+    };
+    for_groups<ROWS>(rows, 0, multiply_group);
+  };
+  for_panels<VECTORS>(n, 0, multiply_panel);
+}
+
+// What one panel of y_grad, columns [column, column + used), adds to the gradients of one part.
+// sums: [num_vectors][width] of the rows of y_grad that have the vector.
+template <int WIDTH>
+RECMILL_INLINE void backward_part(const RepeatedColumns& part, size_t in, size_t column, size_t used, const float* sums,
+                                  const float* weights, float* copied, float* w_grad, float* vector_grads) {
+  const size_t stride = vector_stride(part.width);
+  // Weights and their gradients are rows on as many pages: what is read often is copied.
+  for (size_t o = 0; o < used; ++o) {
+    const float* from = weights + (column + o) * in + part.begin;
+    for (size_t i = 0; i < stride; ++i) copied[o * stride + i] = i < part.width ? from[i] : 0.0f;
+  }
+  auto multiply_columns = [&](auto vectors, auto, size_t at) {
+    constexpr int WIDE = decltype(vectors)::value;
+    auto of_vectors = [&](auto group, size_t row) {
+      multiply<decltype(group)::value, WIDE, true>(
+          used, sums + row * WIDTH, WIDTH, copied + at, stride,
+          [&](int i, int j, Vector product) __attribute__((always_inline)) {
+            float* to = vector_grads + (row + i) * stride + at + j * LANES;
+            store(to, column == 0 ? product : load(to) + product);
+          });
+    };
+    for_groups<ROWS>(part.num_vectors, 0, of_vectors);
+    auto of_weights = [&](auto group, size_t row) {
+      multiply<decltype(group)::value, WIDE, false>(
+          part.num_vectors, sums + row, WIDTH, part.vectors + at, stride,
+          [&](int i, int j, Vector product) __attribute__((always_inline)) {
+            const size_t to = at + j * LANES;
+            if (to < part.width)
+              store_some<false>(w_grad + (column + row + i) * in + part.begin + to, product, part.width - to);
+          });
+    };
+    for_groups<REPEATED_ROWS>(used, 0, of_weights);
+  };
+  for_panels<VECTORS>(stride, 0, multiply_columns);
+}
+
+void backward_repeated(size_t rows, size_t in, size_t out, const float* y_grad, size_t y_stride,
+                       const RepeatedColumns* parts, size_t num_parts, const float* weights, float* scratch,
+                       float* w_grad, float* const* vector_grads) {
+  auto sum_panel = [&](auto vectors, auto whole, size_t column) {
+    constexpr int WIDE = decltype(vectors)::value;
+    constexpr bool WHOLE = decltype(whole)::value;
+    constexpr size_t WIDTH = WIDE * LANES;
+    const size_t used = WHOLE ? WIDTH : out - column;
+    auto sum_parts = [&](auto group, size_t first) {
+      constexpr int PARTS = decltype(group)::value;
+      const Tiles tiles = tiles_of<PARTS>(parts + first, scratch, Constant<WIDTH>{});
+      size_t size = 0;
+      for (int p = 0; p < PARTS; ++p) size += parts[first + p].num_vectors * WIDTH;
+      __builtin_memset(scratch, 0, size * sizeof(float));
+      for (size_t row = 0; row < rows; ++row) {
+        Vector grads[WIDE];
+        for (int j = 0; j < WIDE; ++j)
+          grads[j] = load_some<WHOLE>(y_grad + row * y_stride + column + j * LANES, used - j * LANES);
+#pragma GCC unroll 4
+        for (int p = 0; p < PARTS; ++p) {
+          float* to = tiles.values[p] + tiles.index[p][row] * WIDTH;
+          for (int j = 0; j < WIDE; ++j) store(to + j * LANES, load(to + j * LANES) + grads[j]);
+        }
+      }
+      for (int p = 0; p < PARTS; ++p)
+        backward_part<WIDTH>(parts[first + p], in, column, used, tiles.values[p], weights, scratch + size, w_grad,
+                             vector_grads[first + p]);
+    };
+    for_groups<REPEATED_TOGETHER>(num_parts, 0, sum_parts);
+  };
+  for_panels<VECTORS>(out, 0, sum_panel);
+}
+
 #define RECMILL_TEXT(name) RECMILL_TEXT_OF(name)
 #define RECMILL_TEXT_OF(name) #name
 #define RECMILL_KERNELS(name) RECMILL_KERNELS_OF(name)
@@ -229,6 +385,7 @@ void bias_grad(size_t rows, size_t out, const float* y_grad, size_t y_stride, bo
 
 extern const Kernels RECMILL_KERNELS(RECMILL_TARGET);
 const Kernels RECMILL_KERNELS(RECMILL_TARGET) = {
-    RECMILL_TEXT(RECMILL_TARGET), LANES, packed_size, pack, forward, input_grad, weight_grad, bias_grad};
+    RECMILL_TEXT(RECMILL_TARGET), LANES, VECTORS * LANES, packed_size, pack, forward, input_grad, weight_grad, bias_grad,
+    forward_repeated, forward_add, backward_repeated};
 
 }  // namespace dense

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from recmill import _native
 from recmill.models.layers import MLP, CrossNetwork, DotInteraction, add_wide, scoring_mlp
 from recmill.recipe.recipe import DLRM_CROSS_RANK, Ranking
 
@@ -19,11 +20,11 @@ class Interaction(nn.Module):
         super().__init__()
         self.bottom = MLP([num_numbers, *spec.bottom], last_relu=True, dropout=spec.dropout)
         self.dot = self.cross = None
-        width_below = spec.bottom[-1] if spec.bottom and num_numbers else num_numbers
-        self.width = width_below + num_embedded * spec.embedding_dim
+        self.width_below = spec.bottom[-1] if spec.bottom and num_numbers else num_numbers
+        self.width = self.width_below + num_embedded * spec.embedding_dim
         if spec.interaction == "dot":
             self.dot = DotInteraction(num_embedded + bool(num_numbers))
-            self.width = width_below + self.dot.num_pairs
+            self.width = self.width_below + self.dot.num_pairs
         elif spec.interaction == "cross":
             self.cross = CrossNetwork(self.width, spec.cross_layers, spec.cross_rank or DLRM_CROSS_RANK)
 
@@ -42,10 +43,18 @@ class DLRM(Interaction):
     def __init__(self, spec: Ranking, num_numbers: int, num_embedded: int) -> None:
         super().__init__(spec, num_numbers, num_embedded)
         self.top = scoring_mlp([self.width, *spec.top], spec.dropout)
+        self.takes_repeats = spec.interaction == "cat"
 
     @property
     def output_bias(self) -> nn.Parameter:
         return self.top.layers[-1].bias  # type: ignore[return-value]
 
-    def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor, wide_BW: Tensor | None = None) -> Tensor:
-        return add_wide(self.top(self.mix(numbers_BF, pooled_BTD)).squeeze(1), wide_BW)
+    def forward(
+        self,
+        numbers_BF: Tensor,
+        pooled_BTD: Tensor,
+        wide_BW: Tensor | None = None,
+        repeats: _native.Repeats | None = None,
+    ) -> Tensor:
+        mixed_BX = self.mix(numbers_BF, pooled_BTD)
+        return add_wide(self.top(mixed_BX, repeats, self.width_below).squeeze(1), wide_BW)

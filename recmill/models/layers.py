@@ -28,11 +28,18 @@ class MLP(nn.Module):
         self.dropout = dropout
         self._packed = _PackedWeights()
 
-    def forward(self, inputs_BX: Tensor) -> Tensor:
+    def forward(
+        self, inputs_BX: Tensor, repeats: _native.Repeats | None = None, first_column: int = 0
+    ) -> Tensor:
+        """`repeats`: features whose ids repeat, their vectors side by side in the inputs from `first_column` on.
+
+        Each different vector is multiplied once. The gradient of an id's vector is then that of its first row, and the
+        id's other rows get none: whatever is a function of the id alone learns the same.
+        """
         if self._runs_natively(inputs_BX):
             weights = list(self.layers.parameters())
             packed = self._packed.of(weights, self.relus)
-            return _NativeMLP.apply(inputs_BX, packed, *weights)  # type: ignore[no-any-return, no-untyped-call]
+            return _NativeMLP.apply(inputs_BX, packed, repeats, first_column, *weights)  # type: ignore[no-any-return, no-untyped-call]
         for layer, relu in zip(self.layers, self.relus, strict=True):
             inputs_BX = layer(inputs_BX)
             if relu:
@@ -78,14 +85,21 @@ class _NativeMLP(torch.autograd.Function):
     """All layers in one call each way, over blocks of rows that stay in the cache (native/dense/mlp.hpp)."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, packed: _native.PackedMlp, *weights_and_biases: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        packed: _native.PackedMlp,
+        repeats: _native.Repeats | None,
+        first_column: int,
+        *weights_and_biases: Tensor,
+    ) -> Tensor:
         inputs = inputs.contiguous()
         outputs = torch.empty(len(inputs), len(weights_and_biases[-1]))
         hidden = torch.empty(packed.hidden_size(len(inputs)))
-        packed.forward(inputs.numpy(), outputs.numpy(), hidden.numpy())
+        packed.forward(inputs.numpy(), outputs.numpy(), hidden.numpy(), repeats, first_column)
         # Weights are saved for torch's check that none of them has changed before backward: `packed` would have too.
         ctx.save_for_backward(inputs, hidden, outputs, *weights_and_biases)
-        ctx.packed = packed
+        ctx.packed, ctx.repeats, ctx.first_column = packed, repeats, first_column
         return outputs
 
     @staticmethod
@@ -105,8 +119,11 @@ class _NativeMLP(torch.autograd.Function):
             arrays[::2],
             arrays[1::2],
             None if of_inputs is None else of_inputs.numpy(),
+            ctx.repeats,
+            ctx.first_column,
+            weights_and_biases[0].detach().contiguous().numpy(),
         )
-        return of_inputs, None, *of_weights
+        return of_inputs, None, None, None, *of_weights
 
 
 def scoring_mlp(sizes: Sequence[int], dropout: float = 0.0) -> MLP:

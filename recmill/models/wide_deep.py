@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from recmill import _native
 from recmill.models.layers import add_wide, scoring_mlp
 from recmill.recipe.recipe import Ranking
 
@@ -15,6 +16,8 @@ class WideDeep(nn.Module):
     A wide feature is a table of dimension 1, so its weights are learned by the table's own optimizer (FTRL).
     """
 
+    takes_repeats = True
+
     def __init__(self, spec: Ranking, num_numbers: int, num_embedded: int) -> None:
         super().__init__()
         width = num_numbers + num_embedded * spec.embedding_dim
@@ -24,6 +27,12 @@ class WideDeep(nn.Module):
     def output_bias(self) -> nn.Parameter:
         return self.deep.layers[-1].bias  # type: ignore[return-value]
 
-    def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor, wide_BW: Tensor | None = None) -> Tensor:
-        deep = self.deep(torch.cat([numbers_BF, pooled_BTD.flatten(1)], dim=1)).squeeze(1)
-        return add_wide(deep, wide_BW)
+    def forward(
+        self,
+        numbers_BF: Tensor,
+        pooled_BTD: Tensor,
+        wide_BW: Tensor | None = None,
+        repeats: _native.Repeats | None = None,
+    ) -> Tensor:
+        inputs_BX = torch.cat([numbers_BF, pooled_BTD.flatten(1)], dim=1)
+        return add_wide(self.deep(inputs_BX, repeats, numbers_BF.shape[1]).squeeze(1), wide_BW)

@@ -168,6 +168,77 @@ def test_float32_training_is_native_and_the_other_ways_are_not():
 
 
 @pytest.mark.parametrize("target", _native.dense_targets())
+@pytest.mark.parametrize(("below", "width", "sizes"), [(5, 8, [40, 3]), (0, 20, [33]), (16, 16, [64, 17, 1])])
+def test_ids_that_repeat_give_the_same_when_their_vectors_are_multiplied_once(target, below, width, sizes):
+    num_features, rows, relus = 4, 300, [True] * (len(sizes) - 1) + [False]
+    weights, biases, random = random_layers([below + num_features * width, *sizes], 1)
+    # Few ids, no ids (a list), rows of their own, some ids.
+    ids = [random.integers(0, most, rows) for most in (3, 3, 1 << 40, 30)]
+    vectors = [
+        np.random.default_rng(f).normal(size=(rows, width))[np.unique(i, return_inverse=True)[1]]
+        for f, i in enumerate(ids)
+    ]
+    inputs = np.concatenate([random.normal(size=(rows, below)), *vectors], axis=1).astype(np.float32)
+    output_grads = random.normal(size=(rows, sizes[-1])).astype(np.float32)
+    repeats = _native.find_repeats([ids[0], None, ids[2], ids[3]], width)
+    assert repeats.features == [0, 3]
+
+    packed = _native.PackedMlp([inputs.shape[1], *sizes], relus, trains=True, target=target)
+    packed.pack(weights, biases)
+    outputs = np.full_like(output_grads, np.nan)
+    hidden = np.full(packed.hidden_size(rows), np.nan, np.float32)
+    grads = [np.full_like(array, np.nan) for array in (inputs, *weights, *biases)]
+    of_weights, of_biases = grads[1 : 1 + len(weights)], grads[1 + len(weights) :]
+    packed.forward(inputs, outputs, hidden, repeats, below)
+    packed.backward(
+        inputs, hidden, outputs, output_grads, of_weights, of_biases, grads[0], repeats, below, weights[0]
+    )
+
+    exact = exact_pass(weights, biases, relus, inputs, output_grads)
+    for feature in repeats.features:  # the first row of an id has the gradient of all of its rows
+        columns = slice(below + feature * width, below + (feature + 1) * width)
+        _, first, inverse = np.unique(ids[feature], return_index=True, return_inverse=True)
+        sums = np.zeros((rows, width))
+        np.add.at(sums, first[inverse], exact[1][:, columns])
+        exact[1][:, columns] = sums
+    for found, expected in zip((outputs, *grads), exact, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * max(1.0, np.abs(expected).max()))
+
+
+def test_ids_repeat_often_enough_or_are_left_alone():
+    few, all_different = np.arange(100) % 7, np.arange(100)
+    assert _native.find_repeats([all_different], 16) is None
+    assert (
+        _native.find_repeats([few], 4) is None
+    )  # so short a vector is multiplied faster than it is looked up
+    assert _native.find_repeats([all_different, few, None], 16).features == [1]
+    with pytest.raises(ValueError, match="an id for each row"):
+        _native.find_repeats([few, few[:5]], 16)
+
+
+def test_repeats_of_other_rows_or_columns_are_refused():
+    packed = _native.PackedMlp([20, 2], [True], trains=True)
+    packed.pack([np.zeros((2, 20), np.float32)], [np.zeros(2, np.float32)])
+    repeats = _native.find_repeats([np.zeros(9, np.int64)], 16)
+    inputs, outputs, hidden = (
+        np.zeros((9, 20), np.float32),
+        np.zeros((9, 2), np.float32),
+        np.zeros(0, np.float32),
+    )
+    with pytest.raises(ValueError, match="repeats are those of 9 rows, got 8"):
+        packed.forward(inputs[:8], outputs[:8], hidden, repeats, 0)
+    with pytest.raises(ValueError, match="beyond the inputs"):
+        packed.forward(inputs, outputs, hidden, repeats, 5)
+
+
+def test_the_norm_of_columns_of_a_larger_gradient():
+    values = np.random.default_rng(0).normal(size=(50, 90)).astype(np.float32)
+    assert _native.norm(values[:, 7:80]) == pytest.approx(np.linalg.norm(values[:, 7:80]), rel=1e-5)
+    values[3, 79] = np.nan
+    assert np.isnan(_native.norm(values[:, 7:80]))
+
+
+@pytest.mark.parametrize("target", _native.dense_targets())
 def test_an_activation_that_is_not_a_number_stays_visible(target):
     packed = _native.PackedMlp([1, 3], [True], trains=False, target=target)
     packed.pack([np.ones((3, 1), np.float32)], [np.array([np.nan, -1.0, 2.0], np.float32)])
