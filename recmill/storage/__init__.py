@@ -1,0 +1,1 @@
+"""Artifacts in object storage: objects under a URL, the index that names them, a local cache, one writer at a time."""
