@@ -130,7 +130,7 @@ class Servers:
             from redis.backoff import NoBackoff
             from redis.retry import Retry
         except ImportError:
-            raise MissingPackage("A feature store in Redis", "redis", "redis") from None
+            raise MissingPackage("A feature store or stream in Redis", "redis", "redis") from None
         # The caller retries, within its deadline.
         options: dict[str, Any] = {
             "username": self.address.username,

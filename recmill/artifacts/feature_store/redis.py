@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -18,6 +16,7 @@ from recmill.artifacts.bundle.entity_ids import Id
 from recmill.artifacts.feature_store.address import Address, Servers
 from recmill.artifacts.feature_store.codec import CodedRows, RawCodec, RowCodec
 from recmill.artifacts.feature_store.connections import Connections, Exchange
+from recmill.artifacts.feature_store.failures import CircuitBreaker, refusal_of
 from recmill.artifacts.feature_store.writes import WriteQueue
 from recmill.dataset.batch import Batch, collate
 from recmill.errors import StoreError
@@ -30,20 +29,8 @@ if TYPE_CHECKING:
 DEFAULT_PREFIX = "recmill"
 _NUM_BUCKETS = 64  # of a cluster: keys of one bucket lie together, so that one command fetches many
 _KEYS_PER_COMMAND = 1_000  # Redis executes one command at a time, so long ones delay all clients
-_REST_SECONDS = 0.25  # how long the circuit breaker stays open
-_TIMEOUTS_IN_A_ROW = 3
 _LOADED_SECONDS = 1.0  # how long `is_loaded` is cached
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]+")
-# What Redis refuses, without a word of the command: it may hold columns of users.
-_OUT_OF_MEMORY = (
-    "its memory is full. Raise maxmemory or load one side only (--side), then load again with --resume. "
-    "Keep maxmemory-policy noeviction: others evict rows."
-)
-_BY_CODE = {
-    "MISCONF": "it cannot save to its disk. Free the disk, or turn its snapshots off.",
-    "NOREPLICAS": "too few of its replicas are there.",
-    "WRONGTYPE": "other values are under its keys. Use a prefix of their own (--prefix).",
-}
 
 
 class RedisStore:
@@ -68,7 +55,7 @@ class RedisStore:
         self._raw_codecs: dict[Side, RawCodec] = {}
         self._is_loaded, self._ask_loaded_at = False, 0.0
         self._connections = Connections(self.servers)
-        self._breaker = _Breaker()
+        self._breaker = CircuitBreaker()
         self._writes = WriteQueue()
 
     def get(self, side: Side, ids: Sequence[Id], deadline_seconds: float) -> CodedRows:
@@ -220,7 +207,7 @@ class RedisStore:
             self._breaker.timed_out()
             raise StoreError(f"{address} did not answer in time.") from error
         except (RedisError, RedisClusterException, OSError) as error:
-            refusal = _refusal_of(error)
+            refusal = refusal_of(error)
             if refusal is not None:
                 self._breaker.worked()
             else:
@@ -243,56 +230,3 @@ def _get_many(keys: Sequence[bytes]) -> bytes:
     """An encoded MGET: the client's own encoding takes longer than Redis takes to answer."""
     written = b"".join([b"$%d\r\n%b\r\n" % (len(key), key) for key in keys])
     return b"*%d\r\n$4\r\nMGET\r\n%b" % (len(keys) + 1, written)
-
-
-def _refusal_of(error: Exception) -> str | None:
-    """Why Redis refused a command and what to do about it; None when it gave no answer."""
-    from redis import exceptions as kinds
-
-    if not isinstance(error, kinds.ResponseError) or isinstance(error, kinds.ClusterDownError):
-        return None
-    if isinstance(error, kinds.OutOfMemoryError):
-        return _OUT_OF_MEMORY
-    if isinstance(error, kinds.NoPermissionError):
-        return "its user may not. Give it read and write permission for these keys."
-    if isinstance(error, kinds.ReadOnlyError):
-        return "it is a replica. Name its master or its sentinels."
-    if isinstance(error, kinds.AskError):
-        return "this part of the cluster is moving."
-    code = str(error).partition(" ")[0]
-    return _BY_CODE.get(code, f"it answers {code if code.isupper() else type(error).__name__}.")
-
-
-@dataclass
-class _Breaker:
-    """A circuit breaker: after a failure, requests fail at once for a while; then one of them tries Redis again."""
-
-    open_until: float = 0.0
-    timeouts: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def check(self, address: Address) -> None:
-        if not self.open_until:
-            return
-        with self.lock:
-            now = time.monotonic()
-            if now < self.open_until:
-                raise StoreError(f"{address} does not answer; it is tried again in a moment.")
-            if self.open_until:
-                self.open_until = now + _REST_SECONDS  # for all others, while this one tries
-
-    def worked(self) -> None:
-        if self.open_until or self.timeouts:
-            with self.lock:
-                self.open_until, self.timeouts = 0.0, 0
-
-    def failed(self) -> None:
-        with self.lock:
-            self.open_until = time.monotonic() + _REST_SECONDS
-
-    def timed_out(self) -> None:
-        """One timeout may be due to a short deadline; several in a row are a failure of Redis."""
-        with self.lock:
-            self.timeouts += 1
-            if self.timeouts >= _TIMEOUTS_IN_A_ROW:
-                self.open_until = time.monotonic() + _REST_SECONDS

@@ -5,7 +5,8 @@ dense weights, items and users that are new or have new events. The towers' dens
 vectors of other items remain right; a new export brings them up to date.
 
 Nothing is kept but what is published. A follower that was killed starts from the bundle again, learns the rows since
-its export once more and goes on with the next delta; clicks that a delta had are in no other one.
+its export once more and goes on with the next delta; clicks that a delta had are in no other one. Which rows a delta
+has and what was learned from them are published together, so that each row counts once.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +25,33 @@ import numpy as np
 import polars as pl
 
 from recmill.artifacts.bundle.bundle import Bundle, current_of
-from recmill.artifacts.bundle.delta import Changes, Delta, TableChange, deltas_folder, deltas_of, write_delta
+from recmill.artifacts.bundle.delta import Changes, TableChange, deltas_folder, deltas_of, write_delta
+from recmill.artifacts.bundle.remote import BundleCopy, DeltaPublisher, deltas_written
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+from recmill.artifacts.event_stream import is_stream
 from recmill.artifacts.lock import lock_folder
 from recmill.dataset.batch import Batch, Layout, between, collate, joined
 from recmill.embeddings.table import EmbeddingTable
-from recmill.errors import ArtifactError, FeatureError, LogError
+from recmill.errors import ArtifactError, FeatureError, LogError, StorageError, StoreError
 from recmill.features.history import UserHistory, meets_condition
 from recmill.learner.graphs.graphs import Graphs
+from recmill.learner.graphs.layers import layers_of
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
 from recmill.logs.base import LogFile, open_source
 from recmill.logs.rows import RowFunction, row_function
-from recmill.logs.tail import Tail
 from recmill.logs.tally import Tally
 from recmill.recipe import recipe as r
 from recmill.recipe.kinds import parts_of_features
+from recmill.recipe.recipe import POSITION
 from recmill.recipe.trust import modules_of
 from recmill.stages.train.config import FollowConfig
+from recmill.stages.train.followed import FollowedStream, Items, open_followed
+from recmill.storage.objects import is_url
 
 Learners = Ranker | Retriever
+_STORAGE_PAUSE = 5.0  # seconds between two attempts to reach a storage that is lost
 _MEMORY = 2 << 30  # bound of side tables
 
 
@@ -66,7 +74,7 @@ class Follower:
     """Learns on from where a bundle's log ended."""
 
     def __init__(self, folder: Checkpoint, data: str, bundles: Path, options: FollowConfig) -> None:
-        self.bundles, self.data, self.options = bundles, data, options
+        self.bundles, self.options = bundles, options
         self.bundle = Bundle.open(bundles, modules_of(folder.recipe))
         self.recipe = folder.recipe
         self._check(folder)
@@ -78,7 +86,8 @@ class Follower:
         }
         for learner in self.learners.values():
             learner.trains_dense = isinstance(learner, Ranker)
-        self.tail = Tail(self.recipe.log, data, dict(self.bundle.manifest["log_sizes"]))
+        self.source = open_followed(data, self.recipe, self.bundle, bundles)
+        self.tables = _side_tables(self.recipe, data, options)
         self.histories = Histories(self.recipe, self.bundle)
         self.number = len(deltas_of(bundles, self.bundle.version))
         ranker = self.learners.get("ranking")
@@ -100,39 +109,50 @@ class Follower:
         """Learn again what an earlier follower learned. Its items, users and clicks are published already."""
         if not self.number:
             return
-        last = Delta.open(deltas_of(self.bundles, self.bundle.version)[-1])
-        rows, _ = self._new_rows(last.manifest["log_sizes"])
+        rows = self._with_operations(list(self.source.published()))
         if rows.height:
             self._learn_all(rows)
 
     def publish_once(self) -> PublishedDelta | None:
         """Learn what is new and publish it; None when there is nothing."""
         started = time.monotonic()
-        rows, num_bad = self._new_rows()
+        tally = Tally()
+        frames = self.source.read(tally)
+        rows = self._with_operations(frames)
         if not rows.height:
             return None
         loss = self._learn_all(rows)
-        changes = self._changes(rows)
+        changes = replace(self._changes(rows), events=self.source.kept(frames))
         self.number += 1
         facts = {
             "created_at": time.time(),
             "log_end": self._log_end(rows),
-            "log_sizes": dict(self.tail.done),
+            **self.source.facts(),
             "num_rows": rows.height,
         }
         digest = self.bundle.manifest["recipe_digest"]
         path = write_delta(self.bundles, self.bundle.version, self.number, digest, changes, facts)
+        self._delta_published()
         return PublishedDelta(
             path,
             self.number,
             rows.height,
-            num_bad,
+            tally.bad,
             sum(len(change.keys) for change in changes.tables.values()),
             0 if changes.items is None else changes.items.height,
             0 if changes.users is None else changes.users.height,
             loss,
             time.monotonic() - started,
         )
+
+    def _delta_published(self) -> None:
+        try:
+            self.source.delta_published()
+        except StoreError as error:  # the next delta does it
+            self.options.warn(str(error))
+
+    def close(self) -> None:
+        self.source.close()
 
     @property
     def is_outdated(self) -> bool:
@@ -144,30 +164,30 @@ class Follower:
         applied = self.bundle.plan.apply(self.histories.keep_long(rows), labels=True)
         return {model: self._learn(learner, applied) for model, learner in self.learners.items()}
 
-    def _new_rows(self, until: Mapping[str, int] | None = None) -> tuple[pl.DataFrame, int]:
-        """New rows of the log with all their columns, in log order; those of the bytes `until` if it is given."""
-        tally = Tally()
-        frames = list(self.tail.read(tally, until))
+    def _with_operations(self, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """Rows of the log with all their columns, in log order."""
         if not frames:
-            return pl.DataFrame(), tally.bad
+            return pl.DataFrame()
         rows = pl.concat(frames)
         for number, operation in enumerate(self.recipe.rows):
             if isinstance(operation, r.History):
                 rows = self.histories.add(operation, rows)
             else:
-                rows = self._function(number, operation)(rows)
-        return rows, tally.bad
+                rows = with_items(
+                    self._function(number, operation)(rows), self.recipe.log.item, self.source.items
+                )
+        return rows
 
     def _function(self, number: int, operation: r.RowOperation) -> RowFunction:
         """The operation with its side table as it is now; while that is being written, as it was."""
         files: tuple[LogFile, ...] = ()
         if isinstance(operation, r.Join):
-            files = open_source(self.recipe.tables[operation.table], self.data).files
+            files = open_source(self.recipe.tables[operation.table], self.tables).files
         known = self._functions.get(number)
         if known is not None and known[0] == files:
             return known[1]
         try:
-            function = row_function(self.recipe, operation, self.data, _MEMORY)
+            function = row_function(self.recipe, operation, self.tables, _MEMORY)
         except LogError as error:
             if known is None:
                 raise
@@ -212,7 +232,9 @@ class Follower:
             for name, table in learner.tables.items()
             if (change := _change_of(table)) is not None
         }
-        return Changes(tables, self._dense(), self._items(rows), self._users(rows), self._clicks(rows))
+        return Changes(
+            tables, self._dense(), self._layers(), self._items(rows), self._users(rows), self._clicks(rows)
+        )
 
     def _dense(self) -> dict[str, bytes]:
         """The ranker's graphs with the weights of now."""
@@ -220,6 +242,12 @@ class Follower:
             return {}
         with tempfile.TemporaryDirectory() as folder:
             return {name: path.read_bytes() for name, path in self._graphs.write(Path(folder)).items()}
+
+    def _layers(self) -> bytes | None:
+        """The same weights for servers that multiply them natively."""
+        ranker = self.learners.get("ranking")
+        layers = layers_of(ranker) if isinstance(ranker, Ranker) else None
+        return layers.to_bytes() if layers is not None else None
 
     def _items(self, rows: pl.DataFrame) -> pl.DataFrame | None:
         items = self.bundle.items
@@ -238,12 +266,40 @@ class Follower:
         if log.user is None or log.item is None:
             return None
         clicks = rows if label is None else self.bundle.plan.keep_positive(label, rows)
-        return clicks.select(pl.col(log.user).alias("user"), pl.col(log.item).alias("item")).drop_nulls()
+        columns = [pl.col(log.user).alias("user"), pl.col(log.item).alias("item")]
+        if isinstance(self.source, FollowedStream):
+            columns.append(pl.col(POSITION).alias("entry"))
+        return clicks.select(columns).drop_nulls()
 
     def _log_end(self, rows: pl.DataFrame) -> float | None:
         column = self.recipe.log.time
         latest = rows[column].max() if column is not None else None
         return float(latest) if isinstance(latest, (int, float)) else None
+
+
+def with_items(rows: pl.DataFrame, id_column: str | None, items: Items) -> pl.DataFrame:
+    """Rows with the columns of items that servers were told: side tables may not have them yet."""
+    if id_column is None or not items or not rows.height:
+        return rows
+    ids = rows[id_column].unique().drop_nulls().to_list()
+    known = [{**items[str(id)], id_column: id} for id in ids if str(id) in items]
+    names = [name for name in rows.columns if name != id_column and any(name in item for item in known)]
+    if not names:
+        return rows
+    schema = {name: rows.schema[name] for name in (id_column, *names)}
+    told = pl.DataFrame(known, schema, strict=False)
+    return rows.update(told, on=id_column, how="left")
+
+
+def _side_tables(recipe: r.Recipe, data: str, options: FollowConfig) -> str:
+    """The directory of the recipe's side tables."""
+    joined = [operation.table for operation in recipe.rows if isinstance(operation, r.Join)]
+    if joined and options.tables is None and is_stream(data):
+        raise LogError(
+            f'Recipe "{recipe.name}" joins side tables ({", ".join(joined)}), which are not in the stream. '
+            "Add --tables DIR, the directory that holds them."
+        )
+    return str(options.tables) if options.tables is not None else data
 
 
 def _is_sequence_model(recipe: r.Recipe) -> bool:
@@ -269,7 +325,7 @@ def check_rows(recipe: r.Recipe) -> None:
 def follow(
     folder: Checkpoint,
     data: str,
-    bundles: Path,
+    address: str | Path,
     options: FollowConfig,
     stop: threading.Event,
     report: Callable[[PublishedDelta], None] = lambda published: None,
@@ -278,26 +334,95 @@ def follow(
     seconds = math.inf if options.max_seconds is None else options.max_seconds
     count, ends_at = 0, math.inf
     while not stop.is_set() and time.monotonic() < ends_at:
-        version = Bundle.open(bundles).version
-        with lock_folder(deltas_folder(bundles, version)):
+        with _only_follower(address, options, stop) as (bundles, publications):
             follower = Follower(folder, data, bundles, options)
             ends_at = min(ends_at, time.monotonic() + seconds)
-            if follower.bundle.version == version:
-                count += _follow_version(follower, stop, ends_at, report)
+            try:
+                if follower.bundle.version == publications.version:
+                    count += _follow_version(follower, publications, stop, ends_at, report)
+            finally:
+                follower.close()
     return count
 
 
+class Publications:
+    """What becomes of the deltas of one version that were written to a local folder: there, they are published."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    def refresh(self) -> None:
+        """Bring the folder up to date, so that it shows which version is current."""
+
+    def publish(self, delta: PublishedDelta) -> bool:
+        """Publish a delta that is in the folder; False when the follower was stopped before it could be."""
+        return True
+
+
+class StoredPublications(Publications):
+    """They go to object storage. While it is lost, the follower waits: a delta builds on the one before."""
+
+    def __init__(self, publisher: DeltaPublisher, options: FollowConfig, stop: threading.Event) -> None:
+        super().__init__(publisher.version)
+        self.publisher, self.options, self.stop = publisher, options, stop
+
+    def refresh(self) -> None:
+        self._until_it_answers(self.publisher.copy.refresh)
+
+    def publish(self, delta: PublishedDelta) -> bool:
+        return self._until_it_answers(lambda: self.publisher.publish(delta.number))
+
+    def _until_it_answers(self, call: Callable[[], None]) -> bool:
+        while not self.stop.is_set():
+            try:
+                call()
+            except StorageError as error:
+                self.options.warn(f"{error} Trying again in {_STORAGE_PAUSE:g} s.")
+                self.stop.wait(_STORAGE_PAUSE)
+            else:
+                return True
+        return False
+
+
+@contextmanager
+def _only_follower(
+    address: str | Path, options: FollowConfig, stop: threading.Event
+) -> Iterator[tuple[Path, Publications]]:
+    """The local folder of bundles and what publishes deltas of its current version, for one follower at a time."""
+    if not is_url(address):
+        bundles = Path(address)
+        version = Bundle.open(bundles).version
+        with lock_folder(deltas_folder(bundles, version)):
+            yield bundles, Publications(version)
+        return
+    copy = BundleCopy(str(address), part="followed")
+    copy.refresh()
+    with deltas_written(copy, str(current_of(copy.folder))) as publisher:
+        yield copy.folder, StoredPublications(publisher, options, stop)
+
+
 def _follow_version(
-    follower: Follower, stop: threading.Event, ends_at: float, report: Callable[[PublishedDelta], None]
+    follower: Follower,
+    publications: Publications,
+    stop: threading.Event,
+    ends_at: float,
+    report: Callable[[PublishedDelta], None],
 ) -> int:
     """Publish deltas of one version while it is the current one; how many."""
-    count = 0
+    count, is_behind = 0, False
     while not stop.is_set() and not follower.is_outdated:
-        began = time.monotonic()
-        published = follower.publish_once()
-        if published is not None:
+        began, published = time.monotonic(), None
+        try:
+            published = follower.publish_once()
+            is_behind = False
+        except StoreError as error:
+            if not is_behind:
+                follower.options.warn(f"{error} Nothing is learned until it does.")
+            is_behind = True
+        if published is not None and publications.publish(published):
             count += 1
             report(published)
+        publications.refresh()
         if time.monotonic() >= ends_at:
             break
         stop.wait(max(0.0, follower.options.every_seconds - (time.monotonic() - began)))
