@@ -6,11 +6,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from recmill.errors import RecmillError
+from recmill.number_metrics import NumberMetrics, NumberSums
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -173,19 +174,15 @@ class BinaryMetrics:
 class TaskSums:
     """Sums of a ranker with several labels, for each of them."""
 
-    tasks: dict[str, ScoreSums]
+    tasks: dict[str, ScoreSums | NumberSums]
 
-    @classmethod
-    def of(cls, labels: Sequence[str]) -> TaskSums:
-        return cls({label: ScoreSums() for label in labels})
-
-    def add(self, labels: Array, probabilities: Array) -> None:
+    def add(self, labels: Array, predictions: Array) -> None:
         """Count one batch; both are [B, number of tasks]."""
         for index, sums in enumerate(self.tasks.values()):
-            sums.add(labels[:, index], probabilities[:, index])
+            sums.add(labels[:, index], predictions[:, index])
 
     def __add__(self, other: TaskSums) -> TaskSums:
-        return TaskSums({label: sums + other.tasks[label] for label, sums in self.tasks.items()})
+        return TaskSums({label: sums + other.tasks[label] for label, sums in self.tasks.items()})  # type: ignore[operator]
 
     @property
     def num_rows(self) -> int:
@@ -199,23 +196,45 @@ class TaskSums:
 class TaskMetrics:
     """Metrics of each task, and of all together."""
 
-    tasks: dict[str, BinaryMetrics]
+    tasks: dict[str, BinaryMetrics | NumberMetrics]
 
     def as_dict(self) -> dict[str, float]:
-        """Means over tasks by name, then those of each task as `label.name`.
+        """Means over tasks by name, then those of each task as `label.name`."""
+        return (
+            self._means_of_binary()
+            | self._means_of_numbers()
+            | {
+                f"{label}.{name}": value
+                for label, metrics in self.tasks.items()
+                for name, value in metrics.as_dict().items()
+            }
+        )
 
-        Entropies are means before they are divided, so that a rare label does not outweigh the others.
-        """
-        found = [metrics.as_dict() for metrics in self.tasks.values()]
-        means = {name: sum(one[name] for one in found) / len(found) for name in found[0]}
+    def _means_of_binary(self) -> dict[str, float]:
+        """Entropies are means before they are divided, so that a rare label does not outweigh the others."""
+        found = [one.as_dict() for one in self.tasks.values() if isinstance(one, BinaryMetrics)]
+        if not found:
+            return {}
+        means = _means(found)
         constant = sum(one["log_loss"] / one["normalised_entropy"] for one in found) / len(found)
         means["normalised_entropy"] = means["log_loss"] / constant if constant else math.inf
         means["rce"] = 100 * (1 - means["normalised_entropy"])
-        return means | {
-            f"{label}.{name}": value
-            for label, metrics in self.tasks.items()
-            for name, value in metrics.as_dict().items()
-        }
+        return means
+
+    def _means_of_numbers(self) -> dict[str, float]:
+        """Of those that do not have a label's unit."""
+        found = [one for one in self.tasks.values() if isinstance(one, NumberMetrics)]
+        return _means(
+            [{"rows": one.rows, "r2": one.r2, "rank_correlation": one.rank_correlation} for one in found]
+        )
+
+
+def _means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(one[name] for one in found) / len(found) for name in (found[0] if found else ())}
+
+
+# Of one label, or of several.
+RankerSums: TypeAlias = ScoreSums | NumberSums | TaskSums
 
 
 def bins_of(probabilities: Array) -> Array:
@@ -319,7 +338,7 @@ def top_items(scores: Array, k: int, seen: Sequence[Array] | None = None) -> Arr
     return np.where(np.isfinite(best), order, -1)
 
 
-_TARGET = re.compile(r"\s*((?:\w+\.)?[a-z_]+(?:@\d+)?)\s*(>=|<=)\s*([-+.\deE]+)\s*")
+_TARGET = re.compile(r"\s*((?:\w+\.)?[a-z_][a-z_0-9]*(?:@\d+)?)\s*(>=|<=)\s*([-+.\deE]+)\s*")
 
 
 def meets(target: str, metrics: Mapping[str, float]) -> bool:

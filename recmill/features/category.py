@@ -33,6 +33,7 @@ from recmill.features.kernels import (
     hash_positions,
     mask_of,
 )
+from recmill.features.numeric import bucket_ids
 from recmill.features.stored import facts_of, learn_stored
 from recmill.recipe import steps
 from recmill.recipe.recipe import POSITION, SPLIT
@@ -184,7 +185,18 @@ def _zero_where_missing(ids: Array, series: pl.Series) -> Array:
 
 
 class CrossTransform(Transform[steps.Cross]):
-    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
+    def express(self, columns: Sequence[pl.Expr]) -> pl.Expr | None:
+        return self._joined(columns) if self.step.edges is None else None
+
+    def apply(self, columns: Sequence[pl.Series], frame: pl.DataFrame) -> pl.Series:
+        assert self.step.edges is not None
+        values = [
+            bucket_ids(column, np.asarray(edges)) if edges else column
+            for column, edges in zip(columns, self.step.edges, strict=True)
+        ]
+        return pl.select(self._joined([pl.lit(one) for one in values])).to_series().alias(columns[0].name)
+
+    def _joined(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         return pl.concat_str(
             [column.cast(pl.String).fill_null("") for column in columns], separator=self.step.separator
         )

@@ -1,4 +1,4 @@
-"""What models may learn: labels of 0 and 1; rows whose label is 1 are positive, such as clicks."""
+"""What models may learn: labels of 0 and 1, of which 1 is positive, such as a click, and numbers."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ def check_binary(label: str, values: Labels, column: str = "rating") -> None:
         f'Label "{label}" is neither 0 nor 1 in {int(is_wrong.sum()):,} of {len(values):,} rows: '
         f"{', '.join(listed)}{more}; {how_to_threshold(column)}."
     )
+
+
+def check_numbers_of(label: str, values: Labels, least: float | None = None) -> None:
+    """FeatureError unless all of a label's values are numbers, and none is below `least`."""
+    is_wrong = ~np.isfinite(values) if least is None else ~(np.isfinite(values) & (values >= least))
+    if is_wrong.any():
+        expected = (
+            "numbers" if least is None else f"numbers from {least:g}, as its loss takes logarithms of them"
+        )
+        raise FeatureError(
+            f'Label "{label}" is {values[is_wrong][0]:g} in {int(is_wrong.sum()):,} of {len(values):,} rows; expected '
+            f"{expected}. Add a fill, clip or filter and prepare again."
+        )
 
 
 def check_weights(label: str, values: Labels) -> None:

@@ -36,7 +36,7 @@ from recmill.features.chain import Chain, ColumnInfo, check_finite, run_chains
 from recmill.features.kernels import CountOptions, ExtractedValues, Measurements, checksum
 from recmill.features.labels import check_binary, is_positive
 from recmill.features.stored import StoredValueTable, SubsetValueTable, empty_subset
-from recmill.recipe.check_inputs import model_labels
+from recmill.recipe.check_inputs import binary_labels
 from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.load import recipe_from_dict, recipe_to_dict
 from recmill.recipe.recipe import COPY, POSITION, SPLIT, Recipe
@@ -241,7 +241,7 @@ class Plan:
                 )
         finished = run_chains(frame, [(chain, len(chain.all_steps)) for chain in chains])
         for chain, column in zip(chains, finished, strict=True):
-            if column.name in model_labels(self.recipe):
+            if column.name in binary_labels(self.recipe):
                 check_binary(column.name, column.to_numpy(), chain.feature.columns[0])
         return finished
 

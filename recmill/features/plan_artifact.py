@@ -14,6 +14,8 @@ from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import Feature, Label, Recipe
 from recmill.reporting.tables import html_table
+from recmill.storage.cache import SHARDS
+from recmill.storage.view import opened
 
 
 class PlanArtifact:
@@ -47,8 +49,9 @@ class PlanArtifact:
         return Plan.read(self.path / "plan")
 
 
-def plan_at(path: Path) -> Plan:
+def plan_at(address: str | Path) -> Plan:
     """The Plan of a Table, of a checkpoint or of a bundle."""
+    path = opened(address, streamed=SHARDS)
     inside = path / "plan"
     return Plan.read(inside if inside.is_dir() else path)
 

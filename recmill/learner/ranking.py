@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recmill import _native
 from recmill.dataset.batch import Array, Batch, Keys, Layout
 from recmill.dataset.schedule import Cursor
 from recmill.embeddings.collection import BatchLookup, Column
 from recmill.embeddings.table import DiskTier
 from recmill.errors import TrainingError
 from recmill.features.chain import ColumnInfo
-from recmill.features.labels import check_binary, check_follows, check_weights
-from recmill.learner.base import Learner, StepResult, check_numbers, columns_of, norm_of, pooled_inputs
+from recmill.features.labels import check_binary, check_follows, check_numbers_of, check_weights
+from recmill.features.predictions import predictions_of
+from recmill.learner.base import Learner, StepResult, check_numbers, columns_of, norm_of_rows, pooled_inputs
 from recmill.learner.gradients import RowGradients
 from recmill.learner.trees import fit_blend
-from recmill.metrics import ScoreSums, TaskSums
+from recmill.metrics import RankerSums, ScoreSums, TaskSums
 from recmill.models.averaged import AveragedRanker
 from recmill.models.bst import BST
 from recmill.models.dcn import DCN
@@ -33,10 +36,12 @@ from recmill.models.fm import FM
 from recmill.models.lr import LogisticRegression
 from recmill.models.masknet import MaskNet
 from recmill.models.multi_task import ESMM, PLE, MMoE, MultiTask, SharedBottom
-from recmill.models.own import own_loss, own_model
+from recmill.models.numbers import LOGARITHMIC, NumberRanker, as_predicted
+from recmill.models.own import Loss, own_loss, own_model
 from recmill.models.sequences import pad_lists
-from recmill.models.trees import BlendedRanker, TreeEnsemble
+from recmill.models.trees import BlendedRanker, TreeEnsemble, TreeRanker
 from recmill.models.wide_deep import WideDeep
+from recmill.number_metrics import NumberSums
 from recmill.recipe import recipe as r
 
 # Models that read lists unpooled are also given, for each list, the index of the pooled feature that shares its table.
@@ -54,6 +59,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mmoe": MMoE,
     "ple": PLE,
     "esmm": ESMM,
+    r.TREES: TreeRanker,
 }
 
 
@@ -69,9 +75,8 @@ class Ranker(Learner):
     ) -> None:
         super().__init__(spec.train, num_threads, disk, spec.dynamic)
         self.spec = spec
-        deep = Layout.of(
-            columns, list(dict.fromkeys((*spec.features, *spec.sequences))) if spec.features else None
-        )
+        read = spec.features_among(column.name for column in columns if column.role == "feature")
+        deep = Layout.of(columns, list(dict.fromkeys((*read, *spec.sequences))))
         by_name = {column.name: column for column in columns}
         self.deep_features = deep.features
         of_trees = spec.trees.features if spec.trees is not None else ()
@@ -93,26 +98,51 @@ class Ranker(Learner):
         targets = [self._targets()] if spec.sequences else []
         members = [make(spec, len(deep.number_columns), len(pooled), *targets) for _ in range(spec.average)]
         model = members[0] if len(members) == 1 else AveragedRanker(members)
-        if spec.trees is not None:
+        if spec.trees is not None and spec.model != r.TREES:
             model = BlendedRanker(
                 model, len(deep.number_columns), TreeEnsemble(spec.trees.rounds, spec.trees.depth)
             )
-        self.add_projection(model, self.deep_collections, spec.table_dim, spec.average)
+        if spec.number_losses:
+            model = NumberRanker(model, spec.labels, spec.number_losses)
+        if deep_columns:
+            self.add_projection(model, self.deep_collections, spec.table_dim, spec.average)
         if spec.tasks is not None and spec.tasks.uncertainty:
             model.register_parameter("log_variances", nn.Parameter(torch.zeros(len(spec.labels))))
-        self._row_losses = own_loss(spec.loss) if spec.loss else log_losses
+        self._row_losses: Loss = log_losses
+        if isinstance(model, NumberRanker):
+            self._row_losses = model.row_losses
+        elif spec.loss:
+            self._row_losses = own_loss(spec.loss)
         self.set_model(model)
         self._bfloat16 = spec.train.precision == "bfloat16"
         if self._bfloat16:
             check_bfloat16()
 
     def start(self, batch: Batch, add_up: Callable[[float], float] = float) -> None:
-        """Begin with the share of positive rows as the answer for all, which the first batch has to estimate."""
-        positives = [add_up(float(batch.labels[label].sum())) for label in self.spec.labels]
-        if isinstance(self.model, MultiTask):
-            self.model.start([(number + 0.5) / (batch.total + 1) for number in positives])
+        """Begin with one answer for all rows, the share of positive ones or a number's mean, as of the first batch."""
+        if isinstance(self.model, NumberRanker):
+            self.model.start(self._number_sums(batch, add_up), batch.total)
+        model = self.model.model if isinstance(self.model, NumberRanker) else self.model
+        if isinstance(model, MultiTask):
+            model.start([self._positive_rate(batch, label, add_up) for label in self.spec.labels])
         elif self.spec.tasks is None:
-            self._set_output_bias(math.log((positives[0] + 0.5) / (batch.total - positives[0] + 0.5)))
+            rate = self._positive_rate(batch, self.spec.label, add_up)
+            self._set_output_bias(math.log(rate / (1 - rate)))
+
+    def _positive_rate(self, batch: Batch, label: str, add_up: Callable[[float], float]) -> float:
+        """Of a label that is a number a half: its answer for all rows is not the model's."""
+        if label in self.spec.number_losses:
+            return 0.5
+        return (add_up(float(batch.labels[label].sum())) + 0.5) / (batch.total + 1)
+
+    def _number_sums(self, batch: Batch, add_up: Callable[[float], float]) -> list[tuple[float, float]]:
+        """Of each label and of its squares, on the scale of what is predicted."""
+        losses = self.spec.number_losses
+        known = [
+            as_predicted(losses.get(label, ""), batch.labels[label].astype(np.float64))
+            for label in self.spec.labels
+        ]
+        return [(add_up(float(one.sum())), add_up(float(np.square(one).sum()))) for one in known]
 
     def _set_output_bias(self, value: float) -> None:
         """Of every member; one of the user's own may have none."""
@@ -148,7 +178,7 @@ class Ranker(Learner):
         return StepResult(self.apply_gradients(sum(losses), dense, gradients, sum(norms), rate_factor))
 
     def predict(self, batch: Batch) -> Array:
-        """Probabilities [B], with several tasks [B, K]; learns nothing, not even which keys exist."""
+        """Probabilities or numbers [B], with several tasks [B, K]; learns nothing, not even which keys exist."""
         check_numbers(batch, self.layout)
         self.model.eval()
         arrays = self._arrays(self._look_up(batch, train=False))
@@ -156,6 +186,8 @@ class Ranker(Learner):
         def predict_slice(rows: slice) -> Array:
             with torch.no_grad():
                 logits = self._logits(batch, rows, self._vectors(batch, arrays, rows))
+                if self.spec.number_losses:
+                    return predictions_of(logits.numpy(), self.spec.labels, self.spec.number_losses)
                 return np.asarray(torch.sigmoid(logits).numpy())
 
         none = np.empty(self._shape(0), np.float32)
@@ -174,15 +206,19 @@ class Ranker(Learner):
             labels.append(batch.labels[self.spec.label])
         self.model.blend.copy_(fit_blend(np.concatenate(logits), np.concatenate(labels)))
 
-    def evaluate(self, batches: Iterable[tuple[Batch, Cursor]]) -> ScoreSums | TaskSums:
+    def evaluate(self, batches: Iterable[tuple[Batch, Cursor]]) -> RankerSums:
         """How well the batches' labels are predicted."""
         sums = self.new_sums()
         for batch, _ in batches:
             sums.add(self.labels_of(batch), self.predict(batch))
         return sums
 
-    def new_sums(self) -> ScoreSums | TaskSums:
-        return ScoreSums() if self.spec.tasks is None else TaskSums.of(self.spec.labels)
+    def new_sums(self) -> RankerSums:
+        of_labels = {
+            label: NumberSums() if label in self.spec.number_losses else ScoreSums()
+            for label in self.spec.labels
+        }
+        return of_labels[self.spec.label] if self.spec.tasks is None else TaskSums(of_labels)
 
     def labels_of(self, batch: Batch) -> Array:
         """Of the shape that `predict` gives: [B], with several tasks [B, K]."""
@@ -191,8 +227,10 @@ class Ranker(Learner):
         return np.stack([batch.labels[label] for label in self.spec.labels], axis=1)
 
     def _check_labels(self, batch: Batch) -> None:
-        for label in self.spec.labels:
+        for label in self.spec.binary_labels:
             check_binary(label, batch.labels[label])
+        for label, loss in self.spec.number_losses.items():
+            check_numbers_of(label, batch.labels[label], least=0 if loss in LOGARITHMIC else None)
         if self.spec.model == "esmm":
             check_follows({label: batch.labels[label] for label in self.spec.labels})
         if self.spec.weight:
@@ -237,7 +275,10 @@ class Ranker(Learner):
     ) -> tuple[float, list[Tensor], float]:
         """Loss and dense gradients of some rows, as parts of the batch's mean; fills `row_grads` and gives its norm."""
         vectors = [vector.requires_grad_() for vector in self._vectors(batch, arrays, rows)]
-        loss = self._loss(batch, rows, self._logits(batch, rows, vectors)) / batch.total
+        logits = self._logits(batch, rows, vectors, self._repeats(batch, rows))
+        loss = self._loss(batch, rows, logits) / batch.total
+        if not loss.requires_grad:  # of trees, which were fitted before
+            return float(loss), [], 0.0
         gradients = torch.autograd.grad(loss, [*self.parameters, *vectors])
         dense = list(gradients[: len(self.parameters)])
         ranges = self._ranges(batch, rows)
@@ -247,7 +288,7 @@ class Ranker(Learner):
             else:
                 row_grads[index][ranges[index]] = gradient.numpy()
         mean_loss = float(loss.detach()) / self.spec.average
-        return mean_loss, dense, norm_of(gradients[len(dense) :])
+        return mean_loss, dense, sum(map(norm_of_rows, gradients[len(dense) :]))
 
     def _loss(self, batch: Batch, rows: slice, logits: Tensor) -> Tensor:
         """The sum over rows, by their weights; of several tasks, also over these, by theirs; and over members."""
@@ -280,14 +321,29 @@ class Ranker(Learner):
         """Of the logits and probabilities of so many rows."""
         return (num_rows,) if self.spec.tasks is None else (num_rows, len(self.spec.labels))
 
-    def _logits(self, batch: Batch, rows: slice, vectors: Sequence[Tensor]) -> Tensor:
+    def _repeats(self, batch: Batch, rows: slice) -> dict[str, _native.Repeats | None]:
+        """The pooled features whose ids repeat in some rows, for a model that multiplies each id's vector once."""
+        if not getattr(self.model, "takes_repeats", False):
+            return {}
+        pooled = self.pooled_features(self.deep_collections)
+        keys = [batch.keys[name] for names in pooled.values() for name in names]
+        ids = [one.values[rows] if one.offsets is None else None for one in keys]
+        return {"repeats": _native.find_repeats(ids, self.spec.embedding_dim)}
+
+    def _logits(
+        self,
+        batch: Batch,
+        rows: slice,
+        vectors: Sequence[Tensor],
+        options: Mapping[str, _native.Repeats | None] = MappingProxyType({}),
+    ) -> Tensor:
         inputs = self._inputs(batch, rows, vectors)
         num_rows = rows.stop - rows.start
         if self._bfloat16:
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                logits = self.model(*inputs).float()
+                logits = self.model(*inputs, **options).float()
         else:
-            logits = self.model(*inputs)
+            logits = self.model(*inputs, **options)
         expected = self._shape(num_rows)
         if self.spec.average > 1 and self.model.training:
             expected = (num_rows, self.spec.average)
@@ -308,7 +364,8 @@ class Ranker(Learner):
         ]
         num_deep = len(self.deep_collections)
         deep = dict(zip(self.deep_collections, vectors[:num_deep], strict=True))
-        pooled = pooled_inputs(self.model, deep)
+        none = torch.zeros((rows.stop - rows.start, 0, self.spec.table_dim))
+        pooled = pooled_inputs(self.model, deep) if deep else none
         wide = [weights.squeeze(2) for weights in vectors[num_deep:num_collections]]
         return [torch.from_numpy(batch.numbers[rows]), pooled, *([lists] if lists else []), *wide]
 

@@ -1,4 +1,4 @@
-"""Gradient-boosted trees as a module without parameters, and a ranker whose score is a blend of a model's and theirs.
+"""Gradient-boosted trees as a module without parameters: as a ranker, and beside a model with which they are blended.
 
 Trees are perfect: all leaves are at the same depth, so that a row goes through all trees at once, level by level, in
 plain tensor operations that graphs for servers have too. A leaf that was higher is repeated below itself.
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from recmill.recipe.recipe import Ranking
 
 
 class TreeEnsemble(nn.Module):
@@ -44,6 +46,18 @@ class TreeEnsemble(nn.Module):
             node_BR = 2 * node_BR + 1 + is_right.to(torch.int64)
         leaf_BR = node_BR - self.num_nodes + self.first_leaves
         return self.values.flatten()[leaf_BR].sum(dim=1)
+
+
+class TreeRanker(nn.Module):
+    """Trees alone: logits from numbers [B, F], with no embeddings beside them."""
+
+    def __init__(self, spec: Ranking, num_numbers: int, num_embedded: int) -> None:
+        super().__init__()
+        assert spec.trees is not None
+        self.trees = TreeEnsemble(spec.trees.rounds, spec.trees.depth)
+
+    def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor) -> Tensor:
+        return self.trees(numbers_BF)  # type: ignore[no-any-return]
 
 
 class BlendedRanker(nn.Module):

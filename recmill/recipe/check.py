@@ -84,6 +84,8 @@ def _check_files(path: str, spec: r.Files, paths: Paths) -> Iterator[str]:
         yield f'{path}.columns has "{name}" more than once'
     for column, where in zip(spec.columns, paths_of(paths, f"{path}.columns", spec.columns), strict=True):
         yield from _check_column(where, column)
+        if column.in_file and spec.format == "delimited" and not spec.header:
+            yield f"{where}.in_file needs {path}.header = true: without it the file has no names"
     yield from _check_text_format(path, spec)
 
 

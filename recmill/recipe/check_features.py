@@ -139,6 +139,9 @@ def _check_parameters(path: str, step: s.Step, kind: str) -> Iterator[str]:
     """What one parameter alone cannot tell; bounds of numbers are checked on reading."""
     if isinstance(step, s.Buckets) and (not step.edges or list(step.edges) != sorted(set(step.edges))):
         yield f"{path}.edges must be increasing numbers, got {list(step.edges)}"
+    for number, edges in enumerate((isinstance(step, s.Cross) and step.edges) or ()):
+        if list(edges) != sorted(set(edges)):
+            yield f"{path}.edges[{number}] must be increasing numbers, got {list(edges)}"
     if isinstance(step, s.Clip) and step.min is None and step.max is None:
         yield f"{path} needs min, max or both"
     if isinstance(step, s.Clip) and element_of(kind) != "float":
@@ -223,7 +226,7 @@ def check_references(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
                 yield f'{where}.label is "{step.label}", but there is no such label{hint}'
             if isinstance(step, s.Aggregate):
                 yield from _check_aggregate(where, step, kinds)
-            if isinstance(step, s.Lookup) and step.named in own:
+            if isinstance(step, s.Lookup) and step.named in own - named:  # of both, the name is what is wrong
                 yield (
                     f'{where} is "{step.named}", the vocabulary of feature "{step.named}" alone; to share it, write '
                     f'{{ vocabulary = {{ named = "{step.named}" }} }} in that feature'

@@ -27,9 +27,10 @@ def check_inputs(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 def _check_ranking(
     recipe: r.Recipe, ranking: r.Ranking, kinds: Mapping[str, str], paths: Paths
 ) -> Iterator[str]:
-    names = ranking.features or tuple(feature.name for feature in recipe.features)
+    names = ranking.features_among(feature.name for feature in recipe.features)
     path = "ranking.features" if ranking.features else "ranking.features is not given, so all are used; it"
-    yield from _check_kinds(recipe, path, names, kinds)
+    if ranking.model != r.TREES:
+        yield from _check_kinds(recipe, path, names, kinds)
     yield from _check_dims(recipe, "ranking", names, kinds, paths)
     for name in ranking.wide:
         if name in kinds and not _has_rows(kinds[name]):
@@ -149,27 +150,30 @@ def _is_number(kind: str) -> bool:
 
 
 def check_binary_labels(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """Labels of models are 0 or 1. Here what the recipe alone tells; rows are looked at as they are prepared."""
+    """Labels are 0 or 1, or have a loss of numbers. Here the recipe alone; rows are looked at as they are prepared."""
     columns = {column.name: column for column in recipe.log.columns}
     for path, label in zip(paths_of(paths, "labels", recipe.labels), recipe.labels, strict=True):
         column = columns.get(label.columns[0]) if label.columns else None
-        if label.name not in model_labels(recipe) or label.steps or column is None:
+        if label.name not in binary_labels(recipe) or label.steps or column is None:
             continue
         others = [value for value in column.allowed or () if value not in (0, 1)]
         if others and not isinstance(others[0], str):
             yield f'{path} is column "{column.name}", which may be {others[0]}; {how_to_threshold(column.name)}'
 
 
-def model_labels(recipe: r.Recipe) -> set[str]:
-    """The labels that models learn."""
-    of_ranking = recipe.ranking.labels if recipe.ranking is not None else ()
+def binary_labels(recipe: r.Recipe) -> set[str]:
+    """The labels of 0 and 1 that models learn."""
+    of_ranking = recipe.ranking.binary_labels if recipe.ranking is not None else ()
     return {*of_ranking, *([recipe.retrieval.label] if recipe.retrieval is not None else [])}
 
 
 def how_to_threshold(column: str) -> str:
     """What to do with a rating, a count or a duration that a model is to learn."""
     step = f'{{ expression = {{ sql = "{column} >= 4", type = "int" }} }}'
-    return f"models learn labels of 0 and 1. Write down what counts as 1 in its steps, such as {step}"
+    return (
+        f"models learn labels of 0 and 1. Write down what counts as 1 in its steps, such as {step}, "
+        'or learn the number itself by a loss such as "squared"'
+    )
 
 
 # evaluation

@@ -10,12 +10,13 @@ from recmill.recipe import recipe as r
 from recmill.recipe import steps as s
 from recmill.recipe.check_features import ends_as
 from recmill.recipe.convert import Paths, default_of
+from recmill.recipe.crosses import columns_to_cross
 from recmill.recipe.expressions import parse_score
 from recmill.recipe.kinds import describe, kinds_of_columns
 from recmill.recipe.names import nearest, repeated
-from recmill.recipe.tuning import METRICS, is_metric
+from recmill.recipe.tuning import is_metric, metrics_of
 
-_TARGET = re.compile(r"(\w+\.)?[a-z_]+(@\d+)?\s*(>=|<=)\s*-?\d+(\.\d+)?([eE]-?\d+)?")
+_TARGET = re.compile(r"(\w+\.)?[a-z_][a-z_0-9]*(@\d+)?\s*(>=|<=)\s*-?\d+(\.\d+)?([eE]-?\d+)?")
 _TASK = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _OWN_MODEL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 # Settings that only some models have. The user's own module gets all of them.
@@ -31,7 +32,31 @@ _SETTINGS_OF: dict[str, tuple[str, ...]] = {
     "din": ("hidden", "sequences", "attention", "dropout"),
     "bst": ("hidden", "sequences", "dropout"),
     **dict.fromkeys(r.MULTI_TASK, (*_OF_DLRM, "tasks")),
+    r.TREES: (),
 }
+# What every other ranker has, and trees do not: they have no embeddings and are fitted at once.
+_NOT_OF_TREES = (
+    "features",
+    "embedding_dim",
+    "wide",
+    "wide_optimizer",
+    "average",
+    "loss",
+    "weight",
+    "dynamic",
+)
+_STEPS_ONLY = (
+    "micro_batches",
+    "epochs",
+    "max_minutes",
+    "dense",
+    "sparse",
+    "schedule",
+    "evaluations",
+    "target",
+    "patience",
+    "precision",
+)
 _SETTINGS_OF_TASKS: dict[str, tuple[str, ...]] = {
     "shared_bottom": (),
     "mmoe": ("experts",),
@@ -68,11 +93,17 @@ def check_ranking(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
             yield f'ranking.{name} has no meaning for model = "{ranking.model}"; remove it'
     if ranking.model in r.OVER_DLRM:
         yield from _check_interaction(ranking)
+    if ranking.model == r.TREES:
+        yield from _check_trees(ranking)
     if ranking.model == "lr" and ranking.embedding_dim != 1:
         yield f"ranking.embedding_dim is {ranking.embedding_dim}; lr has one weight for each id: set it to 1"
     yield from _check_tasks(ranking)
-    if ranking.loss and not _OWN_MODEL.fullmatch(ranking.loss):
-        yield f'ranking.loss is "{ranking.loss}"; expected your own function as package.module:function, or none'
+    if ranking.cross is not None and (number := len(columns_to_cross(recipe))) < 2:
+        yield (
+            f'ranking.cross is "{ranking.cross}", but ranking.wide has {number} of the features that it can cross; it '
+            "needs two of one column and one step each: vocabulary, hash, key, map, buckets or quantiles"
+        )
+    yield from _check_loss(ranking)
     if ranking.weight and ranking.weight in ranking.labels:
         yield f'ranking.weight is "{ranking.weight}", which is learned; weigh rows by another label'
     if ranking.model in ("din", "bst") and not ranking.sequences:
@@ -81,7 +112,7 @@ def check_ranking(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
         yield "ranking.attention is empty; din needs at least one hidden layer there"
     if ranking.wide_optimizer is not None:
         yield from _check_optimizer("ranking.wide_optimizer", ranking.wide_optimizer)
-    yield from _check_training("ranking", ranking.train, ranking.tasks.labels if ranking.tasks else ())
+    yield from _check_training("ranking", ranking.train, ranking)
     yield from _check_admission("ranking.dynamic", ranking.dynamic)
 
 
@@ -109,6 +140,22 @@ def check_retrieval(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
             yield f"retrieval.train.{name} has no meaning for retrieval; remove it"
     yield from _check_training("retrieval", retrieval.train)
     yield from _check_admission("retrieval.dynamic", retrieval.dynamic)
+
+
+def _check_trees(ranking: r.Ranking) -> Iterator[str]:
+    """Trees alone: they have features and settings of their own, and nothing that is learned step by step."""
+    if ranking.trees is None:
+        yield 'ranking.trees is missing; model = "trees" reads the number features that it names'
+    for path, section, default, names in (
+        ("ranking", ranking, r.Ranking(r.TREES), _NOT_OF_TREES),
+        ("ranking.train", ranking.train, r.Training(), _STEPS_ONLY),
+    ):
+        for name in names:
+            if getattr(section, name) != getattr(default, name):
+                yield (
+                    f'{path}.{name} has no meaning for model = "trees", whose settings are in ranking.trees; '
+                    "remove it"
+                )
 
 
 def settings_of_others(section: str, model: str) -> list[str]:
@@ -184,6 +231,27 @@ def _check_tasks(ranking: r.Ranking) -> Iterator[str]:
     yield from _check_serve_score(tasks)
 
 
+def _check_loss(ranking: r.Ranking) -> Iterator[str]:
+    """Of all labels, or of each that is a number."""
+    loss, tasks = ranking.loss, ranking.tasks
+    if loss and loss not in r.NUMBER_LOSSES and not _OWN_MODEL.fullmatch(loss):
+        yield (
+            f'ranking.loss is "{loss}"; expected {", ".join(r.NUMBER_LOSSES)}, your own function as '
+            f"package.module:function, or none{nearest(loss, r.NUMBER_LOSSES)}"
+        )
+    if tasks is not None and loss in r.NUMBER_LOSSES:
+        yield f'ranking.loss is "{loss}", which is for one label; beside others, name it in ranking.tasks.losses'
+    if tasks is not None and tasks.losses and loss and loss not in r.NUMBER_LOSSES:
+        yield "ranking.tasks.losses has no meaning beside your own ranking.loss, which gets all labels; remove one"
+    if tasks is not None:
+        for name in sorted(set(tasks.losses) - set(tasks.labels)):
+            yield f'ranking.tasks.losses has "{name}", which is none of its labels{nearest(name, tasks.labels)}'
+    if ranking.number_losses and ranking.model == "esmm":
+        yield "ranking.tasks.losses has no meaning for esmm, whose second label is 1 or 0 after a click; use mmoe"
+    if ranking.number_losses and ranking.trees is not None:
+        yield "ranking.trees is for labels of 0 and 1; remove it"
+
+
 def _check_serve_score(tasks: r.Tasks) -> Iterator[str]:
     if any(name == "served" or not _TASK.fullmatch(name) for name in tasks.labels):
         yield 'ranking.tasks.labels must be made of letters, digits and "_", and be none called "served"'
@@ -194,7 +262,7 @@ def _check_serve_score(tasks: r.Tasks) -> Iterator[str]:
         yield f"ranking.tasks.serve_score: {error}"
 
 
-def _check_training(model: str, training: r.Training, tasks: Sequence[str] = ()) -> Iterator[str]:
+def _check_training(model: str, training: r.Training, ranking: r.Ranking | None = None) -> Iterator[str]:
     path = f"{model}.train"
     yield from _check_optimizer(f"{path}.dense", training.dense)
     yield from _check_optimizer(f"{path}.sparse", training.sparse)
@@ -219,8 +287,8 @@ def _check_training(model: str, training: r.Training, tasks: Sequence[str] = ())
         yield f'{path}.target must look like "auc >= 0.80", got "{training.target}"'
     elif training.target is not None:
         metric = re.split("[<>]", training.target)[0].strip()
-        if not is_metric(model, metric, tasks):
-            hint = nearest(metric, METRICS[model])
+        if not is_metric(model, metric, ranking):
+            hint = nearest(metric, metrics_of(model, ranking))
             yield f'{path}.target names "{metric}", which is no metric of {model}{hint}'
 
 
@@ -256,9 +324,9 @@ def check_models(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
         towers = (*retrieval.user, *retrieval.item)
         yield from _check_dynamic("retrieval.dynamic", retrieval.dynamic, towers, features)
     if ranking:
-        read = (*(ranking.features or features), *ranking.wide, *ranking.sequences)
+        read = (*ranking.features_among(features), *ranking.wide, *ranking.sequences)
         yield from _check_dynamic("ranking.dynamic", ranking.dynamic, read, features)
-        used = ranking.features or tuple(features)
+        used = ranking.features_among(features)
         targets = [features[name] for name in used if name in features and name not in ranking.sequences]
         yield from _check_sequences(recipe, "ranking.sequences", ranking.sequences, targets)
 
@@ -329,7 +397,7 @@ def _check_packed(recipe: r.Recipe, features: Mapping[str, r.Feature]) -> Iterat
     packed = [operation for operation in recipe.rows if isinstance(operation, r.History) and operation.packed]
     lists = {column for history in packed for column in history.list_columns.values()}
     if recipe.ranking is not None:
-        yield from _check_reads_none("ranking", recipe.ranking.features or tuple(features), features, lists)
+        yield from _check_reads_none("ranking", recipe.ranking.features_among(features), features, lists)
     if recipe.retrieval is not None and recipe.retrieval.model != "sasrec":
         yield from _check_reads_none("retrieval", recipe.retrieval.user, features, lists)
 

@@ -6,7 +6,8 @@ import math
 from dataclasses import replace
 from typing import TypeVar
 
-from recmill.recipe.recipe import Ranking, Recipe, Retrieval, Training
+from recmill.recipe.crosses import with_crosses_of
+from recmill.recipe.recipe import TREES, Ranking, Recipe, Retrieval, Training
 
 DEFAULT_BATCH_SIZE = 2048
 # Measured on real clicks: fewer steps than this in an epoch leave a ranker under-trained, however large its rate.
@@ -34,6 +35,7 @@ def is_resolved(recipe: Recipe) -> bool:
 
 def is_resolution(stored: Recipe, recipe: Recipe) -> bool:
     """Whether a stored recipe is this one, with what it leaves open decided."""
+    recipe = with_crosses_of(recipe, stored)
     ranking, retrieval = recipe.ranking, recipe.retrieval
     if ranking is not None and stored.ranking is not None:
         ranking = _resolved_like(ranking, stored.ranking)
@@ -54,6 +56,8 @@ def ranking_batch_size(num_rows: int) -> int:
 
 
 def _resolved(model: Model, batch_size: int, decay_from: float) -> Model:
+    if model.model == TREES:  # no rate that could decay
+        return replace(model, train=replace(model.train, batch_size=model.train.batch_size or batch_size))
     return replace(model, train=_resolved_training(model.train, batch_size, decay_from))
 
 

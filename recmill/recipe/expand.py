@@ -80,8 +80,27 @@ def _columns_of(column: Any, path: str, problems: Problems) -> Iterator[Any]:
         return
     if not names:
         problems.add(f"{path}.name", "is empty")
-    for name in names:
-        yield {**column, "name": name}
+    for name, more in zip(names, _names_in_file(column, names, path, problems), strict=True):
+        yield {**column, "name": name, **more}
+
+
+def _names_in_file(
+    column: Mapping[str, Any], names: Sequence[str], path: str, problems: Problems
+) -> list[dict[str, str]]:
+    """`in_file` of each, where it is a range as `name` is; a single one stays what it is, signs and all."""
+    written = column.get("in_file")
+    if len(names) < 2 or not isinstance(written, str) or not written:
+        return [{}] * len(names)
+    try:
+        in_file = expand_names(written)
+    except ValueError as error:
+        problems.add(f"{path}.in_file", str(error))
+        return [{}] * len(names)
+    if len(in_file) == len(names):
+        return [{"in_file": one} for one in in_file]
+    if len(in_file) > 1:
+        problems.add(f"{path}.in_file", f"has {len(in_file)} names, but name has {len(names)}")
+    return [{}] * len(names)
 
 
 def _features_of(entry: Any, path: str, problems: Problems) -> Sequence[Any]:

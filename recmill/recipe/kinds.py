@@ -92,7 +92,7 @@ def crossed_features(recipe: r.Recipe) -> list[str]:
     """The ranker's features that look at users and items together."""
     if recipe.ranking is None:
         return []
-    names = recipe.ranking.features or [feature.name for feature in recipe.features]
+    names = recipe.ranking.features_among(feature.name for feature in recipe.features)
     parts = parts_of_features(recipe)
     of_trees = recipe.ranking.trees.features if recipe.ranking.trees is not None else ()
     used = dict.fromkeys((*names, *recipe.ranking.wide, *of_trees))
@@ -266,11 +266,19 @@ def _vocabulary(step: s.Step, kinds: list[str]) -> str:
 
 
 def _cross(step: s.Step, kinds: list[str]) -> str:
+    assert isinstance(step, s.Cross)
     if len(kinds) < 2:
         raise Unfit("needs at least two columns")
-    for kind in kinds:
-        if kind not in _CATEGORICAL:
-            raise Unfit(f"needs whole numbers or text, but gets {describe(kind)}")
+    edges = step.edges if step.edges is not None else ((),) * len(kinds)
+    if len(edges) != len(kinds):
+        raise Unfit(
+            f"has {len(edges)} lists of edges for {len(kinds)} columns; an empty list leaves one as it is"
+        )
+    for kind, cuts in zip(kinds, edges, strict=True):
+        if cuts and kind not in NUMBERS:
+            raise Unfit(f"has edges for {describe(kind)}; they are for numbers")
+        if not cuts and kind not in _CATEGORICAL:
+            raise Unfit(f"needs whole numbers or text, but gets {describe(kind)}; give it edges")
     return "text"
 
 

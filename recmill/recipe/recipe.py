@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -42,6 +43,12 @@ class Column:
     allowed: tuple[Value, ...] | None = None
     required: bool = False
     format: str = ""
+    in_file: str = ""
+
+    @property
+    def name_in_file(self) -> str:
+        """What the file calls it: a key that the log calls otherwise is the usual reason for two names."""
+        return self.in_file or self.name
 
 
 @dataclass(frozen=True)
@@ -350,9 +357,12 @@ class Dynamic:
     capacity: Positive | None = None
 
 
+TREES = "trees"  # a ranker that is nothing but [ranking.trees]
+
+
 @dataclass(frozen=True)
 class Trees:
-    """Gradient-boosted trees over number features beside a ranker's model; the score is a blend fitted on eval rows.
+    """Gradient-boosted trees over number features, as the ranker or beside its model, blended on eval rows.
 
     At most `rounds` trees of `depth` levels, whose leaves hold `min_rows` rows or more; each round sees a fraction of
     the features and of the rows.
@@ -375,9 +385,16 @@ MULTI_TASK = ("shared_bottom", "mmoe", "ple", "esmm")
 OVER_DLRM = ("dlrm", *MULTI_TASK)
 
 
+# Losses of labels that are numbers, such as seconds watched. Any other label is 0 or 1.
+NUMBER_LOSSES = ("squared", "huber", "squared_log", "weighted_logistic")
+NumberLoss = Literal["squared", "huber", "squared_log", "weighted_logistic"]
+
+
 @dataclass(frozen=True)
 class Tasks:
     """Several labels of one ranker, each with a probability of its own; losses are added up by `weights` (1 each).
+
+    A label in `losses` is a number and is predicted as one, by the loss that stands there (see Ranking).
 
     With `uncertainty`, the weights are learned: each task's loss is divided by a variance, whose logarithm is a cost.
     Above what the tasks share, each has a tower of hidden layers. mmoe and ple have so many `experts` for all tasks,
@@ -387,6 +404,7 @@ class Tasks:
 
     labels: Names
     weights: dict[str, AboveZero] = field(default_factory=dict)
+    losses: dict[str, NumberLoss] = field(default_factory=dict)
     serve_score: str | None = None
     uncertainty: bool = False
     tower: tuple[Positive, ...] = ()
@@ -408,8 +426,15 @@ class Ranking:
     vocabulary with a feature of one value, such as the item, against which din reads it. `average` trains so many
     models side by side, which start from other weights; the mean of their scores is the answer.
 
-    `loss` is the user's own, as package.module:function; without, it is the log loss. `weight` names a label that is
-    not learned: by it, the losses of rows are multiplied.
+    With `cross`, pairs of the columns of `wide` are tried on training rows when a Table is prepared; the best become
+    features of the resolved recipe.
+
+    Without a `loss`, the label is 0 or 1 and the loss is the log loss; the user's own is package.module:function. With
+    one of these, the label is a number, and so is the score:
+    squared: its mean     huber: the same, but errors beyond a standard deviation count by their size, not their square
+    squared_log: squared over log(1 + label)     weighted_logistic: its mean as odds, from positive weights (YouTube)
+
+    `weight` names a label that is not learned: by it, the losses of rows are multiplied.
     """
 
     model: str
@@ -422,6 +447,7 @@ class Ranking:
     cross_layers: Positive = 3
     cross_rank: Positive | None = None
     wide: Names = ()
+    cross: Literal["auto"] | None = None
     hidden: tuple[Positive, ...] = ()
     sequences: Names = ()
     attention: tuple[Positive, ...] = (32,)
@@ -442,10 +468,28 @@ class Ranking:
         """Of an embedding as tables hold it: the parts of all members."""
         return self.embedding_dim * self.average
 
+    def features_among(self, every: Iterable[str]) -> tuple[str, ...]:
+        """What the model itself reads of all features: those that it names or all of them; trees name theirs."""
+        if self.model == TREES:
+            return self.trees.features if self.trees is not None else ()
+        return self.features or tuple(every)
+
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the model learns; the first of several is what counts as a click."""
+        """What the model learns."""
         return self.tasks.labels if self.tasks is not None else (self.label,)
+
+    @property
+    def number_losses(self) -> dict[str, str]:
+        """Labels that are numbers, with their losses; all others are 0 or 1."""
+        if self.tasks is not None:
+            return dict(self.tasks.losses)
+        return {self.label: self.loss} if self.loss in NUMBER_LOSSES else {}
+
+    @property
+    def binary_labels(self) -> tuple[str, ...]:
+        """Labels of 0 and 1; the first of them is what counts as a click."""
+        return tuple(label for label in self.labels if label not in self.number_losses)
 
 
 @dataclass(frozen=True)
@@ -540,7 +584,7 @@ class Recipe:
 
     @property
     def click_label(self) -> str | None:
-        """The label that is 1 in clicks: that of retrieval, else of ranking; without a model, every row is a click."""
+        """The label that is 1 in clicks: that of retrieval, else of ranking; without any, every row is a click."""
         if self.retrieval is not None:
             return self.retrieval.label
-        return None if self.ranking is None else self.ranking.labels[0]
+        return None if self.ranking is None else next(iter(self.ranking.binary_labels), None)

@@ -171,10 +171,15 @@ class Key(Step):
 
 @dataclass(frozen=True)
 class Cross(Step):
-    """Join the values of several columns into one text, to be hashed or looked up by the next step."""
+    """Join the values of several columns into one text, to be hashed or looked up by the next step.
+
+    `edges` has a list for each column: a number is joined as its interval between them, as `buckets` counts; an empty
+    list leaves the values as they are.
+    """
 
     main: ClassVar[str | None] = "separator"
     separator: str = "\x1f"
+    edges: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -13,14 +13,12 @@ from recmill.recipe.convert import Paths, Problems, Reader, hints_of, show
 from recmill.recipe.names import nearest, repeated
 
 MODELS: dict[str, type] = {"ranking": r.Ranking, "retrieval": r.Retrieval}
-# What a model is measured by when [tune] does not say.
-QUALITY = {"ranking": "auc", "retrieval": "ndcg@10"}
 COSTS = ("seconds", "parameters", "bytes")
-LOWER_IS_BETTER = (*COSTS, "log_loss", "normalised_entropy")
-METRICS = {
-    "ranking": ("auc", "pr_auc", "accuracy", "log_loss", "normalised_entropy", "rce"),
-    "retrieval": ("recall@10", "ndcg@10", "mrr@10", "hit@10"),
-}
+LOWER_IS_BETTER = (*COSTS, "log_loss", "normalised_entropy", "rmse", "mae")
+_OF_BINARY = ("auc", "pr_auc", "accuracy", "log_loss", "normalised_entropy", "rce")
+_OF_NUMBERS = ("r2", "rank_correlation", "rmse", "mae")
+_MEANS_OF_NUMBERS = ("r2", "rank_correlation")  # others have the units of a label
+_OF_RETRIEVAL = ("recall@10", "ndcg@10", "mrr@10", "hit@10")
 _AT_K = re.compile(r"(recall|ndcg|mrr|hit)@[1-9]\d{0,5}")
 
 
@@ -42,7 +40,7 @@ def check_tune(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     for name in (*repeated(leaves), *(leaf for leaf in leaves if _is_inside(leaf, leaves))):
         yield f"tune.space sets {name} in two places; keep one of them"
     for model in models[:1]:
-        yield from _check_objectives(model, tune.objectives)
+        yield from _check_objectives(model, tune.objectives, recipe.ranking)
 
 
 def _leaves(key: str, dimension: r.Dimension) -> Iterator[str]:
@@ -58,23 +56,40 @@ def _is_inside(leaf: str, leaves: list[str]) -> bool:
     return any(leaf.startswith(f"{other}.") for other in leaves)
 
 
-def _check_objectives(model: str, objectives: tuple[str, ...]) -> Iterator[str]:
-    known = METRICS[model]
+def _check_objectives(model: str, objectives: tuple[str, ...], ranking: r.Ranking | None) -> Iterator[str]:
+    known = metrics_of(model, ranking)
     for name in repeated(objectives):
         yield f'tune.objectives has "{name}" more than once'
     for place, name in enumerate(objectives):
         if place and name not in COSTS:
             yield f'tune.objectives[{place}] is "{name}"; after the metric come costs{nearest(name, COSTS)}'
-        elif not place and not is_metric(model, name):
+        elif not place and not is_metric(model, name, ranking):
             yield f'tune.objectives[0] is "{name}"; expected a metric of {model}{nearest(name, known)}'
 
 
-def is_metric(model: str, name: str, tasks: Sequence[str] = ()) -> bool:
-    """Whether evaluations of a model give such a number; with several `tasks`, also as `task.name`."""
+def metrics_of(model: str, ranking: r.Ranking | None = None) -> tuple[str, ...]:
+    """What evaluations of a model give, in all; those of a ranker depend on its labels."""
+    if model == "retrieval":
+        return _OF_RETRIEVAL
+    if ranking is None or not ranking.number_losses:
+        return _OF_BINARY
+    of_numbers = _MEANS_OF_NUMBERS if ranking.tasks is not None else _OF_NUMBERS
+    return (*(_OF_BINARY if ranking.binary_labels else ()), *of_numbers)
+
+
+def quality_of(model: str, ranking: r.Ranking | None = None) -> str:
+    """The metric by which the best checkpoint is chosen, and models are searched: AUC, R2 without labels of 0 and 1."""
+    preferred = "ndcg@10" if model == "retrieval" else "auc"
+    known = metrics_of(model, ranking)
+    return preferred if preferred in known else known[0]
+
+
+def is_metric(model: str, name: str, ranking: r.Ranking | None = None) -> bool:
+    """Whether evaluations of a model give such a number; of several labels, also as `label.name`."""
     task, _, own = name.rpartition(".")
-    if task in tasks:
-        return own in METRICS[model]
-    return name in METRICS[model] or (model == "retrieval" and _AT_K.fullmatch(name) is not None)
+    if ranking is not None and ranking.tasks is not None and task in ranking.labels:
+        return own in (_OF_NUMBERS if task in ranking.number_losses else _OF_BINARY)
+    return name in metrics_of(model, ranking) or (model == "retrieval" and _AT_K.fullmatch(name) is not None)
 
 
 def _check_dimension(key: str, dimension: r.Dimension) -> Iterator[str]:
@@ -174,9 +189,9 @@ def tuned_model(tune: r.Tune) -> str:
     return next(iter(tune.space)).partition(".")[0]
 
 
-def objectives_of(tune: r.Tune) -> tuple[str, ...]:
+def objectives_of(tune: r.Tune, ranking: r.Ranking | None) -> tuple[str, ...]:
     """The metric first, then costs."""
-    return tune.objectives or (QUALITY[tuned_model(tune)], "seconds")
+    return tune.objectives or (quality_of(tuned_model(tune), ranking), "seconds")
 
 
 def merged(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

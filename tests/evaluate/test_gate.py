@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from recmill.metrics import ScoreSums
+from recmill.number_metrics import NumberSums
 from recmill.stages.evaluate.gate import GateError, judge, parse_gate
 
 GOOD = {
@@ -40,6 +41,20 @@ def test_a_model_that_never_predicts_a_click_does_not_pass_an_accuracy_gate():
     assert metrics["accuracy"] == 0.744
     passed = {str(v.condition): v.passed for v in judge(parse_gate("accuracy>=0.74"), metrics, None)}
     assert passed == {"accuracy >= 0.74": True, "normalised_entropy <= constant": False}
+
+
+def test_a_predicted_number_must_beat_the_mean_as_the_answer_for_all():
+    sums = NumberSums()
+    sums.add(np.array([1.0, 2.0, 3.0]), np.array([3.0, 3.0, 3.0]))
+    assert verdicts("rmse<=constant", sums.metrics().as_dict()) == [
+        "FAIL   rmse <= constant   found 1.29099, bound 0.81650",
+        "FAIL   r2 >= constant   found -1.50000, bound 0.00000",
+    ]
+    sums.add(np.array([-10.0, 14.0]), np.array([-9.0, 13.0]))
+    assert [one.passed for one in judge(parse_gate("r2>=0.5"), sums.metrics().as_dict(), None)] == [
+        True,
+        True,
+    ]
 
 
 def test_a_metric_that_is_not_a_number_does_not_pass():

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from recmill.learner.ranking import Ranker
+from recmill.logistic import LinearRegression, LogisticRegression, bucket_edges, hashed
 from recmill.metrics import exact_auc
 from recmill.recipe.load import recipe_from_dict
 from recmill.stages.evaluate.baselines import ranking_baselines
 from recmill.stages.evaluate.boosted import boosted_scores
-from recmill.stages.evaluate.logistic import LogisticRegression, bucket_edges, hashed
 from recmill.stages.prepare.prepare import prepare
 
 
@@ -22,8 +22,17 @@ def test_a_regression_learns_what_ids_add_up_to():
     slots = hashed([first, second])
     learned = LogisticRegression().fit(slots, labels)
     same = hashed([np.arange(4), np.zeros(4, np.int64)])
-    assert np.diff(learned.logits(same)) == pytest.approx(np.diff(truth), abs=0.25)
+    assert np.diff(learned.sums(same)) == pytest.approx(np.diff(truth), abs=0.25)
     assert learned.predict(slots).mean() == pytest.approx(labels.mean(), abs=0.02)
+
+
+def test_a_linear_regression_learns_what_ids_add_up_to_in_the_labels_unit():
+    random = np.random.default_rng(0)
+    first, second = random.integers(0, 4, 20_000), random.integers(0, 4, 20_000)
+    labels = 500 + np.array([-100.0, 0.0, 50.0, 100.0])[first] - 30 * second + random.normal(0, 20, 20_000)
+    learned = LinearRegression().fit(hashed([first, second]), labels)
+    same = hashed([np.arange(4), np.zeros(4, np.int64)])
+    assert learned.predict(same) == pytest.approx([400, 500, 550, 600], abs=10)
 
 
 def test_the_same_value_of_two_columns_has_two_weights():

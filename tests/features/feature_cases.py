@@ -174,6 +174,7 @@ CASES = [
     _one("key", "list of text", [{"key": {"seed": 1}}], ids=True),
     Case("cross", {"x": "text", "y": "int", "z": "bool"}, ["cross", {"hash": 50}]),
     Case("cross", {"x": "text", "y": "text"}, [{"cross": "_"}, {"vocabulary": 2}]),
+    Case("cross", {"x": "float", "y": "int"}, [{"cross": {"edges": [[0.0, 10.0], []]}}, {"vocabulary": 2}]),
     _one("count", "text", ["count", "log"]),
     _one("count", "int", ["count"]),
     _one("frequency", "text", ["frequency"]),

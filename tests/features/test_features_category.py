@@ -192,6 +192,13 @@ def test_crosses_of_different_parts_do_not_collide() -> None:
     assert outputs(fitted(types, steps, columns), columns) == [1, 2, 1]
 
 
+def test_numbers_are_crossed_by_their_intervals() -> None:
+    ids = {"1_a": 1, "2_a": 2, "3_a": 3, "0_a": 4}
+    steps = [{"cross": {"separator": "_", "edges": [[0, 10], []]}}, {"map": ids}]
+    columns = {"x": [-0.5, 0.0, 9.9, 10.0, None], "y": ["a"] * 5}
+    assert outputs(fitted({"x": "float", "y": "text"}, steps, columns), columns) == [1, 2, 2, 3, 4]
+
+
 def test_a_missing_part_of_a_cross_is_empty_text() -> None:
     types, steps = {"x": "text", "y": "int"}, [{"cross": "_"}, {"map": {"_7": 1, "a_": 2, "_": 3}}]
     columns = {"x": [None, "a", None], "y": [7, None, None]}

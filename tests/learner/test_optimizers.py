@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from recmill.learner.base import norm_of_rows
 from recmill.learner.optimizers import Lamb, dense_optimizer, rate_factor
 from recmill.recipe.recipe import Optimizer, Schedule
 
@@ -80,3 +81,10 @@ def test_training_does_not_import_the_compiler():
         "o.dense_optimizer(Optimizer('adam', 0.1), [w]).step(0.1); sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_norm_of_rows_takes_gradients_of_any_layout():
+    of_a_sum = torch.randn(8, 1, 1).expand(8, 26, 1)
+    columns = torch.randn(8, 40)[:, 3:19].view(8, 4, 4)
+    for gradient in (of_a_sum, columns, torch.randn(5, 2), torch.empty(0, 3, 4), torch.empty(0, 4)):
+        assert norm_of_rows(gradient) == pytest.approx(float(gradient.norm()), rel=1e-5)

@@ -33,6 +33,8 @@ TRAIN: dict[str, Any] = {
 }
 
 
+TREES = {"features": ["price", "rate"], "rounds": 10, "depth": 3, "min_rows": 10}
+TREES_TRAIN = {"batch_size": NUM_ROWS * 9 // 10 // STEPS, "max_steps": STEPS}  # one epoch, as trees take
 FEATURES = ["user", "item", "recent", "tags", "price", "shape", "small", "large"]
 ONE_DIM = FEATURES[:6]
 
@@ -76,9 +78,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "ple": tasks("ple", experts=2, levels=2),
     "esmm": tasks("esmm"),
     "mmoe, uncertainty": tasks("mmoe", uncertainty=True),
+    "squared": ranking("wide_deep", hidden=[8], label="paid", loss="squared"),
+    "huber": ranking("din", hidden=[8], sequences=["recent"], label="paid", loss="huber"),
+    "squared_log": ranking("dcn", hidden=[8], label="paid", loss="squared_log", average=2),
+    "weighted_logistic": ranking("dlrm", bottom=[8, 4], top=[8], label="paid", loss="weighted_logistic"),
+    "mmoe, a number": tasks("mmoe", experts=2, labels=["clicked", "paid"], losses={"paid": "squared"}),
     "weighted rows": ranking("wide_deep", hidden=[8], weight="worth"),
     "averaged": ranking("dcn", hidden=[8], cross_layers=2, wide=["item"], average=2),
     "averaged din": ranking("din", hidden=[8], sequences=["recent"], average=2),
+    "trees": ranking("trees", trees=TREES, features=[], embedding_dim=16, train=TREES_TRAIN),
+    "wide_deep and trees": ranking("wide_deep", hidden=[8], trees=TREES),
     "own ranker": ranking("own_models:Gated", hidden=[8]),
     "own loss": ranking("wide_deep", hidden=[8], loss="own_models:focal"),
     "own towers": retrieval(model="own_models:Narrow", hidden=[4]),
@@ -116,6 +125,11 @@ _BASE: dict[str, Any] = {
     "labels": [
         {"name": "clicked", "columns": "click"},
         {"name": "bought", "columns": "buy"},
+        {
+            "name": "paid",
+            "columns": "price, buy",
+            "steps": [{"expression": {"sql": "1.0 + 10 * price * buy"}}],
+        },
         {"name": "worth", "columns": "buy", "steps": [{"expression": {"sql": "1.0 + 2 * buy"}}]},
     ],
     "features": [
@@ -127,6 +141,7 @@ _BASE: dict[str, Any] = {
         {"name": "small", "columns": "item", "steps": ["vocabulary"], "dim": 2},
         {"name": "large", "columns": "tags", "steps": [{"split": ","}, "vocabulary"], "dim": 6},
         {"columns": "price", "steps": ["standardise"]},
+        {"name": "rate", "columns": "item", "steps": [{"target": "clicked"}]},
     ],
     "table": {"order": "shuffle", "keep": ["user", "item"]},
 }

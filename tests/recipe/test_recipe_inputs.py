@@ -77,11 +77,37 @@ def test_a_rating_is_no_label_without_a_threshold(model: dict[str, Any]) -> None
     label = {"name": "liked", "columns": "stars"}
     assert problems(log=OF_RATINGS, labels=[label], **model) == [
         'labels[0] is column "stars", which may be 2; models learn labels of 0 and 1. Write down what counts as 1 in '
-        'its steps, such as { expression = { sql = "stars >= 4", type = "int" } }'
+        'its steps, such as { expression = { sql = "stars >= 4", type = "int" } }, or learn the number itself by a loss '
+        'such as "squared"'
     ]
     threshold = {"expression": {"sql": "stars >= 4", "type": "int"}}
     assert problems(log=OF_RATINGS, labels=[{**label, "steps": [threshold]}], **model) == []
     assert problems(log=OF_RATINGS, labels=[*TREE["labels"], label], ranking=WIDE) == []  # nobody learns it
+    if "ranking" in model:
+        of_number = {"ranking": {**model["ranking"], "loss": "squared"}}
+        assert problems(log=OF_RATINGS, labels=[label], **of_number) == []
+
+
+@pytest.mark.parametrize(
+    ("ranking", "problem"),
+    [
+        (
+            {**WIDE, "loss": "square"},
+            'ranking.loss is "square"; expected squared, huber, squared_log, weighted_logistic, your own function as '
+            'package.module:function, or none; did you mean "squared"?',
+        ),
+        (
+            {**DLRM, "model": "mmoe", "loss": "huber", "label": "", "tasks": {"labels": ["click", "buy"]}},
+            'ranking.loss is "huber", which is for one label; beside others, name it in ranking.tasks.losses',
+        ),
+        (
+            {**WIDE, "loss": "huber", "train": {"target": "auc >= 0.8"}},
+            'ranking.train.target names "auc", which is no metric of ranking',
+        ),
+    ],
+)
+def test_losses_of_numbers_have_their_labels_and_metrics(ranking: dict[str, Any], problem: str) -> None:
+    assert any(one.startswith(problem) for one in problems(ranking=ranking)), problems(ranking=ranking)
 
 
 _FEATURES = [USER, ITEM, NUMBER, NUMBERS, WORDS, COUNT, {**ITEM, "name": "other", "dim": 4}]

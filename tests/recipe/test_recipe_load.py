@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from small_recipe import feature, load, problems, small
+from small_recipe import TREE, feature, load, problems, small
 
 from recmill.errors import RecipeError
 from recmill.recipe import recipe as r
@@ -53,6 +53,16 @@ def test_one_entry_covers_many_columns() -> None:
     ]  # fmt: skip
     assert [feature.name for feature in recipe.features[:14]] == [*(f"i{n}" for n in range(1, 14)), "c1"]
     assert recipe.features[0].steps == (s.Fill(value=0), s.Clip(min=0.0), s.Log(), s.Standardise())
+
+
+def test_in_file_is_a_range_where_the_name_is_one() -> None:
+    columns = [
+        {"name": "i1..i3", "type": "int", "in_file": "I1..I3"},
+        {"name": "a", "type": "int", "in_file": "A, b"},
+    ]
+    recipe = load(log={**TREE["log"], "header": True, "columns": [*TREE["log"]["columns"], *columns]})
+    assert [column.name_in_file for column in recipe.log.columns[-4:]] == ["I1", "I2", "I3", "A, b"]
+    assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
 
 
 def test_a_name_may_hold_the_column() -> None:

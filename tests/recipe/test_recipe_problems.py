@@ -20,6 +20,7 @@ JOIN = {
 }
 RANKING = {"model": "dlrm", "label": "clicked", "bottom": [16]}
 WIDE = {"model": "wide_deep", "label": "clicked"}
+TREES = {"model": "trees", "label": "clicked", "trees": {"features": "n1"}}
 
 
 def log(**keys: Any) -> dict[str, Any]:
@@ -125,6 +126,17 @@ def test_what_was_found_is_shown_but_never_at_length(value: Any, shown: str) -> 
             'log.separator has no meaning for format = "jsonl"; remove it',
         ),
         ({"format": "csv"}, 'log.format must be one of delimited, parquet, jsonl, got "csv"'),
+        (
+            {
+                "header": True,
+                "columns": [*TREE["log"]["columns"], {"name": "i1..i3", "type": "int", "in_file": "I1..I2"}],
+            },
+            "log.columns[5].in_file has 2 names, but name has 3",
+        ),
+        (
+            {"columns": [*TREE["log"]["columns"], {"name": "shop", "type": "text", "in_file": "Shop"}]},
+            "log.columns[5].in_file needs log.header = true: without it the file has no names",
+        ),
         ({"user": "usr"}, 'log.user is "usr", but the log has no such column; did you mean "user"?'),
         ({"user": "n1"}, 'log.user is "n1", which holds numbers; expected whole numbers or text'),
         ({"time": "words"}, 'log.time is "words", which holds text; expected numbers'),
@@ -303,6 +315,18 @@ def test_a_vocabulary_without_a_name_cannot_be_looked_up_and_the_error_says_how_
     ]
 
 
+def test_a_lookup_of_a_name_that_two_vocabularies_have_gets_no_second_advice() -> None:
+    assert problems(
+        features=[
+            {"columns": "user", "steps": ["vocabulary"]},
+            {"columns": "item", "steps": [{"vocabulary": {"named": "user"}}]},
+            {"columns": "words", "steps": [{"lookup": "user"}]},
+        ]
+    ) == [
+        'features[1].steps[0].vocabulary.named is "user", which is the vocabulary of feature "user"; take another name'
+    ]
+
+
 def test_features_that_share_a_vocabulary_need_equal_parameters() -> None:
     shared = [
         {"columns": "user", "steps": [{"vocabulary": {"named": "all"}}]},
@@ -341,7 +365,7 @@ def test_table(table: dict[str, Any], problem: str) -> None:
 @pytest.mark.parametrize(
     ("ranking", "problem"),
     [
-        ({**RANKING, "model": "dlmr"}, 'ranking.model is "dlmr"; expected lr, fm, deepfm, wide_deep, dlrm, dcn, masknet, din, bst, shared_bottom, mmoe, ple, esmm, or your own module as package.module:Class; did you mean "dlrm"?'),
+        ({**RANKING, "model": "dlmr"}, 'ranking.model is "dlmr"; expected lr, fm, deepfm, wide_deep, dlrm, dcn, masknet, din, bst, shared_bottom, mmoe, ple, esmm, trees, or your own module as package.module:Class; did you mean "dlrm"?'),
         ({**RANKING, "label": "click"}, 'ranking.label is "click", but there is no such label; did you mean "clicked"?'),
         ({**RANKING, "features": "user, itm"}, 'ranking.features has "itm", but there is no such feature; did you mean "item"?'),
         ({**RANKING, "hidden": [8]}, 'ranking.hidden has no meaning for model = "dlrm"; remove it'),
@@ -358,6 +382,13 @@ def test_table(table: dict[str, Any], problem: str) -> None:
         ({**RANKING, "bottom": [32, 8]}, 'ranking.bottom ends with 8, but embedding_dim is 16; interaction = "dot" needs them equal'),
         ({**RANKING, "cross_rank": 8}, 'ranking.cross_rank has no meaning for interaction = "dot"; remove it'),
         ({**RANKING, "dynamic": {}}, "ranking.dynamic has no meaning without features that end with key; remove it"),
+        ({**WIDE, "wide": "user", "cross": "auto"}, 'ranking.cross is "auto", but ranking.wide has 1 of the features that it can cross; it needs two of one column and one step each: vocabulary, hash, key, map, buckets or quantiles'),
+        ({**WIDE, "cross": "all"}, 'ranking.cross must be one of auto, got "all"'),
+        ({**TREES, "trees": None}, 'ranking.trees is missing; model = "trees" reads the number features that it names'),
+        ({**TREES, "features": "n1"}, 'ranking.features has no meaning for model = "trees", whose settings are in ranking.trees; remove it'),
+        ({**TREES, "hidden": [8]}, 'ranking.hidden has no meaning for model = "trees"; remove it'),
+        ({**TREES, "train": {"epochs": 2}}, 'ranking.train.epochs has no meaning for model = "trees", whose settings are in ranking.trees; remove it'),
+        ({**TREES, "trees": {"features": "user"}}, 'ranking.trees.features has "user", which ends as ids; trees take numbers'),
         ({**WIDE, "wide": "user", "wide_optimizer": {"name": "ftrl", "learning_rate": 0.1, "eps": 1e-8}}, "ranking.wide_optimizer.eps has no meaning for ftrl, which takes: learning_rate, l1, l2, initial_accumulator"),
     ],
 )  # fmt: skip

@@ -35,7 +35,7 @@ def test_a_space_has_choices_and_ranges_by_key_path() -> None:
         "ranking.top": r.Choices(([8], [16, 8])),
         "ranking.train.epochs": r.Range(1, 3, step=1),
     }
-    assert (tuned_model(tune), objectives_of(tune)) == ("ranking", ("auc", "seconds"))
+    assert (tuned_model(tune), objectives_of(tune, None)) == ("ranking", ("auc", "seconds"))
 
 
 def test_keys_may_be_nested_as_toml_nests_them() -> None:

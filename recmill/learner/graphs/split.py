@@ -19,6 +19,7 @@ from torch.nn import functional
 from recmill.artifacts.bundle.models import pooled_input
 from recmill.models.dlrm import DLRM
 from recmill.models.layers import MLP, DotInteraction
+from recmill.models.numbers import NumberRanker
 from recmill.models.projection import Projection, project
 from recmill.models.sequences import ListVectors
 from recmill.models.wide_deep import WideDeep
@@ -70,6 +71,8 @@ class Parts:
 
 def split_model(model: nn.Module, parts: Parts) -> nn.Module:
     """The model cut in two; one that has no cut of its own is given the user part again for each item."""
+    if isinstance(model, NumberRanker):
+        return SplitNumbers(model, parts)
     if isinstance(model, WideDeep):
         return SplitWideDeep(model, parts)
     if isinstance(model, DLRM) and model.cross is None:
@@ -103,6 +106,19 @@ class ProjectedInputs(nn.Module):
         return self.module(others)  # type: ignore[no-any-return]
 
 
+class SplitNumbers(nn.Module):
+    """A ranker of numbers: its model is cut, and what that gives is put on the labels' scale."""
+
+    def __init__(self, ranker: NumberRanker, parts: Parts) -> None:
+        super().__init__()
+        self.model = split_model(ranker.model, parts)
+        self.register_buffer("offset", ranker.offset)
+        self.register_buffer("scale", ranker.scale)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        return self.model(inputs) * self.get_buffer("scale") + self.get_buffer("offset")  # type: ignore[no-any-return]
+
+
 class TiledModel(nn.Module):
     """Any model, called with whole rows: the user part is repeated for each item."""
 
@@ -112,12 +128,13 @@ class TiledModel(nn.Module):
         self.parts = parts
 
     def forward(self, inputs: Inputs) -> Tensor:
-        num_rows = next(values for name, values in inputs.items() if name.startswith("item_")).shape[0]
-        pooled = _joined(inputs, "pooled", self.parts.pooled, num_rows)
+        first = next(values for name, values in inputs.items() if name.startswith("item_"))
+        num_rows = first.shape[0]
+        numbers, pooled = first.new_zeros((num_rows, 0)), first.new_zeros((num_rows, 0, 0))
         if len(self.parts.numbers):
             numbers = _joined(inputs, "numbers", self.parts.numbers, num_rows)
-        else:
-            numbers = pooled.new_zeros((num_rows, 0))
+        if len(self.parts.pooled):
+            pooled = _joined(inputs, "pooled", self.parts.pooled, num_rows)
         lists = lists_of(inputs, "user_")  # of one row, which stands for all
         wide = [_joined(inputs, "wide", self.parts.wide, num_rows)] if len(self.parts.wide) else []
         return self.model(numbers, pooled, *([lists] if lists else []), *wide)  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
 """What a ranker must beat: simple models over the same features, on the same rows.
 
-A constant, a logistic regression, and gradient-boosted trees where LightGBM is installed.
+A constant, a logistic or linear regression, and gradient-boosted trees where LightGBM is installed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import polars as pl
 
 from recmill.dataset.table import Table
 from recmill.learner.ranking import Ranker
+from recmill.logistic import Array, LinearRegression, LogisticRegression, bucket_edges, hashed
 from recmill.metrics import ScoreSums, exact_auc
+from recmill.number_metrics import NumberSums
 from recmill.stages.evaluate.boosted import boosted_scores, has_lightgbm
-from recmill.stages.evaluate.logistic import Array, LogisticRegression, bucket_edges, hashed
 
 MAX_ROWS = 200_000  # of each split: enough for a baseline, and a second or two of work
 
@@ -22,7 +23,7 @@ Baselines = dict[str, dict[str, float]]
 
 
 def ranking_baselines(ranker: Ranker, table: Table, split: str, threads: int) -> Baselines:
-    """AUC and log loss by name, of the label or of each task. Lists and what only trees read are left out."""
+    """Metrics by name, of the label or of each task. Lists and what only trees read are left out."""
     labels = ranker.spec.labels
     found = {label: _baselines(ranker, table, split, threads, label) for label in labels}
     if ranker.spec.tasks is None:
@@ -38,13 +39,17 @@ def _baselines(ranker: Ranker, table: Table, split: str, threads: int, label: st
         return {}
     held_out = _first_rows(table, split, [*features, label])
     edges = {name: bucket_edges(train[name].to_numpy()) for name in features if train[name].dtype.is_float()}
-    regression = LogisticRegression().fit(_slots(train, features, edges), train[label].to_numpy())
-    found = {"logistic regression": regression.predict(_slots(held_out, features, edges))}
+    is_number = label in ranker.spec.number_losses
+    regression = LinearRegression() if is_number else LogisticRegression()
+    regression.fit(_slots(train, features, edges), train[label].to_numpy())
+    found = {regression.name: regression.predict(_slots(held_out, features, edges))}
     if has_lightgbm():
         columns = [[rows[name].to_numpy() for name in features] for rows in (train, held_out)]
-        found["boosted trees"] = boosted_scores(columns[0], train[label].to_numpy(), columns[1], threads)
+        labels = train[label].to_numpy()
+        found["boosted trees"] = boosted_scores(columns[0], labels, columns[1], threads, is_number)
     found["constant"] = np.full(held_out.height, train[label].mean())
-    return {name: _measured(held_out[label].to_numpy(), scores) for name, scores in found.items()}
+    measured = _measured_numbers if is_number else _measured
+    return {name: measured(held_out[label].to_numpy(), scores) for name, scores in found.items()}
 
 
 def _features(ranker: Ranker, table: Table) -> list[str]:
@@ -68,6 +73,13 @@ def _measured(labels: Array, scores: Array) -> dict[str, float]:
     sums = ScoreSums()
     sums.add(labels, scores)
     return {"auc": exact_auc(labels, scores), "log_loss": sums.metrics().log_loss}
+
+
+def _measured_numbers(labels: Array, predictions: Array) -> dict[str, float]:
+    sums = NumberSums()
+    sums.add(labels, predictions)
+    metrics = sums.metrics().as_dict()
+    return {name: metrics[name] for name in ("r2", "rmse", "mae", "rank_correlation")}
 
 
 def _first_rows(table: Table, split: str, columns: Sequence[str]) -> pl.DataFrame:

@@ -10,14 +10,13 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from recmill.stages.evaluate.logistic import Array
+from recmill.logistic import Array
 
 _FOLDS = 5
 _PRIOR_ROWS = 20.0  # of the mean of all rows, added to those of an id
 _ROUNDS = 150
 _MANY_ROWS = 50_000
 _PARAMETERS = {
-    "objective": "binary",
     "learning_rate": 0.07,
     "num_leaves": 31,
     "min_data_in_leaf": 50,
@@ -35,16 +34,24 @@ def has_lightgbm() -> bool:
 
 
 def boosted_scores(
-    train_BC: Sequence[Array], labels_B: Array, held_out_BC: Sequence[Array], num_threads: int
+    train_BC: Sequence[Array],
+    labels_B: Array,
+    held_out_BC: Sequence[Array],
+    num_threads: int,
+    is_number: bool = False,
 ) -> Array:
-    """Probabilities of held-out rows, by trees that were fitted to training rows. Columns of integers are ids."""
+    """What trees that were fitted to training rows predict of held-out rows: probabilities, or numbers as labels are.
+
+    Columns of integers are ids.
+    """
     import lightgbm
 
     pairs = [_encoded(one, labels_B, other) for one, other in zip(train_BC, held_out_BC, strict=True)]
     train_BF, held_out_BF = (np.concatenate(side, axis=1) for side in zip(*pairs, strict=True))
     # Threads of few rows wait for each other longer than they work.
     threads = num_threads if len(labels_B) >= _MANY_ROWS else 1
-    parameters = {**_PARAMETERS, "num_threads": threads}
+    objective = "regression" if is_number else "binary"
+    parameters = {**_PARAMETERS, "objective": objective, "num_threads": threads}
     booster = lightgbm.train(parameters, lightgbm.Dataset(train_BF, labels_B), _ROUNDS)
     return np.asarray(booster.predict(held_out_BF))
 

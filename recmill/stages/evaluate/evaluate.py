@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -19,7 +19,8 @@ from recmill.learner.eval_queries import counts_of
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
-from recmill.metrics import RankingSums, ScoreSums, TaskMetrics, TaskSums, exact_auc
+from recmill.metrics import BinaryMetrics, RankerSums, RankingSums, TaskMetrics, exact_auc
+from recmill.number_metrics import NumberMetrics
 from recmill.recipe.protocols import Protocol, protocol_for
 from recmill.recipe.recipe import SPLITS
 from recmill.reporting.machine import available_cores
@@ -29,6 +30,8 @@ from recmill.stages.evaluate.config import EvaluateConfig
 from recmill.stages.evaluate.gate import SERVED, Condition, GateError, Verdict, judge, parse_gate
 from recmill.stages.evaluate.live import Live, as_planned, find_live, misses_counted
 from recmill.stages.evaluate.segments import Segments
+
+Metrics = TypeVar("Metrics", bound=BinaryMetrics | NumberMetrics)
 
 ROWS_AT_ONCE = 1 << 14
 MAX_EXACT_ROWS = 50_000_000  # 12 bytes each
@@ -42,7 +45,7 @@ class EvaluateResult:
     checkpoint: StepCheckpoint
     split: str
     metrics: dict[str, float]
-    sums: ScoreSums | TaskSums | RankingSums
+    sums: RankerSums | RankingSums
     segments: list[Segments] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     tables: dict[str, Any] = field(default_factory=dict)
@@ -178,23 +181,31 @@ def _check_segments(ranker: Ranker, options: EvaluateConfig) -> None:
         raise ArtifactError(
             "--by is for rankers with one label, and this one has several tasks. Remove --by."
         )
+    if options.by and ranker.spec.number_losses:
+        raise ArtifactError(
+            f'--by is for labels of 0 and 1, and "{ranker.spec.label}" is a number. Remove --by.'
+        )
 
 
-def _with_exact(sums: ScoreSums | TaskSums, exact: list[float] | None) -> dict[str, float]:
-    """Metrics by name, with the exact AUC of each task if it is known."""
+def _with_exact(sums: RankerSums, exact: dict[int, float]) -> dict[str, float]:
+    """Metrics by name, with the exact AUC of each label by its index, where it is known."""
     metrics = sums.metrics()
-    if exact is None:
-        return metrics.as_dict()
     if not isinstance(metrics, TaskMetrics):
-        return replace(metrics, auc=exact[0]).as_dict()
-    tasks = zip(metrics.tasks.items(), exact, strict=True)
-    return TaskMetrics({label: replace(found, auc=auc) for (label, found), auc in tasks}).as_dict()
+        return _exactly(metrics, exact.get(0)).as_dict()
+    found = {
+        label: _exactly(one, exact.get(index)) for index, (label, one) in enumerate(metrics.tasks.items())
+    }
+    return TaskMetrics(found).as_dict()
+
+
+def _exactly(metrics: Metrics, auc: float | None) -> Metrics:
+    return replace(metrics, auc=auc) if isinstance(metrics, BinaryMetrics) and auc is not None else metrics
 
 
 def _score(
     ranker: Ranker, table: Table, split: str, segments: list[Segments], stage: ProgressBar
-) -> tuple[ScoreSums | TaskSums, list[float] | None]:
-    """Sums over all rows, and the exact AUC of each task when the scores fit in memory."""
+) -> tuple[RankerSums, dict[int, float]]:
+    """Sums over all rows, and the exact AUC of each label of 0 and 1, by index, when the scores fit in memory."""
     sums = ranker.new_sums()
     kept: list[tuple[Any, Any]] = []
     for rows in _frames(table, split, [*ranker.layout.columns, *(part.column for part in segments)]):
@@ -207,9 +218,10 @@ def _score(
             kept.append((labels, scores))
         stage.advance(rows.height, rows.height)
     if sums.num_rows > MAX_EXACT_ROWS:
-        return sums, None
+        return sums, {}
     labels, scores = (np.concatenate(part).reshape(sums.num_rows, -1) for part in zip(*kept, strict=True))
-    return sums, [exact_auc(*of_task) for of_task in zip(labels.T, scores.T, strict=True)]
+    binary = [index for index, label in enumerate(ranker.spec.labels) if label in ranker.spec.binary_labels]
+    return sums, {index: exact_auc(labels[:, index], scores[:, index]) for index in binary}
 
 
 def _frames(table: Table, split: str, columns: Sequence[str]) -> Iterator[pl.DataFrame]:

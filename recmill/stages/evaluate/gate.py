@@ -12,7 +12,7 @@ SHORT = {"ne": "normalised_entropy"}
 SERVED = "served."  # metrics of the list that users are served begin with it
 _BASELINES = ("live", "constant", "popular")
 _CONDITION = re.compile(
-    rf"((?:\w+\.)?[a-z_]+(?:@\d+)?)\s*(>=|<=)\s*({'|'.join(_BASELINES)}|[-+]?[\d.]+(?:[eE][-+]?\d+)?)"
+    rf"((?:\w+\.)?[a-z_][a-z_0-9]*(?:@\d+)?)\s*(>=|<=)\s*({'|'.join(_BASELINES)}|[-+]?[\d.]+(?:[eE][-+]?\d+)?)"
 )
 
 Metrics = Mapping[str, float]
@@ -102,11 +102,17 @@ def judge(
 ) -> list[Verdict]:
     """Each condition with what was found. A ranker must also beat the constant predictor, whatever the gate says.
 
-    Conditions on one of several tasks are written as `like.auc >= 0.7`, and each task must beat its constant.
+    Conditions on one of several tasks are written as `like.auc >= 0.7`, and each task must beat its constant; of labels
+    that are numbers, the constant is their mean.
     Without a live model, conditions on it are an error, or left out with `allow_no_live`.
     """
-    entropies = [name for name in metrics if name.rpartition(".")[2] == "normalised_entropy"]
-    conditions = [*conditions, *(Condition(name, "<=", "constant") for name in entropies)]
+    operators = {"normalised_entropy": "<=", "r2": ">="}
+    beaten = [
+        Condition(name, operators[name.rpartition(".")[2]], "constant")
+        for name in metrics
+        if name.rpartition(".")[2] in operators
+    ]
+    conditions = [*conditions, *beaten]
     return [_judge(condition, metrics, live, allow_no_live) for condition in dict.fromkeys(conditions)]
 
 
@@ -135,10 +141,15 @@ def _bound(condition: Condition, metrics: Metrics, live: Metrics | None, allow_n
 
 
 def constant_predictor(metrics: Metrics, prefix: str = "") -> dict[str, float]:
-    """What predicting the positive rate for every row would give on the same rows; `prefix` is that of a task."""
-    if "constant_accuracy" not in metrics:
-        return {}
-    return {
+    """What predicting the mean label for every row would give on the same rows; `prefix` is that of a task."""
+    found: dict[str, float] = {}
+    if f"{prefix}r2" in metrics:
+        found = {"r2": 0.0, "rank_correlation": 0.0}
+    if f"{prefix}constant_rmse" in metrics:
+        found["rmse"] = metrics[f"{prefix}constant_rmse"]
+    if f"{prefix}constant_accuracy" not in metrics:
+        return found
+    return found | {
         "auc": 0.5,
         "accuracy": metrics[f"{prefix}constant_accuracy"],
         "normalised_entropy": 1.0,

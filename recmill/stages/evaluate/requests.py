@@ -12,7 +12,7 @@ from recmill.errors import ArtifactError, FeatureError, LogError
 from recmill.logs.base import open_source
 from recmill.logs.scan import scan
 from recmill.logs.tally import Tally
-from recmill.metrics import ScoreSums
+from recmill.metrics import exact_auc
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,7 @@ def _numbers(version: str, channel: str | None, rows: pl.DataFrame) -> RequestMe
     clicks = int(rows["clicked"].sum())
     auc = None
     if 0 < clicks < rows.height:
-        sums = ScoreSums()
-        sums.add(rows["clicked"].cast(pl.Float32).to_numpy(), rows["scores"].clip(0, 1).to_numpy())
-        auc = sums.metrics().auc
+        auc = exact_auc(rows["clicked"].cast(pl.Float32).to_numpy(), rows["scores"].to_numpy())
     return RequestMetrics(
         version,
         channel,

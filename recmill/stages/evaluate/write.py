@@ -10,12 +10,14 @@ from typing import Any
 
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.manifest import write_whole
-from recmill.metrics import RankingSums, TaskSums
+from recmill.metrics import RankingSums, ScoreSums, TaskSums
+from recmill.number_metrics import NumberSums
 from recmill.recipe.load import recipe_to_dict
 from recmill.reporting.html.content import Fact, Report, ReportTable, Section
 from recmill.reporting.html.environment import environment_section
 from recmill.reporting.html.page import write_report
 from recmill.reporting.html.sections import (
+    number_sections,
     ranking_sections,
     recipe_section,
     retrieval_sections,
@@ -136,12 +138,24 @@ def _facts(model: EvaluateResult) -> list[Fact]:
             *(
                 Fact(f"AUC of a {name}", found["auc"], "the same rows")
                 for name, found in model.baselines.items()
+                if "auc" in found
             ),
             Fact("normalised entropy", model.metrics["normalised_entropy"], "below 1 beats a constant"),
         ]
+    if "r2" in model.metrics:
+        return _facts_of_numbers(model)
     names = [name for name in model.metrics if name.startswith(("recall@", "ndcg@")) and "margin" not in name]
     where = f"{model.split} rows, step {model.checkpoint.step:,}"
     return [Fact(name, model.metrics[name], where) for name in names[:3]]
+
+
+def _facts_of_numbers(model: EvaluateResult) -> list[Fact]:
+    where = f"{model.split} rows, step {model.checkpoint.step:,}"
+    return [
+        Fact("R2", model.metrics["r2"], f"above 0 beats a constant; {where}"),
+        *(Fact(f"R2 of a {name}", found["r2"], "the same rows") for name, found in model.baselines.items()),
+        Fact("rank correlation", model.metrics["rank_correlation"], "of labels and predictions"),
+    ]
 
 
 def _sections(folder: Checkpoint, model: EvaluateResult) -> list[Section]:
@@ -149,8 +163,10 @@ def _sections(folder: Checkpoint, model: EvaluateResult) -> list[Section]:
         measured = tuple(
             _titled(section, label)
             for label, sums in model.sums.tasks.items()
-            for section in ranking_sections(sums)
+            for section in _sections_of_label(sums)
         )
+    elif isinstance(model.sums, NumberSums):
+        measured = number_sections(model.sums)
     elif not isinstance(model.sums, RankingSums):
         by_column = {part.column: dict(part.metrics()) for part in model.segments}
         measured = ranking_sections(model.sums, by_column)
@@ -160,6 +176,10 @@ def _sections(folder: Checkpoint, model: EvaluateResult) -> list[Section]:
     history = training_sections(read_history(folder.path / model.model / JSONL_FILE))
     tables = tables_section([{"table": name, **asdict(found)} for name, found in model.tables.items()])
     return [*measured, *history, tables]
+
+
+def _sections_of_label(sums: ScoreSums | NumberSums) -> tuple[Section, ...]:
+    return number_sections(sums) if isinstance(sums, NumberSums) else ranking_sections(sums)
 
 
 def _titled(section: Section, model: str) -> Section:

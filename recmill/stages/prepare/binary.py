@@ -35,8 +35,9 @@ class as_int32_rows:  # noqa: N801, reads as the function it is
     def _features(self) -> list[Chain]:
         """Those of the ranker's model: what its wide part or its trees read besides is made of the same columns."""
         ranking = self.plan.recipe.ranking
-        named = ranking.features if ranking is not None else ()
-        return [chain for chain in self.plan.features if not named or chain.feature.name in named]
+        every = [chain.feature.name for chain in self.plan.features]
+        named = ranking.features_among(every) if ranking is not None else every
+        return [chain for chain in self.plan.features if chain.feature.name in named]
 
     def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
         numbers = [chain for chain in self._features() if chain.info().kind == "number"]

@@ -38,6 +38,7 @@ from recmill.logs.inputs import Inputs, open_inputs
 from recmill.logs.scan import LogScan, forget_records, scan
 from recmill.logs.splits import all_train
 from recmill.logs.tally import Tally
+from recmill.recipe.crosses import is_open, with_crosses_of
 from recmill.recipe.expressions import columns_of, parse_filter
 from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.load import recipe_to_dict
@@ -46,7 +47,13 @@ from recmill.reporting.progress import Progress
 from recmill.stages.prepare import rows as row_operations
 from recmill.stages.prepare.binary import as_int32_rows, concatenate
 from recmill.stages.prepare.config import PrepareConfig
+from recmill.stages.prepare.crosses import find_crosses
 from recmill.stages.prepare.split import assign_splits
+from recmill.storage.cache import SHARDS
+from recmill.storage.index import read_index
+from recmill.storage.objects import ObjectStore, is_url
+from recmill.storage.view import opened
+from recmill.storage.workspace import written
 
 _NUM_FITTED = 100_000  # rows that a preview reads, so that what it shows is close to what a Table gets
 _NOTHING_TO_TRAIN_ON = (
@@ -64,6 +71,7 @@ class PrepareResult:
     seconds_write: float
     was_there: bool = False
     went_on: bool = False  # with work that an earlier run had begun
+    crosses: tuple[str, ...] | None = None  # features that a search found; None when it was not asked for
 
 
 def prepare(
@@ -80,6 +88,7 @@ def prepare(
     """
     options = options or PrepareConfig()
     if plan is not None:
+        recipe = with_crosses_of(recipe, plan.recipe)
         check_plan(plan, recipe)
     check_engine(options)
     if options.engine != "local":  # tasks have working directories of their own
@@ -87,13 +96,44 @@ def prepare(
     _check_against_reality(recipe)
     inputs = open_inputs(recipe, data)
     job = _fingerprint(inputs, options, plan)
-    if is_published(into) and not (into / WORK).exists():
-        return _already_there(into, job)
-    with lock_folder(into):
-        if is_published(into):  # by the one that had the lock before, or that was killed when all was done
-            _remove_work(into)
+
+    def prepare_or_resume() -> PrepareResult:
+        if is_published(into) and not (into / WORK).exists():
             return _already_there(into, job)
-        return resume_or_start_over(into, lambda: _prepare(inputs, data, into, job, options, progress, plan))
+        with lock_folder(into):
+            if is_published(
+                into
+            ):  # by the one that had the lock before, or that was killed when all was done
+                _remove_work(into)
+                return _already_there(into, job)
+            return resume_or_start_over(
+                into, lambda: _prepare(inputs, data, into, job, options, progress, plan)
+            )
+
+    result = prepare_or_resume()
+    if not is_open(recipe):
+        return result
+    found = result.table.recipe.features[len(recipe.features) :]
+    return replace(result, crosses=tuple(feature.name for feature in found))
+
+
+def prepare_at(
+    recipe: Recipe,
+    data: str,
+    address: str | Path,
+    options: PrepareConfig | None = None,
+    progress: Progress | None = None,
+    plan: Plan | None = None,
+) -> PrepareResult:
+    """The same for an address that may be a URL: work happens in a local folder, which is published when it is done."""
+    if is_url(address) and read_index(ObjectStore(str(address))) is not None:
+        published = opened(address, "table", streamed=SHARDS)
+        return prepare(recipe, data, published, options, progress, plan)
+    with written(address) as target:
+        prepared = prepare(recipe, data, target.path, options, progress, plan)
+        target.push()
+        target.give_to_cache()
+    return replace(prepared, table=Table.open(address))
 
 
 def _prepare(
@@ -290,7 +330,12 @@ def _fitted_plan(
         folders = read_record(on_disk) if engine.leaves_tables_on_disk else {}
         with damage_is_of_work():
             return Plan.read(saved, {name: Path(folder) for name, folder in folders.items()})
-    plan = given.for_recipe(recipe) if given is not None else fit(engine, frame, recipe, log.check)
+    if given is not None:
+        plan = given.for_recipe(recipe)
+    else:
+        if is_open(recipe):
+            recipe = find_crosses(engine, engine.map(frame, training_rows), recipe)
+        plan = fit(engine, frame, recipe, log.check)
     folders = {name: keyed.folder for name, keyed in plan.stored.items()}
     files = [file for folder in folders.values() for file in sorted(folder.rglob("*")) if file.is_file()]
     write_record(on_disk, {name: str(folder) for name, folder in folders.items()}, files)

@@ -227,7 +227,7 @@ def score_columns(
 
 
 def predict(ranking: RankScorer, features: pl.DataFrame) -> Array:
-    """Probabilities of rows, some rows at a time."""
+    """Probabilities or numbers of rows, some rows at a time."""
     found = [
         ranking.predict(collate(rows, ranking.layout, with_labels=False))
         for rows in features.iter_slices(ROWS_AT_ONCE)

@@ -179,7 +179,8 @@ class _Writer:
         work, rejected = self.work / "scores", self.into / "rejected"
         files = self._write("scores", lambda engine: rows.scores(engine, self.model, work, rejected))
         self.tally = rows.finish()
-        self.metrics = measure(files)
+        ranking = open_models(self.model).recipe.ranking
+        self.metrics = measure(files, is_number=ranking is not None and bool(ranking.number_losses))
 
     def write_vectors(self, side: Side, table: Table | None) -> None:
         self._write(_FOLDERS[side], lambda engine: vectors(engine, self.model, table, side))
