@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,12 +62,14 @@ def _start(parsed: argparse.Namespace) -> int:
     set_wait_policy(train)
     config = RunConfig(prepare=PrepareConfig(max_bad=decided.max_bad), train=train, note=note, warn=warn)
     ran = run_and_say(decided.recipe, decided.data, into, config, parsed.quiet, say)
-    say(f"first  recommendation after {time.monotonic() - began:.0f} s")
+    has_lists = decided.recipe.log.user is not None
+    answer = "recommendation" if has_lists else "score"
+    say(f"first  {answer} after {time.monotonic() - began:.0f} s")
     if "export" not in ran.results:
         return 1
     from recmill.stages.serve.server import run
 
-    return run(read_config(parsed, ServeConfig, bundle=into / "bundle"), _say_ready)
+    return run(read_config(parsed, ServeConfig, bundle=into / "bundle"), partial(_say_ready, has_lists))
 
 
 def _write(into: Path, text: str, data: str) -> None:
@@ -82,9 +85,10 @@ def _write(into: Path, text: str, data: str) -> None:
     say(f"wrote  {path}")
 
 
-def _say_ready(ready: Ready) -> None:
+def _say_ready(has_lists: bool, ready: Ready) -> None:
     say(f"ready  {ready.http}/   the console; HTTP and gRPC ({ready.grpc}) answer too. Stop with Ctrl-C")
-    say(f"shop   {ready.http}/shop   a page of an app that uses the HTTP API")
+    if has_lists:
+        say(f"shop   {ready.http}/shop   a page of an app that uses the HTTP API")
     open_browser(f"{ready.http}/")
 
 

@@ -257,6 +257,30 @@ def test_a_file_that_shares_no_column_is_an_error(tmp_path: Path) -> None:
         init([events, items], InitConfig())
 
 
+def test_the_id_of_a_file_named_for_its_items_is_what_the_log_calls_otherwise(tmp_path: Path) -> None:
+    log = [(n % 4, f"i{n % 7}", n) for n in range(NUM_ROWS)]
+    events = write(tmp_path / "plays.csv", text(log, "userID,artistID,weight"))
+    artists = write(tmp_path / "artists.tsv", text(ITEMS, "id,name,genres", "\t"))
+    result = init([events, artists], InitConfig())
+    key = result.recipe.tables["items"].columns[0]
+    assert (key.name, key.in_file) == ("artistID", "id")
+    assert "joined by id, which the log calls artistID" in "\n".join(result.lines)
+    tags = write(tmp_path / "tags.tsv", text(ITEMS, "id,name,genres", "\t"))
+    with pytest.raises(LogError, match='"id" seems to be the item, which the log calls "artistID"'):
+        init([events, tags], InitConfig())
+
+
+def test_ids_that_occur_once_share_a_vector_when_they_are_many(tmp_path: Path) -> None:
+    log = [(n % 1000, n if n < 40_000 else n % 20_000) for n in range(80_000)]
+    recipe = init([write(tmp_path / "e.csv", text(log, "user,item"))], InitConfig()).recipe
+    steps = {feature.columns[0]: feature.steps[0] for feature in recipe.features}
+    assert [steps[name].min_count for name in ("user", "item")] == [1, 1]  # type: ignore[attr-defined]
+    log = [(n % 1000, n if n < 40_000 else n % 20_000 + 40_000) for n in range(80_000)]
+    recipe = init([write(tmp_path / "e.csv", text(log, "user,item"))], InitConfig()).recipe
+    steps = {feature.columns[0]: feature.steps[0] for feature in recipe.features}
+    assert [steps[name].min_count for name in ("user", "item")] == [1, 2]  # type: ignore[attr-defined]
+
+
 def test_an_item_that_stands_twice_is_an_error(tmp_path: Path) -> None:
     events = write(tmp_path / "events.csv", PLAIN)
     items = write(tmp_path / "items.tsv", text([*ITEMS, ITEMS[0]], "item,name,genres", "\t"))

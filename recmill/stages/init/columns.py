@@ -51,6 +51,7 @@ class ColumnProfile:
     values: pl.Series = field(repr=False)  # typed; times as seconds since 1970
     time_formats: tuple[str, ...] = ()  # that fit all values, if it takes one
     list_separator: str = ""
+    in_file: str = ""  # its name there, if it got another one
 
     @cached_property
     def present(self) -> pl.Series:
@@ -95,8 +96,13 @@ class FileProfile:
         return next((column for column in self.columns if column.name == name), None)
 
     def renamed(self, names: dict[str, str]) -> FileProfile:
-        """With other names for columns of a file that has none of its own."""
-        columns = tuple(replace(column, name=names.get(column.name, column.name)) for column in self.columns)
+        """With other names for some columns."""
+        columns = tuple(
+            replace(column, name=names[column.name], in_file=column.name if self.has_names else "")
+            if names.get(column.name, column.name) != column.name
+            else column
+            for column in self.columns
+        )
         form = replace(self.form, names=tuple(names.get(name, name) for name in self.form.names))
         return replace(self, columns=columns, form=form)
 

@@ -22,6 +22,7 @@ _MAX_CONTEXT = 20
 _TRAINED_ROWS = 2_000_000  # positive rows that training sees: about a minute
 _SMALL_LOG = 50_000
 _STEPS_IN_EPOCH = 50
+_MANY_IDS, _RARE = 50_000, 0.3
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,13 @@ class Decisions:
         return matches(self.positives.sql, pl.DataFrame([c.values.alias(c.name) for c in self.label_columns]))
 
     # columns
+
+    def min_count(self, key: ColumnProfile) -> int:
+        """2 for ids of which many occur once: one row tells nothing of a vector, and most of the work is for them."""
+        if key.num_unique < _MANY_IDS:
+            return 1
+        once = int((key.present.value_counts(name="rows")["rows"] == 1).sum())
+        return 2 if once >= _RARE * key.num_unique else 1
 
     def missing(self, column: ColumnProfile) -> float:
         """The share of rows that have no value of it."""
@@ -209,8 +217,9 @@ class Decisions:
             if self.has_history
             else "over ids, for nothing tells the order of events"
         )
+        is_sparse = self.min_count(self.item) > 1
         return ModelSizes(
-            32 if is_small else 64,
+            32 if is_small or is_sparse else 64,
             _batch_size(num_positive),
             epochs,
             f"Two towers {reads}: {num_positive:,} positive rows.",

@@ -21,6 +21,7 @@ from recmill.stages.init.names import KNOWN
 from recmill.stages.init.positives import find_positives, is_binary, is_like_rating
 from recmill.stages.init.roles import (
     NO_TIME,
+    TimeColumn,
     Unclear,
     column_named,
     find_key,
@@ -29,8 +30,9 @@ from recmill.stages.init.roles import (
     only,
     seconds_of,
 )
+from recmill.stages.init.shown import ShownRows, describe_shown_rows, find_shown_rows
 from recmill.stages.init.sides import Role, SideFile, find_keys_by_values, link
-from recmill.stages.init.write import recipe_text
+from recmill.stages.init.write import ranker_text, recipe_text
 
 _SHOWN = 8
 
@@ -55,6 +57,9 @@ def init(files: Sequence[str], config: InitConfig, name: str | None = None) -> I
     events = _profile_events(files[0], config)
     others = [profile(path, known=KNOWN, max_bad=config.max_bad) for path in files[1:]]
     data = data_directory(files)
+    shown = find_shown_rows(events, config, len(files), _names_below(data, files)[0])
+    if shown is not None:
+        return _init_ranker(shown, name or name_for(files[0]), data, config.max_bad)
     decided = decide(events, others, config, _names_below(data, files))
     text = recipe_text(name or name_for(files[0]), decided)
     recipe = recipe_from_dict(tomllib.loads(text), "the recipe that init wrote")
@@ -63,6 +68,15 @@ def init(files: Sequence[str], config: InitConfig, name: str | None = None) -> I
         side.title.name for side in decided.sides if side.role == "item" and side.title is not None
     )
     return InitResult(text, recipe, data, tuple(_describe(decided)), config.max_bad, titles)
+
+
+def _init_ranker(shown: ShownRows, name: str, data: str, max_bad: float) -> InitResult:
+    text = ranker_text(name, shown)
+    recipe = recipe_from_dict(tomllib.loads(text), "the recipe that init wrote")
+    _check_first_rows(recipe, data, max_bad)
+    time = _time_words(shown.time) if shown.time is not None else ""
+    lines = describe_shown_rows(shown, _file_line(shown.events), time)
+    return InitResult(text, recipe, data, tuple(lines), max_bad)
 
 
 def _profile_events(path: str, config: InitConfig) -> FileProfile:
@@ -169,11 +183,12 @@ def _describe(decided: Decisions) -> Iterator[str]:
     for side in decided.sides[:3]:
         attributes = ", ".join(column.name for column in side.categories) or "none"
         title = f"   title: {side.title.name}" if side.title is not None and side.role == "item" else ""
-        yield f"read   {_file_line(side.file)}   joined by {side.key.name}   attributes: {attributes}{title}"
+        yield f"read   {_file_line(side.file)}   joined by {_key_line(side)}   attributes: {attributes}{title}"
     for role, column in (("user", decided.user), ("item", decided.item)):
         missing = decided.missing(column)
         without = f"   {missing:.1%} of rows have none and are left out" if missing else ""
-        yield f"{role}   {column.name}   {column.num_unique:,} {role}s{without}"
+        rare = "   those in one row alone share a vector" if decided.min_count(column) > 1 else ""
+        yield f"{role}   {column.name}   {column.num_unique:,} {role}s{rare}{without}"
     yield f"time   {_time_line(decided)}"
     yield f"positive: {decided.positives.why}; change with --positive"
     yield f"split  {decided.split.by}: {decided.split_reason}"
@@ -190,6 +205,11 @@ def _describe(decided: Decisions) -> Iterator[str]:
         yield f"left out {', '.join(left_out[:_SHOWN])}: recipes cannot name or read such columns"
 
 
+def _key_line(side: SideFile) -> str:
+    key = side.key
+    return f"{key.in_file}, which the log calls {key.name}" if key.in_file else key.name
+
+
 def _file_line(file: FileProfile) -> str:
     form = file.form
     rows = f"{file.num_rows:,} rows" if file.is_whole else f"the first {file.num_rows:,} rows"
@@ -203,9 +223,12 @@ def _file_line(file: FileProfile) -> str:
 
 
 def _time_line(decided: Decisions) -> str:
-    time = decided.time
-    if time is None:
+    if decided.time is None:
         return "none: nothing orders the events; name a column with --time"
+    return _time_words(decided.time)
+
+
+def _time_words(time: TimeColumn) -> str:
     if not time.is_time:
         return f"{time.name}   {time.how}"
     seconds = seconds_of(time).drop_nulls()

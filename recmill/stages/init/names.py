@@ -69,6 +69,7 @@ CONTEXTS = words(
 )
 
 USER_FILES = words("user customer member account visitor client reviewer person people profile")
+ITEM_FILES = ("item", *_NOUNS)
 
 # What else a header has.
 _OTHERS = words("genre genres category brand price name age")

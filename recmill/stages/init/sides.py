@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import polars as pl
@@ -13,7 +13,7 @@ import polars as pl
 from recmill.errors import LogError
 from recmill.recipe.titles import is_title
 from recmill.stages.init.columns import ColumnProfile, FileProfile
-from recmill.stages.init.names import USER_FILES
+from recmill.stages.init.names import ITEM_FILES, USER_FILES
 
 Role = Literal["user", "item"]
 _CONTAINED = 0.9  # of the log's ids are in the side file
@@ -109,7 +109,10 @@ def _overlap(column: ColumnProfile, key: ColumnProfile) -> tuple[float, float]:
 
 
 def link(side: FileProfile, user: ColumnProfile, item: ColumnProfile, taken: set[str]) -> SideFile:
-    """How a file belongs to the log: by a column of the same name, or of the same values."""
+    """How a file belongs to the log: by a column of the same name, or of the same values.
+
+    The key gets the name that the log has for it.
+    """
     role, key = _key_of(side, user, item)
     if key.num_unique < side.num_rows:
         twice = key.values.filter(key.values.is_duplicated()).drop_nulls()
@@ -126,9 +129,17 @@ def link(side: FileProfile, user: ColumnProfile, item: ColumnProfile, taken: set
         names |= {column.name: f"{role}_{column.name}" for column in side.columns if column.name != key.name}
         if role == "item" and (title := SideFile(role, name, side, key).title) is not None:
             names[title.name] = "title"
-        side = side.renamed(names)
-        key = replace(key, name=names[key.name])
+    side = side.renamed(names)
+    key = next(column for column in side.columns if column.name == names[key.name])
     return SideFile(role, name, side, key)
+
+
+def _is_about(path: str, role: Role, column: ColumnProfile, key: ColumnProfile) -> bool:
+    """Whether `id` of artists.csv is what the log calls artistID: equal values alone could be those of anything."""
+    name = os.path.basename(path).lower()
+    nouns = USER_FILES if role == "user" else ITEM_FILES
+    noun = key.plain.removesuffix("id")
+    return column.plain == "id" and (any(word in name for word in nouns) or (len(noun) > 2 and noun in name))
 
 
 def _key_of(side: FileProfile, user: ColumnProfile, item: ColumnProfile) -> tuple[Role, ColumnProfile]:
@@ -151,8 +162,8 @@ def _key_of(side: FileProfile, user: ColumnProfile, item: ColumnProfile) -> tupl
     by_name = [match for match in matches if match[0] == role_by_name(side.path)]
     for candidates in (matches, by_name):
         if len(candidates) == 1:
-            if side.has_names:
-                role, column = candidates[0]
+            role, column = candidates[0]
+            if side.has_names and not _is_about(side.path, role, column, user if role == "user" else item):
                 expected = user.name if role == "user" else item.name
                 raise LogError(
                     f'{side.path}: "{column.name}" seems to be the {role}, which the log calls "{expected}". Rename it '

@@ -10,9 +10,12 @@ from recmill.logs.sniff import FileFormat
 from recmill.stages.init.columns import ColumnProfile, ColumnType
 from recmill.stages.init.decide import Decisions, ModelSizes
 from recmill.stages.init.positives import quoted
+from recmill.stages.init.shown import ShownRows
 from recmill.stages.init.sides import SideFile
 
 _LABEL = "positive"
+_ID = "id_{column}"
+_COUNT = '{ fill = 0 }, { clip = { min = 0 } }, "log", "standardise"'
 
 
 def recipe_text(name: str, decided: Decisions) -> str:
@@ -31,6 +34,98 @@ def _head(name: str, decided: Decisions) -> list[str]:
         f"# Made by `recmill init` from {decided.file_names[0]}. Edit what is wrong, then run `recmill check`.",
         f"name = {_toml(name)}",
         f"description = {_toml(decided.summary)}",
+    ]
+
+
+def ranker_text(name: str, shown: ShownRows) -> str:
+    """The TOML file for a log without users."""
+    sections = [_shown_log(name, shown), _shown_split(shown), _shown_features(shown), _shown_ranking(shown)]
+    return "\n".join("\n".join(section) + "\n" for section in sections)
+
+
+def _shown_log(name: str, shown: ShownRows) -> list[str]:
+    time = shown.time
+    columns = []
+    for column in shown.columns:
+        is_time = time is not None and column.name == time.name
+        formats = time.column.time_formats if time is not None and is_time else ()
+        kind = "time" if is_time else column.type
+        columns.append(_column(column, kind, column.name == shown.label.name, next(iter(formats), "")))
+    return [
+        f"# Made by `recmill init` from {shown.file_name}. Edit what is wrong, then run `recmill check`.",
+        f"name = {_toml(name)}",
+        f"description = {_toml(f'{shown.events.num_rows:,} rows of {shown.file_name}, without users.')}",
+        "",
+        "[log]",
+        f"files = [{_toml(shown.file_name)}]",
+        *_form(shown.events.form),
+        *([f"time = {_toml(time.name)}"] if time is not None else []),
+        *_columns(columns),
+    ]
+
+
+def _shown_split(shown: ShownRows) -> list[str]:
+    by = [f'by = "time"\ncolumn = {_toml(shown.time.name)}'] if shown.time is not None else ['by = "tail"']
+    label = shown.label
+    sql = f"{quoted(label.name)} = {'true' if label.type == 'bool' else '1'}"
+    step = f'{{ expression = {{ sql = {_toml(_never_null(sql, [label]))}, type = "int" }} }}'
+    return [
+        "# The last tenth is test, the tenth before it eval.",
+        "[split]",
+        *by,
+        "held_out = 0.2",
+        "halve = true",
+        "",
+        "[[labels]]",
+        f'name = "{_LABEL}"',
+        f"columns = [{_toml(label.name)}]",
+        f"steps = [{step}]",
+    ]
+
+
+def _shown_features(shown: ShownRows) -> list[str]:
+    # Counts span orders of magnitude: on a linear scale nearly all of them would be zero.
+    counts = [c.name for c in shown.numbers if c.type == "int"]
+    floats = [c.name for c in shown.numbers if c.type == "float"]
+    ids = [column.name for column in shown.categories]
+    lines = []
+    for columns, comment, name, steps in (
+        (counts, "Whole numbers on a logarithmic scale.", "", _COUNT),
+        (floats, "Other numbers.", "", '{ fill = { statistic = "median" } }, "standardise"'),
+        (
+            ids,
+            "A value must be seen twice to get an id of its own.",
+            _ID,
+            "{ vocabulary = { min_count = 2 } }",
+        ),
+    ):
+        if columns:
+            lines += [f"# {comment}", "[[features]]"]
+            lines += [f"name = {_toml(name)}"] if name else []
+            lines += [f"columns = {_toml(columns)}", f"steps = [{steps}]", ""]
+    return lines[:-1]
+
+
+def _shown_ranking(shown: ShownRows) -> list[str]:
+    ids = [_ID.format(column=column.name) for column in shown.categories]
+    return [
+        "[table]",
+        'order = "shuffle"',
+        "",
+        "[ranking]",
+        'model = "wide_deep"',
+        f'label = "{_LABEL}"',
+        "embedding_dim = 16",
+        f"features = {_toml([*(column.name for column in shown.numbers), *ids])}",
+        f"wide = {_toml(ids)}",
+        "hidden = [256, 128]",
+        'wide_optimizer = { name = "ftrl", learning_rate = 0.05, initial_accumulator = 1, l2 = 10 }',
+        "",
+        "[ranking.train]",
+        "epochs = 2",
+        'dense = { name = "adam", learning_rate = 0.002 }',
+        "# An eps this large keeps ids that were seen a few times near where they began.",
+        'sparse = { name = "adagrad", learning_rate = 0.5, eps = 2 }',
     ]
 
 
@@ -81,6 +176,7 @@ def _column(
 ) -> str:
     more = ", required = true" if required else ""
     more += f", format = {_toml(time_format)}" if time_format else ""
+    more += f", in_file = {_toml(column.in_file)}" if column.in_file else ""
     return f'{{ name = {_toml(column.name)}, type = "{type_name}"{more} }}'
 
 
@@ -163,13 +259,13 @@ def _features(decided: Decisions) -> list[str]:
     lines = [
         "[[features]]",
         f"columns = [{_toml(decided.user.name)}]",
-        'steps = [{ vocabulary = { named = "user" } }]',
+        f"steps = [{_vocabulary('user', decided.min_count(decided.user))}]",
     ]
     lines += [
         "",
         "[[features]]",
         f"columns = [{_toml(decided.item.name)}]",
-        'steps = [{ vocabulary = { named = "item" } }]',
+        f"steps = [{_vocabulary('item', decided.min_count(decided.item))}]",
     ]
     if decided.has_history:
         history = _toml(f"{decided.item.name}_history")
@@ -192,6 +288,11 @@ def _features(decided: Decisions) -> list[str]:
         steps = '[{ fill = { statistic = "median" } }, "standardise"]'
         lines += ["", "[[features]]", f"columns = [{_toml(column.name)}]", f"steps = {steps}"]
     return lines
+
+
+def _vocabulary(name: str, min_count: int) -> str:
+    more = f", min_count = {min_count}" if min_count > 1 else ""
+    return f'{{ vocabulary = {{ named = "{name}"{more} }} }}'
 
 
 def _table(decided: Decisions) -> list[str]:
