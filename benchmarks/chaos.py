@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +36,8 @@ from recmill.artifacts.bundle.delta import Changes, TableChange, write_delta
 from recmill.stages.bench.serve.arrivals import poisson_times
 from recmill.stages.bench.serve.server import BenchServer, Usage, start_server
 from recmill.stages.bench.serve.transports import GrpcTransport, precise_loop
+from recmill.stages.serve import messages as m
+from recmill.stages.serve.changes import Change
 from recmill.stages.serve.messages import Recommend
 from recmill.stages.serve.proto import recmill_pb2 as pb
 from recmill.stages.serve.recommender import Recommender
@@ -100,17 +102,28 @@ class Trial:
 
 
 class Expected:
-    """Answers of the bundle in process, for some users."""
+    """Answers of the bundle in process, for some users, before any of the changes and after each of them."""
 
-    def __init__(self, bundles: Path) -> None:
+    def __init__(self, bundles: Path, changes: Sequence[Change] = ()) -> None:
         recommender = Recommender(Bundle.open(bundles))
         users = recommender.bundle.users
         assert users is not None
         self.users = [str(user) for user in users.ids(np.arange(NUM_USERS))]
-        self.items = {
+        self.states = [self._lists(recommender)]
+        for change in changes:
+            change.apply(recommender, in_store=False)
+            self.states.append(self._lists(recommender))
+
+    def _lists(self, recommender: Recommender) -> dict[str, dict[m.Id, float]]:
+        return {
             user: {item.id: item.score for item in recommender.recommend(Recommend(user=user, k=K)).items}
             for user in self.users
         }
+
+    @property
+    def items(self) -> dict[str, dict[m.Id, float]]:
+        """Before any change."""
+        return self.states[0]
 
     def request(self, user: str) -> bytes:
         return pb.RecommendRequest(queries=[pb.Query(user=pb.Id(text=user))], k=K).SerializeToString()
@@ -121,8 +134,11 @@ class Expected:
         found = {item.id.text: item.score for item in answer.items}
         if not exact or any(reason.startswith("rank") for reason in answer.degraded):
             return len(found) == K
-        wanted = self.items[user]
-        return found.keys() == wanted.keys() and all(abs(found[id] - wanted[id]) < 1e-5 for id in found)
+        return any(_is_same(found, state[user]) for state in self.states)
+
+
+def _is_same(found: Mapping[m.Id, float], wanted: Mapping[m.Id, float]) -> bool:
+    return found.keys() == wanted.keys() and all(abs(found[id] - wanted[id]) < 1e-5 for id in found)
 
 
 class Load(threading.Thread):
@@ -394,7 +410,7 @@ def _until_served(server: BenchServer, log: Path, user: str, item: str) -> float
             )
             with urllib.request.urlopen(request) as reply:
                 answers.append(json.load(reply))
-        if answers[0]["user"]["found"] and answers[1]["items"]:
+        if answers[0]["user"]["known"] and answers[1]["items"]:
             return time.monotonic() - began
         time.sleep(0.1)
     return float("inf")

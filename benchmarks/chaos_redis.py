@@ -22,6 +22,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,12 @@ from recmill.artifacts.bundle.delta import Changes, write_delta
 from recmill.artifacts.feature_store.codec import RowCodec
 from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.stages.bench.serve.server import BenchServer, start_server
+from recmill.stages.serve.changes import Change
+from recmill.stages.serve.messages import Event
 
 PAUSE_SECONDS = 4.0
 ASKED = 24  # times, so that every process is
+_CLICK = Event(user="guest", item="i1")
 
 
 class Redis:
@@ -186,6 +190,10 @@ def full(scene: Scene) -> Iterator[tuple[Trial, str]]:
 
 def pause(scene: Scene) -> Iterator[tuple[Trial, str]]:
     """Redis stands still while a delta arrives and an item is removed; by one process and by two."""
+    item = _item_that_nobody_is_shown(scene.bundles, scene.expected)
+    # A click changes what is popular, and behind an item that is gone all others move up: scores follow.
+    changes = [Change(events=[_CLICK]), Change(removed=[item])]
+    scene = replace(scene, expected=Expected(scene.bundles, changes))
     for processes in (1, 2):
         with served(scene, processes) as (store, bundles, server):
             seen: list[str] = []
@@ -195,7 +203,7 @@ def pause(scene: Scene) -> Iterator[tuple[Trial, str]]:
                 time.sleep(scene.seconds / 4)
                 store.stand_still()
                 try:
-                    seen.append(_change_while_it_stands_still(scene, bundles, server, found))  # noqa: B023
+                    seen.append(_change_while_it_stands_still(item, bundles, server, found))  # noqa: B023
                 finally:
                     store.go_on()
                 wait = _until(lambda: bool(store.client.exists("recmill:user:f:new")), 20)
@@ -209,16 +217,13 @@ def pause(scene: Scene) -> Iterator[tuple[Trial, str]]:
             yield trial, "; ".join(seen)
 
 
-def _change_while_it_stands_still(
-    scene: Scene, bundles: Path, server: BenchServer, found: Counter[str]
-) -> str:
+def _change_while_it_stands_still(item: str, bundles: Path, server: BenchServer, found: Counter[str]) -> str:
     began = time.monotonic()
-    item = _item_that_nobody_is_shown(bundles, scene.expected)
     users = (bundle := Bundle.open(bundles)).entities("user")
     new = users.raw(users.indices(["u1"])).with_columns(pl.lit("new").alias(users.id_column))
     digest = bundle.manifest["recipe_digest"]
     write_delta(bundles, bundle.version, 1, digest, Changes(users=new), {})
-    _ask(server, "events", {"events": [{"user": "guest", "item": "i1"}]})
+    _ask(server, "events", {"events": [{"user": _CLICK.user, "item": _CLICK.item}]})
     _ask(server, "items/remove", {"items": [item]})
     hidden = _until(lambda: not _shows(server, item), 20)
     taken = _until(lambda: _ask(server, "status")["deltas"] == 1, 20)

@@ -32,15 +32,18 @@ K = 10
 _RECMILL = [sys.executable, "-m", "recmill"]
 _ALL = 10_000_000
 _TOO_MANY = 429
+_PATIENT_MS = 60_000  # other work on the machine must not leave a stage out
 
 
 def measure(recipe: str, data: str, into: Path, seed: int, threads: int, users: int | None) -> dict[str, Any]:
     """Train with a seed, measure, serve, ask: the served part of evaluation.json and recall@10 over HTTP."""
     table, run = into / "table", into / f"seed-{seed}"
+    kept = list(dict.fromkeys([*load_recipe(recipe).table.keep, *ids_of(recipe)]))
+    keep = ["--set", f"table.keep={json.dumps(kept)}"]
     flags = ["--set", f"retrieval.train.seed={seed}", "--threads", str(threads)]
     checkpoint, bundle = run / "checkpoint", run / "served"
     if not bundle.exists():
-        _recmill("prepare", recipe, "--data", data, "--into", table)
+        _recmill("prepare", recipe, "--data", data, "--into", table, *keep)
         _recmill("train", recipe, "--table", table, "--into", checkpoint, *flags)
         served = [
             "--served",
@@ -60,10 +63,16 @@ def measure(recipe: str, data: str, into: Path, seed: int, threads: int, users: 
     return found
 
 
+def ids_of(recipe: str) -> list[str]:
+    """The columns of users and items, by which rows of the Table are counted here."""
+    log = load_recipe(recipe).log
+    return [str(log.user), str(log.item)]
+
+
 def held_out(recipe: str, table: Table, split: str) -> dict[Any, set[Any]]:
     """User -> the items of the split's clicks that were new to them."""
     content = load_recipe(recipe)
-    columns = [f"raw_{content.log.user}", f"raw_{content.log.item}"]
+    columns = [f"raw_{name}" for name in ids_of(recipe)]
     clicks = {
         name: table.scan(name).filter(pl.col(content.click_label) == 1).select(columns).unique()
         for name in ("train", "eval", "test")
@@ -88,7 +97,12 @@ def serving(bundle: Path) -> Iterator[str]:
 
 def recall_over_http(url: str, relevant: dict[Any, set[Any]]) -> float:
     def recall(user: Any) -> float:
-        items = {item["id"] for item in _ask(f"{url}/v1/recommend", {"user": user, "k": K})["items"]}
+        items = {
+            item["id"]
+            for item in _ask(f"{url}/v1/recommend", {"user": user, "k": K, "deadline_ms": _PATIENT_MS})[
+                "items"
+            ]
+        }
         return len(items & relevant[user]) / len(relevant[user])
 
     with ThreadPoolExecutor(2) as pool:
@@ -99,7 +113,7 @@ def _ask(url: str, query: dict[str, Any]) -> Any:
     request = urllib.request.Request(url, json.dumps(query).encode(), {"Content-Type": "application/json"})
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=600) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             if error.code != _TOO_MANY:
@@ -123,6 +137,7 @@ def main() -> int:
     parser.add_argument("--data", required=True)
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--users", type=int, help="so many at random instead of all; these are not asked over HTTP"
@@ -130,7 +145,7 @@ def main() -> int:
     parsed = parser.parse_args()
     found = [
         measure(parsed.recipe, parsed.data, parsed.into, seed, parsed.threads, parsed.users)
-        for seed in range(parsed.seeds)
+        for seed in range(parsed.first_seed, parsed.first_seed + parsed.seeds)
     ]
     metrics = [one["metrics"] for one in found]
     each = ", ".join(f"{one['recall@10']:.4f}" for one in metrics)
