@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import random
+import secrets
 import ssl
 import threading
 import time
@@ -134,7 +135,9 @@ class Client:
 
     def add_events(self, events: Sequence[Event]) -> ChangeResult:
         """Tell what users just did. Repeated only when the server surely has not read it."""
-        return self._ask("events", Events(events=list(events)), ChangeResult, is_change=True)
+        # Servers of a stream count what has the same id once, so that a 503 may be tried again.
+        named = [msgspec.structs.replace(event, id=event.id or secrets.token_hex(12)) for event in events]
+        return self._ask("events", Events(events=named), ChangeResult, is_change=True)
 
     def status(self) -> Status:
         """The version that serves, its sizes and how fresh it is."""

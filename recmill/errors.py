@@ -11,7 +11,8 @@ RecmillError            message says where, what was found, what was expected, w
 │   └── DamagedWork     what a killed job left cannot be used: the job starts over
 ├── ResourceError       the disk is full, the memory bound is too small for the job
 ├── MissingPackage      an optional package is needed; the message is the install line
-├── StoreError          a feature store does not answer, or not in time
+├── StoreError          a feature store or event stream does not answer, or not in time
+├── StorageError        object storage does not answer, refuses, or holds something else than was written
 └── ServingError        a request that is answered with a refusal
     ├── BadRequest      it is wrong in itself
     ├── NotFound        it names a version or model that is not there
@@ -101,7 +102,11 @@ class MissingPackage(RecmillError):
 
 
 class StoreError(RecmillError):
-    """A feature store does not answer, or not in time."""
+    """A feature store or event stream does not answer, or not in time."""
+
+
+class StorageError(RecmillError):
+    """Object storage does not answer, refuses, or holds something else than was written."""
 
 
 class ServingError(RecmillError):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -10,7 +13,6 @@ import pytest
 import torch
 
 from recmill.artifacts.lock import lock_folder
-from recmill.artifacts.manifest import write_manifest
 from recmill.cli import main
 
 pytestmark = pytest.mark.stages
@@ -61,6 +63,22 @@ def test_train_says_what_it_did_and_what_comes_next(recmill, folder, tmp_path):
     code, out, _ = recmill(*arguments, "--resume", "--json")
     found = json.loads(out)["models"][0]
     assert (code, found["resumed_from"], found["stopped_by"]) == (0, 6, "steps")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_of_a_terminal_names_the_evaluation_that_it_waits_for(recmill, folder, tmp_path, monkeypatch):
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    flags = [flag for flag in RANKING if flag != "--quiet"]
+    code, _, _ = recmill("train", "quickstart", "--table", folder / "table", "--into", tmp_path, *flags)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+    assert code == 0
+    # The last step, which counts as done only afterwards.
+    assert "step 6  evaluating on held-out rows" in shown
 
 
 def test_both_models_train_and_every_tracker_hears_of_it(recmill, folder, tmp_path):
@@ -220,6 +238,16 @@ def test_checkpoints_can_be_shown_compared_and_pruned(recmill, folder, tmp_path)
     assert (code, "name two steps" in err) == (2, True)
 
 
+def test_checkpoint_show_words_the_end_of_training_as_train_does(recmill, folder, tmp_path):
+    to_the_end = ["ranking.train.epochs=1", "ranking.train.evaluations=1", "ranking.train.batch_size=2000"]
+    flags = [*RANKING[:4], *(word for setting in to_the_end for word in ("--set", setting))]
+    code, trained, _ = recmill("train", "quickstart", "--table", folder / "table", "--into", tmp_path, *flags)
+    assert code == 0
+    _, shown, _ = recmill("checkpoint", "show", tmp_path)
+    assert trained.splitlines()[1].endswith("   all epochs done")
+    assert shown.splitlines()[-1].endswith("  all epochs done")
+
+
 @pytest.mark.stages
 def test_run_takes_a_recipe_through_every_stage(recmill, tmp_path):
     flags = ["--rows", 3000, "--quiet", "--threads", 1, *SHORT, "--set", "retrieval.train.max_steps=3"]
@@ -248,10 +276,7 @@ def test_while_prepared_is_for_tables_that_training_reads_itself(recmill, tmp_pa
         assert "--while-prepared reads the shards of a --table" in errors
 
 
-def test_prune_leaves_a_folder_alone_that_is_being_written(tmp_path: Path, capsys) -> None:
-    (tmp_path / "c/ranking/step-00000001").mkdir(parents=True)
-    write_manifest(tmp_path / "c", "checkpoint", {})
-    write_manifest(tmp_path / "c/ranking/step-00000001", "step", {})
-    with lock_folder(tmp_path / "c"):
-        assert main(["checkpoint", "prune", str(tmp_path / "c")]) == 1
+def test_prune_leaves_a_folder_alone_that_is_being_written(checkpoint: Path, capsys) -> None:
+    with lock_folder(checkpoint):
+        assert main(["checkpoint", "prune", str(checkpoint)]) == 1
     assert "is being written by" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import pytest
 from recmill.cli import build_parser
 from recmill.cli.flags import UsageError, add_flags, read_config, refuse_flags
 from recmill.config import FRACTION, SECONDS, SIZE, flag_fields, parse_size, show_size
+from recmill.stages.bench.config import PrepareBenchConfig
 from recmill.stages.prepare.config import PrepareConfig
 from recmill.stages.run.config import RunConfig
 from recmill.stages.serve.config import ServeConfig
@@ -89,6 +90,13 @@ def test_sizes_are_shown_as_they_are_read(text: str) -> None:
 def test_a_wrong_value_names_what_was_expected(kind: Any, text: str, expected: str) -> None:
     with pytest.raises(ValueError, match=f"^{expected}$"):
         kind.parse(text)
+
+
+def test_help_names_values_by_the_flag_and_not_by_its_config() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, PrepareBenchConfig)
+    assert "--recipe RECIPE" in parser.format_help()
+    assert "CONFIG" not in parser.format_help()
 
 
 def test_every_flag_has_a_help_text_and_every_default_is_of_its_kind() -> None:

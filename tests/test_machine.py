@@ -7,6 +7,7 @@ import os
 import pytest
 
 from recmill.reporting.machine import available_cores, cpu_quota
+from recmill.stages.train.threads import threads_by_gain
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,16 @@ def test_there_is_always_one_core_and_never_more_than_we_are_bound_to(tmp_path):
     assert available_cores(tmp_path) == 1
     (tmp_path / "cpu.max").write_text("99900000 100000")
     assert available_cores(tmp_path) == bound_to
+
+
+@pytest.mark.parametrize(
+    ("gain", "number", "reason"),
+    [
+        (1.9, 2, "2 cores; 2 threads give 1.9x of one"),
+        (1.1, 1, "2 cores; 2 threads give 1.1x of one"),
+        (9.6, 2, "2 cores; other work on them, so that their gain cannot be measured"),
+    ],
+)
+def test_a_gain_beyond_the_number_of_cores_is_noise_and_is_not_printed(gain, number, reason):
+    threads = threads_by_gain(gain, 2, "2 cores")
+    assert (threads.number, threads.reason) == (number, reason)

@@ -74,11 +74,16 @@ def recipe_of(recipe: RecipeLike) -> Recipe:
     return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
 
 
+def as_address(path: PathLike) -> str | Path:
+    """A directory, or a URL as it is: a Path would take one of its slashes."""
+    return path if isinstance(path, str) and "://" in path else Path(path)
+
+
 def table_of(table: Table | PathLike) -> Table:
     from recmill.dataset.table import Table
 
     if isinstance(table, (str, os.PathLike)):
-        return Table.open(Path(table))
+        return Table.open(as_address(table))
     if isinstance(table, Table):
         return table
     raise _wrong("table", "a Table or its directory", table, "recmill.prepare(recipe, data) makes one")
@@ -88,7 +93,7 @@ def checkpoint_of(checkpoint: Checkpoint | PathLike) -> Checkpoint:
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 
     if isinstance(checkpoint, (str, os.PathLike)):
-        return Checkpoint.open(Path(checkpoint))
+        return Checkpoint.open(as_address(checkpoint))
     if isinstance(checkpoint, Checkpoint):
         return checkpoint
     raise _wrong(
@@ -100,7 +105,7 @@ def bundle_of(bundle: Bundle | PathLike, trust_code: Collection[str] = ()) -> Bu
     from recmill.artifacts.bundle.bundle import Bundle
 
     if isinstance(bundle, (str, os.PathLike)):
-        return Bundle.open(Path(bundle), trust_code)
+        return Bundle.open(as_address(bundle), trust_code)
     if isinstance(bundle, Bundle):
         return Bundle.open(bundle.path, trust_code or bundle.trust_code)
     raise _wrong("bundle", "a Bundle or its directory", bundle, "recmill.export(checkpoint) makes one")
@@ -129,6 +134,11 @@ def progress_of(quiet: bool) -> Progress:
 def folder_of(into: PathLike | None, name: str) -> Path:
     """The directory that was asked for, or one that lives as long as this process."""
     return Path(into) if into is not None else new_folder(name)
+
+
+def target_of(into: PathLike | None, name: str) -> str | Path:
+    """The same where a URL may be asked for."""
+    return as_address(into) if into is not None else new_folder(name)
 
 
 _numbers = itertools.count(1)

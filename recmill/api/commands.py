@@ -11,6 +11,7 @@ from recmill.api.arguments import (
     Data,
     PathLike,
     RecipeLike,
+    as_address,
     bundle_of,
     data_of,
     folder_of,
@@ -232,5 +233,5 @@ def rollback(bundles: PathLike, version: str | None = None) -> Bundle:
     from recmill.artifacts.bundle.bundle import Bundle
     from recmill.stages.export.rollback import rollback as run
 
-    run(Path(bundles), version)
-    return Bundle.open(Path(bundles))
+    run(as_address(bundles), version)
+    return Bundle.open(as_address(bundles))

@@ -48,6 +48,11 @@ def fit(
     )
     files = _files({"events": events, "items": items, "users": users})
     decided = _decide(files, config)
+    if decided.recipe.log.user is None:
+        raise RecmillError(
+            "fit: the events seem to have no users and items. Name their columns with user= and item=; "
+            "a ranker alone is made by `recmill init` and recmill.run."
+        )
     if not quiet:
         print("\n".join(decided.lines))
     folder = folder_of(into, "fit")

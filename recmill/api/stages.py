@@ -13,14 +13,15 @@ from recmill.api.arguments import (
     Data,
     PathLike,
     RecipeLike,
+    as_address,
     bundle_of,
     checkpoint_of,
     data_of,
-    folder_of,
     new_folder,
     progress_of,
     recipe_of,
     table_of,
+    target_of,
 )
 from recmill.engines.config import DEFAULT_MEMORY
 from recmill.errors import RecmillError, check_installed
@@ -72,7 +73,7 @@ def prepare(
     """
     from recmill.features.plan_artifact import plan_at
     from recmill.stages.prepare.config import PrepareConfig
-    from recmill.stages.prepare.prepare import prepare as run
+    from recmill.stages.prepare.prepare import prepare_at as run
 
     recipe = recipe_of(recipe)
     config = PrepareConfig(
@@ -87,7 +88,7 @@ def prepare(
     )
     fitted = None if plan is None else plan_at(_path_of(plan))
     where = data_of(recipe, data)
-    return run(recipe, where, folder_of(into, "table"), config, progress_of(quiet), fitted).table
+    return run(recipe, where, target_of(into, "table"), config, progress_of(quiet), fitted).table
 
 
 def preview(recipe: RecipeLike, data: Data, num_rows: int = 5) -> pl.DataFrame:
@@ -140,7 +141,7 @@ def train(
     from recmill.stages.train.config import TrainConfig
     from recmill.stages.train.source import open_log_data, open_table_data
     from recmill.stages.train.train import TrainContext
-    from recmill.stages.train.train import train as run
+    from recmill.stages.train.train import train_at as run
 
     recipe = recipe_of(recipe)
     config = TrainConfig(
@@ -162,7 +163,7 @@ def train(
     else:
         assert table is not None
         make_source = partial(open_table_data, str(table_of(table).path.absolute()))
-    folder = folder_of(into, "checkpoint")
+    folder = target_of(into, "checkpoint")
     if engine == "ray":
         _train_on_ray(recipe, make_source, folder, config, workers, address, quiet, context)
     elif workers != 1 or address is not None:
@@ -175,19 +176,21 @@ def train(
 def _train_on_ray(
     recipe: Recipe,
     make_source: MakeSource,
-    folder: Path,
+    address: str | Path,
     config: TrainConfig,
     workers: int | tuple[int, int],
-    address: str | None,
+    cluster: str | None,
     quiet: bool,
     context: TrainContext,
 ) -> None:
     check_installed('Engine "ray"', "ray")
     from recmill.stages.train.config import RayTrainConfig
     from recmill.stages.train.launch import launch
+    from recmill.stages.train.train import check_can_publish
 
-    ray = RayTrainConfig((workers, workers) if isinstance(workers, int) else workers, address)
-    launch(recipe, make_source, folder, config, ray, progress_of(quiet), _warn, context)
+    ray = RayTrainConfig((workers, workers) if isinstance(workers, int) else workers, cluster)
+    check_can_publish(address, config, ray.workers[1], is_on_cluster=True)
+    launch(recipe, make_source, Path(address), config, ray, progress_of(quiet), _warn, context)
 
 
 def _warn(message: str) -> None:
@@ -220,34 +223,40 @@ def evaluate(
     users will get is measured too, beside baselines; it reads the log again, the Table's unless `data` gives another.
     """
     from recmill.api.results import EvaluationReport
+    from recmill.artifacts.checkpoint.checkpoint import Checkpoint
     from recmill.stages.evaluate.config import EvaluateConfig
     from recmill.stages.evaluate.evaluate import evaluate as run
     from recmill.stages.evaluate.write import write_evaluation
     from recmill.stages.export.find_log import find_log
     from recmill.stages.replay.config import ReplayConfig
     from recmill.stages.replay.write import replay_and_write, served_json
+    from recmill.storage.objects import is_url
+    from recmill.storage.workspace import written
 
-    folder = checkpoint_of(checkpoint)
     config = EvaluateConfig(
         split=split,
         which=str(which),
         only=only,
         by=tuple(by),
         gate=gate,
-        live=None if live is None else _path_of(live),
+        live=None if live is None else Path(_path_of(live)),
         allow_no_live=allow_no_live,
         threads=threads,
     )
-    path = Path(report) if report is not None else folder.path / "report.html"
     result = None
-    if served:
-        options = ReplayConfig(
-            served_users, None if served_bundle is None else Path(served_bundle), str(which), threads
-        )
-        where = find_log(folder) if data is None else data_of(folder.recipe, data)
-        result = replay_and_write(folder, where, options, gate, progress_of(quiet))
-    evaluated = run(folder, table_of(table), config, progress_of(quiet))
-    write_evaluation(folder, evaluated, path, None if result is None else served_json(result))
+    at_url = isinstance(checkpoint, str) and is_url(checkpoint)
+    with written(str(checkpoint) if at_url else checkpoint_of(checkpoint).path) as target:
+        folder = Checkpoint.open(target.path)
+        path = Path(report) if report is not None else folder.path / "report.html"
+        if served:
+            options = ReplayConfig(
+                served_users, None if served_bundle is None else Path(served_bundle), str(which), threads
+            )
+            where = find_log(folder) if data is None else data_of(folder.recipe, data)
+            result = replay_and_write(folder, where, options, gate, progress_of(quiet))
+        evaluated = run(folder, table_of(table), config, progress_of(quiet))
+        write_evaluation(folder, evaluated, path, None if result is None else served_json(result))
+        target.push()
     return EvaluationReport({one.model: one for one in evaluated}, path, result)
 
 
@@ -280,10 +289,10 @@ def score(
     best items of every user are written instead, or beside the scores with `scores`; those of a checkpoint come from a
     Table, which `rows` must be, and a bundle has its own. `ScoreResult.to_polars()` reads what was written.
     """
-    from recmill.artifacts.manifest import is_of_kind
     from recmill.dataset.table import Table
     from recmill.stages.score.config import ScoreConfig
     from recmill.stages.score.score import score as run
+    from recmill.storage.workspace import written
 
     config = ScoreConfig(
         which=str(which),
@@ -303,8 +312,8 @@ def score(
         memory=memory,
     )
     reference = _model_to_score(model, config, trust_code)
-    if isinstance(rows, (str, os.PathLike)) and is_of_kind(Path(rows), "table"):
-        rows = Table.open(Path(rows))
+    if isinstance(rows, (str, os.PathLike)) and _is_of_kind(as_address(rows), "table"):
+        rows = Table.open(as_address(rows))
     is_of_bundle, of_sides = reference.kind == "bundle", bool(embeddings or recall)
     if is_of_bundle and rows is not None and not config.wants_scores:
         raise RecmillError("score: a bundle has its own users and items. Remove rows, or add scores=True.")
@@ -314,22 +323,37 @@ def score(
         )
     scored = _rows_to_score(reference, rows, config) if config.wants_scores else None
     table = rows if isinstance(rows, Table) and of_sides and not is_of_bundle else None
-    return run(reference, scored, table, folder_of(into, "scores"), config, progress_of(quiet))
+    with written(target_of(into, "scores")) as target:
+        result = run(reference, scored, table, target.path, config, progress_of(quiet))
+        target.push()
+    return result
 
 
 def _model_to_score(
     model: Checkpoint | Bundle | PathLike, config: ScoreConfig, trust_code: Sequence[str]
 ) -> ModelRef:
-    from recmill.artifacts.manifest import is_of_kind
     from recmill.stages.score.models import bundle_ref, checkpoint_ref
 
     path = _path_of(model)
     models = ["retrieval"] if config.embeddings or config.recall else []
     models += ["ranking"] if config.wants_scores else []
-    if is_of_kind(path, "checkpoint"):
+    if _is_of_kind(path, "checkpoint"):
         return checkpoint_ref(str(path), config.which, models)
     trusted = tuple(trust_code or getattr(model, "trust_code", ()))
     return bundle_ref(str(path), models, trusted)
+
+
+def _is_of_kind(address: str | Path, kind: str) -> bool:
+    """Whether there is an artifact of this kind, as far as its manifest tells; a log's URL is none."""
+    from recmill.artifacts.manifest import is_of_kind
+    from recmill.errors import ArtifactError
+    from recmill.storage.cache import SHARDS
+    from recmill.storage.view import opened
+
+    try:
+        return is_of_kind(opened(address, kind, streamed=SHARDS), kind)
+    except ArtifactError:
+        return False
 
 
 def _rows_to_score(reference: ModelRef, rows: Any, config: ScoreConfig) -> Input:
@@ -355,6 +379,7 @@ def export(
     *,
     into: PathLike | None = None,
     rows: Literal["float32", "float16", "int8"] = "float32",
+    products: Literal["float32", "int8"] = "float32",
     which: str | int = "best",
     index: Literal["auto", "exact", "clustered"] = "auto",
     keep: int | None = None,
@@ -371,13 +396,14 @@ def export(
     from recmill.artifacts.bundle.bundle import Bundle
     from recmill.recipe.trust import modules_of
     from recmill.stages.export.config import ExportConfig
-    from recmill.stages.export.export import export as run
+    from recmill.stages.export.export import export_at as run
     from recmill.stages.export.find_log import find_log
 
     folder = checkpoint_of(checkpoint)
     where = find_log(folder) if data is None else data_of(folder.recipe, data)
     config = ExportConfig(
         rows=rows,
+        products=products,
         which=str(which),
         index=index,
         keep=keep,
@@ -386,7 +412,7 @@ def export(
         despite_gate=despite_gate,
         publish=publish,
     )
-    exported = run(folder, where, folder_of(into, "bundle"), config, progress_of(quiet))
+    exported = run(folder, where, target_of(into, "bundle"), config, progress_of(quiet))
     # Functions that its features call are the caller's own: the recipe that names them is theirs.
     return Bundle(exported.bundle.path, exported.bundle.manifest, tuple(modules_of(folder.recipe)))
 
@@ -405,11 +431,11 @@ def open_bundle(
     return Recommender(bundle, RedisStore(features, bundle) if features else None)
 
 
-def _path_of(artifact: Table | Checkpoint | Bundle | PathLike) -> Path:
-    """Where an artifact is; a path that was given stays as it is."""
+def _path_of(artifact: Table | Checkpoint | Bundle | PathLike) -> str | Path:
+    """Where an artifact is; a path or URL that was given stays as it is."""
     path = getattr(artifact, "path", artifact)
     if not isinstance(path, (str, os.PathLike)):
         raise RecmillError(
             f"Expected a Table, a Checkpoint, a Bundle or a directory, got {type(artifact).__name__}."
         )
-    return Path(path)
+    return as_address(path)

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import platform
+import re
 import secrets
 import signal
 import sys
@@ -29,6 +30,7 @@ HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0  # without a heartbeat
 _NOT_SUPPORTED = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL)
 _SECONDS_BETWEEN_LOOKS = 0.2
+_URL = re.compile(r"[a-z0-9]+:/")  # what a Path leaves of one
 _logger = logging.getLogger("recmill.artifacts.lock")
 
 
@@ -65,6 +67,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     The lock ends with its process, however that ends.
     """
+    if _URL.match(str(folder)):
+        raise ArtifactError(
+            f"{folder} is a URL; this command writes to a directory. docs/storage.md names others."
+        )
     if folder.exists() and not folder.is_dir():
         raise ArtifactError(f"{folder} is a file; --into needs a directory.")
     is_new = not folder.exists()
@@ -226,11 +232,11 @@ class _Heartbeat:
                 os.utime(self.descriptor)
             if self.path.exists() and not _is_at(self.path, self.descriptor):
                 self.is_lost = True
-                _stop_main_thread()
+                stop_main_thread()
                 return
 
 
-def _stop_main_thread() -> None:
+def stop_main_thread() -> None:
     """As Ctrl-C does, so that what is open is closed."""
     number = signal.SIGTERM if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else signal.SIGINT
     signal.pthread_kill(int(threading.main_thread().ident or 0), number)

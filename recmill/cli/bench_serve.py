@@ -81,6 +81,12 @@ def _add_target(parser: Any) -> None:
         help="embedding rows of that bundle (default: float32)",
     )
     parser.add_argument(
+        "--products",
+        choices=["float32", "int8"],
+        default="float32",
+        help="how the ranker of that bundle multiplies (default: float32)",
+    )
+    parser.add_argument(
         "--into",
         metavar="DIR",
         default="bench-bundles",
@@ -191,7 +197,11 @@ def _bundle(parsed: argparse.Namespace) -> Path | None:
         from recmill.stages.bench.serve.bundle import make_bundle
 
         return make_bundle(
-            parsed.items, Path(parsed.into), parsed.rows_dtype, silent if parsed.json else _report
+            parsed.items,
+            Path(parsed.into),
+            parsed.rows_dtype,
+            parsed.products,
+            silent if parsed.json else _report,
         )
     if parsed.bundle is None and parsed.address is None:
         raise UsageError(

@@ -150,12 +150,9 @@ def _verify(parsed: argparse.Namespace, bundle: Bundle) -> None:
 
 
 def _publish(parsed: argparse.Namespace) -> None:
-    from pathlib import Path
+    from recmill.stages.export.publish import publish_at
 
-    from recmill.stages.export.publish import publish
-
-    checkpoint = Path(parsed.checkpoint) if parsed.checkpoint else None
-    found = publish(Path(parsed.path), Path(parsed.into), checkpoint, parsed.keep, parsed.despite_gate)
+    found = publish_at(parsed.path, parsed.into, parsed.checkpoint, parsed.keep, parsed.despite_gate)
     if parsed.json:
         shown = {"version": found.bundle.version, "previous": found.previous, "removed": list(found.removed)}
         print(json.dumps({"bundle": str(found.bundle.path), **shown}))

@@ -8,6 +8,7 @@ from typing import Any
 
 from recmill.cli.arguments import add_command, add_json, show_bytes
 from recmill.cli.flags import UsageError, typed
+from recmill.cli.train import describe_end
 from recmill.config import COUNT
 
 
@@ -56,6 +57,8 @@ def _checkpoint(parsed: argparse.Namespace) -> None:
 def _check_flags(parsed: argparse.Namespace) -> None:
     if parsed.act == "diff" and len(parsed.steps) != 2:
         raise UsageError("diff compares two checkpoints: name two steps, such as 1000 last.")
+    if parsed.act == "prune" and "://" in parsed.path:
+        raise UsageError(f"prune {parsed.path}: training prunes what it publishes. Give a directory.")
     if parsed.act != "diff" and parsed.steps:
         raise UsageError(f"{parsed.act} takes no steps; it is about all checkpoints.")
     for flag, act in (("keep", "prune"), ("verify", "show")):
@@ -121,7 +124,7 @@ def _show_lines(found: list[dict[str, Any]]) -> list[str]:
             f"{name} {entry['metrics'][name]:.4f}" for name in wanted if name in entry["metrics"]
         )
         marks = "  best" * entry["best"] + (
-            f"  stopped by {entry['stopped_by']}" if entry["stopped_by"] else ""
+            f"  {describe_end(entry['stopped_by'])}" if entry["stopped_by"] else ""
         )
         size = show_bytes(entry["num_bytes"])
         done = f"units {entry['units']}" if entry["units"] else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from recmill.cli.arguments import (
@@ -24,6 +25,7 @@ from recmill.stages.replay.config import ReplayConfig
 if TYPE_CHECKING:
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
     from recmill.dataset.table import Table
+    from recmill.recipe.recipe import Recipe
     from recmill.reporting.progress import Progress
     from recmill.stages.evaluate.evaluate import EvaluateResult
     from recmill.stages.replay.replay import ServedResult
@@ -81,12 +83,24 @@ recmill evaluate quickstart --checkpoint c --requests requests --data /data/shop
 
 
 def _evaluate(parsed: argparse.Namespace) -> int:
-    from pathlib import Path
 
     config = read_config(parsed, EvaluateConfig)
     _check_flags(parsed, config)
     recipe = load(parsed)
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+    from recmill.storage.workspace import written
+
+    with written(parsed.checkpoint) as target:
+        code = _evaluate_in(parsed, config, recipe, Checkpoint.open(target.path))
+        target.push()
+    return code
+
+
+def _evaluate_in(
+    parsed: argparse.Namespace, config: EvaluateConfig, recipe: Recipe, folder: Checkpoint
+) -> int:
+    from pathlib import Path
+
     from recmill.artifacts.manifest import write_whole
     from recmill.dataset.table import Table
     from recmill.reporting.progress import Progress
@@ -94,7 +108,6 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     from recmill.stages.evaluate.write import write_evaluation
     from recmill.stages.replay.write import served_json
 
-    folder = Checkpoint.open(parsed.checkpoint)
     if folder.recipe.name != recipe.name:
         raise UsageError(
             f'Checkpoint {parsed.checkpoint} is of recipe "{folder.recipe.name}", not of "{recipe.name}".'
@@ -227,13 +240,26 @@ def say_evaluated(evaluated: list[EvaluateResult], report: Any, say: Say) -> Non
                 f"PR-AUC {metrics['pr_auc']:.4f}   calibration {metrics['calibration']:.3f}"
             )
             _say_tasks(metrics, say)
-        else:
+        elif "rmse" in metrics:
+            simple = {name: found["r2"] for name, found in model.baselines.items()}
+            say_numbers(metrics, say, "".join(f"   {name} {r2:.4f}" for name, r2 in simple.items()))
+        elif "r2" not in metrics:
             _say_retrieval(model, say)
+        _say_number_tasks(metrics, say)
         for part in model.segments:
             _say_segments(part, say)
         for verdict in model.verdicts:
             say(str(verdict))
     say(f"report {report}")
+
+
+def say_numbers(metrics: Mapping[str, float], say: Say, beside: str = "") -> None:
+    """Of a label that is a number."""
+    say(f"R2 {metrics['r2']:.4f}{beside}   {metrics['rows']:,.0f} rows")
+    say(
+        f"RMSE {metrics['rmse']:.4g}   constant predictor {metrics['constant_rmse']:.4g}   MAE {metrics['mae']:.4g}"
+    )
+    say(f"rank correlation {metrics['rank_correlation']:.4f}   calibration {metrics['calibration']:.3f}")
 
 
 def _say_tasks(metrics: dict[str, float], say: Say) -> None:
@@ -251,6 +277,17 @@ def _say_tasks(metrics: dict[str, float], say: Say) -> None:
             f"  {task:<26} {metrics[f'{task}.positive_rate']:>8.4f} {found['auc']:>8.4f} {found['log_loss']:>9.4f} "
             f"{found['pr_auc']:>8.4f} {found['rce']:>8.3f} {found['calibration']:>12.3f}"
         )
+
+
+def _say_number_tasks(metrics: dict[str, float], say: Say) -> None:
+    """A line for each of several labels that are numbers."""
+    tasks = [name.removesuffix(".r2") for name in metrics if name.endswith(".r2")]
+    names = ("r2", "rmse", "constant_rmse", "mae", "rank_correlation", "calibration")
+    titles = ("R2", "RMSE", "constant", "MAE", "rank corr.", "calibration")
+    if tasks:
+        say(f"{'number':<28} " + " ".join(f"{title:>11}" for title in titles))
+    for task in tasks:
+        say(f"  {task:<26} " + " ".join(f"{metrics[f'{task}.{name}']:>11.4g}" for name in names))
 
 
 def _say_retrieval(model: EvaluateResult, say: Say) -> None:

@@ -104,4 +104,6 @@ def _form(field: FlagField) -> dict[str, Any]:
     action = {"action": "append"} if field.is_repeated else {}
     if field.choices is not None:
         return {"choices": field.choices, **action}
-    return {"type": typed(field.kind), "metavar": field.flag.metavar or field.kind.metavar, **action}
+    # argparse would show `dest`, which names the config too.
+    metavar = field.flag.metavar or field.kind.metavar or field.name.upper()
+    return {"type": typed(field.kind), "metavar": metavar, **action}

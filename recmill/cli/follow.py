@@ -6,7 +6,6 @@ import argparse
 import json
 import signal
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recmill.cli.arguments import say_of, warn
@@ -42,7 +41,7 @@ def follow(parsed: argparse.Namespace, recipe: Recipe, config: TrainConfig) -> N
 
     say = say_of(parsed)
     say(f"follow {parsed.follow}   deltas into {parsed.publish} every {options.every_seconds:g} s")
-    count = following.follow(folder, parsed.follow, Path(parsed.publish), options, stop, report)
+    count = following.follow(folder, parsed.follow, parsed.publish, options, stop, report)
     say(f"wrote  {count:,} deltas")
 
 

@@ -37,6 +37,7 @@ recmill prepare criteo-dlrm --data /data/criteo --into runs/criteo/table
 recmill prepare criteo-dlrm --data /data/criteo --into runs/criteo/table --memory 1GB --explain
 recmill prepare mine.toml --data logs --sample 5     show the first rows, write nothing
 recmill prepare quickstart --data logs/today --into runs/today --plan runs/quickstart/checkpoint   for score --table
+recmill prepare criteo-dlrm --data s3://logs/criteo --into s3://models/criteo/table
 recmill prepare criteo-dlrm --data /shared/criteo --into /shared/table --engine ray --address auto
 recmill prepare criteo-dlrm --data /shared/criteo --into /shared/table --engine spark --address yarn
 """,
@@ -59,11 +60,9 @@ recmill prepare criteo-dlrm --data /shared/criteo --into /shared/table --engine 
 
 
 def _prepare(parsed: argparse.Namespace) -> None:
-    from pathlib import Path
-
     from recmill.features.plan_artifact import plan_at
     from recmill.reporting.progress import Progress
-    from recmill.stages.prepare.prepare import prepare
+    from recmill.stages.prepare.prepare import prepare_at
 
     if parsed.sample:
         return _sample(parsed)
@@ -72,13 +71,13 @@ def _prepare(parsed: argparse.Namespace) -> None:
             "--into DIR is missing: where should the Table land? (Or look without writing: --sample N)"
         )
     recipe = load(parsed)
-    prepared = prepare(
+    prepared = prepare_at(
         recipe,
         parsed.data,
-        Path(parsed.into),
+        parsed.into,
         read_config(parsed, PrepareConfig),
         Progress(parsed.quiet),
-        plan_at(Path(parsed.plan)) if parsed.plan else None,
+        plan_at(parsed.plan) if parsed.plan else None,
     )
     if parsed.json:
         explained = {"features": _explained_json(prepared.table.plan)} if parsed.explain else {}
@@ -146,9 +145,12 @@ def _cut(text: str, width: int) -> str:
 
 
 def say_prepared(prepared: PrepareResult, say: Say) -> None:
+    from recmill.storage.view import address_of
+
     table = prepared.table
+    address = address_of(table.path)
     if prepared.was_there:
-        say(f"found  {table.path}   nothing to do")
+        say(f"found  {address}   nothing to do")
     else:
         seconds = prepared.seconds_fit + prepared.seconds_write
         rate = f"{prepared.tally.rows / max(1e-9, seconds):,.0f} rows/s   (fit {prepared.seconds_fit:.1f} s)"
@@ -158,21 +160,26 @@ def say_prepared(prepared: PrepareResult, say: Say) -> None:
         say(f"bad    {prepared.tally.bad:,} rows set aside in {table.path / 'rejected'}")
         for line in prepared.tally.describe():
             say(f"       {line}")
+    if prepared.crosses is not None:
+        say(f"cross  {'   '.join(prepared.crosses) or 'no pair adds anything to its columns'}")
     rows = "   ".join(f"{split} {table.num_rows(split):,}" for split in ("train", "eval", "test"))
-    say(f"wrote  {table.path}   {len(table.manifest['shards'])} shards   {rows}")
+    say(f"wrote  {address}   {len(table.manifest['shards'])} shards   {rows}")
     say(f"digest {table.digest}")
 
 
 def _prepared_json(prepared: PrepareResult) -> dict[str, Any]:
+    from recmill.storage.view import address_of
+
     table = prepared.table
     return {
-        "table": str(table.path),
+        "table": address_of(table.path),
         "digest": table.digest,
         "rows_read": prepared.tally.rows,
         "rows_rejected": dict(prepared.tally.reasons),
         "rows": {split: table.num_rows(split) for split in ("train", "eval", "test")},
         "shards": len(table.manifest["shards"]),
         "seconds": {"fit": prepared.seconds_fit, "write": prepared.seconds_write},
+        **({"crosses": list(prepared.crosses)} if prepared.crosses is not None else {}),
     }
 
 

@@ -28,11 +28,9 @@ recmill rollback --bundle runs/quickstart/bundle 0000000176-bc89affa
 
 
 def _rollback(parsed: argparse.Namespace) -> None:
-    from pathlib import Path
-
     from recmill.stages.export.rollback import rollback
 
-    version, before = rollback(Path(parsed.bundle), parsed.version)
+    version, before = rollback(parsed.bundle, parsed.version)
     if parsed.json:
         print(json.dumps({"version": version, "previous": before}))
     else:

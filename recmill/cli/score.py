@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from recmill.cli.arguments import Say, add_command, add_folder, add_output_options, counted, say_of
+from recmill.cli.evaluate import say_numbers
 from recmill.cli.flags import UsageError, add_flags, add_trust_code, read_config, refuse_flags
 from recmill.stages.score.config import ScoreConfig
 
@@ -46,24 +47,25 @@ recmill score --bundle b --into recall --recall 100 --without-seen --engine spar
 
 
 def _score(parsed: argparse.Namespace) -> None:
-    from pathlib import Path
-
     config = read_config(parsed, ScoreConfig)
     _check_flags(parsed, config)
     from recmill.dataset.table import Table
     from recmill.reporting.progress import Progress
     from recmill.stages.score.score import score
+    from recmill.storage.workspace import written
 
     model = _model(parsed, config)
     of_table = parsed.checkpoint and (config.embeddings or config.recall)
-    scored = score(
-        model,
-        _rows(parsed, config, model) if config.wants_scores else None,
-        Table.open(parsed.table) if of_table else None,
-        Path(parsed.into),
-        config,
-        Progress(parsed.quiet),
-    )
+    with written(parsed.into) as target:
+        scored = score(
+            model,
+            _rows(parsed, config, model) if config.wants_scores else None,
+            Table.open(parsed.table) if of_table else None,
+            target.path,
+            config,
+            Progress(parsed.quiet),
+        )
+        target.push()
     say_scored(scored, parsed.data or parsed.table, say_of(parsed))
     if parsed.json:
         print(json.dumps(scored_json(scored)))
@@ -153,6 +155,9 @@ def say_scored(scored: ScoreResult, source: str | None, say: Say) -> None:
 
 
 def _say_metrics(metrics: Mapping[str, float], say: Say) -> None:
+    if "r2" in metrics:
+        say_numbers(metrics, say)
+        return
     if "auc_margin" in metrics:
         margin = f"95% CI +-{metrics['auc_margin']:.4f}"
         say(f"AUC {metrics['auc']:.4f}   {margin}   {metrics['rows']:,.0f} rows with a label")

@@ -28,11 +28,13 @@ recmill serve runs/shop
 recmill serve --bundle runs/shop/bundle --http-port 0 --grpc-port 0 --json
 recmill serve --bundle runs/shop/bundle --host 0.0.0.0 --tls-cert c.pem --tls-key k.pem --token-file tokens
 recmill serve --bundle runs/shop/bundle --features redis://localhost:6379 --processes 4
+recmill serve --bundle runs/shop/bundle --events redis://localhost:6379/shop:events
+recmill serve --bundle s3://models/shop/bundle     new versions and deltas are copied as they are published
 recmill serve --bundle runs/shop/bundle --role rank --http-port 8090 --grpc-port 8091
 """,
     )
     parser.add_argument("run", nargs="?", metavar="RUN_DIR", help="what `recmill run` or `start` wrote")
-    add_folder(parser, "--bundle", "what `recmill export` wrote, instead of RUN_DIR")
+    add_folder(parser, "--bundle", "what `recmill export` wrote, also a URL, instead of RUN_DIR")
     parser.add_argument("--json", action="store_true", help="print where it answers as one JSON object")
     add_flags(parser, ServeConfig)
 
@@ -42,11 +44,22 @@ def _serve(parsed: argparse.Namespace) -> int:
     # read this when they are first imported, which is now.
     for pool in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "POLARS_MAX_THREADS"):
         os.environ.setdefault(pool, "1")
-    config = read_config(parsed, ServeConfig, bundle=bundle_of(parsed.run, parsed.bundle))
+    is_remote = parsed.bundle is not None and "://" in parsed.bundle
+    bundle = _copy_of(parsed) if is_remote else bundle_of(parsed.run, parsed.bundle)
+    config = read_config(parsed, ServeConfig, bundle=bundle, bundle_url=parsed.bundle if is_remote else None)
     _check(config)
     from recmill.stages.serve.server import run
 
     return run(config, lambda ready: _say(ready, parsed.json))
+
+
+def _copy_of(parsed: argparse.Namespace) -> Path:
+    """The local folder of a URL's bundles, with what is current there now."""
+    if parsed.run is not None:
+        raise UsageError("Give the folder of a run or --bundle, one of them: recmill serve runs/shop")
+    from recmill.stages.serve.storage import first_copy
+
+    return first_copy(parsed.bundle)
 
 
 def bundle_of(run: str | None, bundle: str | None) -> Path:
@@ -71,6 +84,11 @@ def _check(config: ServeConfig) -> None:
         raise UsageError(f"--role recommend asks other processes: add {', '.join(missing)}.")
     if config.role != "recommend" and len(missing) < len(addresses):
         raise UsageError("--recall-at, --features-at and --rank-at go with --role recommend.")
+    if config.events and config.features:
+        raise UsageError(
+            "--events and --features do not go together: with a stream, every server has the newest events of users in "
+            "memory. Remove one of them."
+        )
     if config.prefix and not config.features:
         raise UsageError("--prefix goes with --features.")
     if bool(config.tls_cert) != bool(config.tls_key):

@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from recmill.artifacts.event_stream import is_stream
 from recmill.cli.arguments import (
     Say,
     add_command,
@@ -49,10 +50,12 @@ recmill train criteo-dlrm --table runs/criteo/table --into runs/criteo/checkpoin
 recmill train criteo-deeprec --from-log /data/criteo --into runs/deeprec   features on the fly, no Table
 recmill train criteo-dlrm --from-log /data/new --plan runs/criteo/table --into runs/new
 recmill train mine.toml --table t --into c --set ranking.train.max_minutes=10 --track tensorboard
+recmill train criteo-dlrm --table s3://models/t --into s3://models/c --resume   go on where another machine was
 recmill train criteo-dlrm --table t --into c --engine ray --workers 4 --address auto
 recmill train criteo-deeprec --from-log /data/criteo --into c --engine ray --workers 2..4 --data-workers 8
 torchrun --nproc-per-node 2 -m recmill train criteo-dlrm --table t --into c
 recmill train quickstart --follow /data/shop --publish runs/quickstart/bundle --into runs/quickstart/checkpoint
+recmill train shop-live --follow redis://localhost:6379/shop:events --tables /data/shop --publish b --into c
 """,
     )
     add_recipe(parser)
@@ -62,7 +65,8 @@ recmill train quickstart --follow /data/shop --publish runs/quickstart/bundle --
     add_folder(
         rows,
         "--follow",
-        "go on learning from a log that is still written; needs --publish, and checkpoints in --into",
+        "go on learning from a log that is still written, or from a stream, redis://host:port/KEY; needs --publish, "
+        "and checkpoints in --into",
     )
     add_folder(parser, "--into", "where checkpoints land", required=True)
     parser.add_argument(
@@ -142,10 +146,10 @@ def _check_source_flags(parsed: argparse.Namespace) -> None:
     refuse_flags(parsed, TrainConfig, "is not for --follow. Remove it.", only=_NOT_FOR_FOLLOW)
     if not parsed.publish:
         raise UsageError("--follow needs --publish DIR: the bundles whose deltas it writes.")
-    if "://" in parsed.follow:
+    if "://" in parsed.follow and not is_stream(parsed.follow):
         raise UsageError(
-            f"--follow {parsed.follow}: objects of a store do not grow. Follow a directory that this machine sees, or "
-            "prepare, train and export again and again from the URL."
+            f"--follow {parsed.follow}: objects of a store do not grow. Follow a directory that this machine sees or a "
+            "stream (redis://host:port/KEY), or prepare, train and export again and again from the URL."
         )
 
 
@@ -181,10 +185,14 @@ def _make_source(parsed: argparse.Namespace, recipe: Recipe, config: TrainConfig
 
         return partial(open_growing, os.path.abspath(parsed.table), None)
     if parsed.table:
-        return partial(open_table_data, os.path.abspath(parsed.table))
-    plan = os.path.abspath(parsed.plan) if parsed.plan else None
-    data = parsed.from_log if "://" in parsed.from_log else os.path.abspath(parsed.from_log)
+        return partial(open_table_data, _absolute(parsed.table))
+    plan = _absolute(parsed.plan) if parsed.plan else None
+    data = _absolute(parsed.from_log)
     return partial(open_log_data, recipe, data, plan, config.max_bad)
+
+
+def _absolute(address: str) -> str:
+    return address if "://" in address else os.path.abspath(address)
 
 
 # One process, several that torchrun started, or Ray
@@ -198,11 +206,10 @@ def _train_here(
     workers: Workers | None = None,
 ) -> list[TrainResult]:
     from dataclasses import replace
-    from pathlib import Path
 
     from recmill.distributed.workers import SINGLE_WORKER
     from recmill.reporting.progress import Progress
-    from recmill.stages.train.train import TrainContext, train
+    from recmill.stages.train.train import TrainContext, train_at
 
     workers = workers or SINGLE_WORKER
     source = make_source(note if workers.is_first else silent)
@@ -211,10 +218,10 @@ def _train_here(
         _explain_placement(recipe, config, source, workers.size, say)
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
         config = replace(config, resume=True)
-    return train(
+    return train_at(
         recipe,
         source,
-        Path(parsed.into),
+        parsed.into,
         config,
         Progress(parsed.quiet or not workers.is_first),
         lambda model: say_trained(model, say),
@@ -253,8 +260,9 @@ def _train_on_ray(
     check_installed('Engine "ray"', "ray")
     from recmill.reporting.progress import Progress
     from recmill.stages.train.launch import launch
-    from recmill.stages.train.train import TrainContext
+    from recmill.stages.train.train import TrainContext, check_can_publish
 
+    check_can_publish(parsed.into, config, ray.workers[1], is_on_cluster=True)
     say = say_of(parsed)
     if parsed.explain_placement:
         _explain_placement(recipe, config, make_source(note), ray.workers[1], say)
@@ -290,26 +298,34 @@ def _explain_placement(
 
 
 def say_trained(trained: TrainResult, say: Say) -> None:
+    from recmill.storage.view import address_of
+
     state = trained.state
     if trained.was_there:
-        say(
-            f"found  {trained.path}   stopped by {state.stopped_by} at step {trained.resumed_from:,}; nothing to do"
-        )
+        ended = f"{describe_end(state.stopped_by)} at step {trained.resumed_from:,}"
+        say(f"found  {address_of(trained.path)}   {ended}; nothing to do")
     else:
         say(f"threads {trained.threads.number}   {trained.threads.reason}")
         since = f" (resumed from step {trained.resumed_from:,})" if trained.resumed_from else ""
         speed = f"{trained.samples_per_second:,.0f} rows/s   data wait {trained.wait_share:.0%}"
         rows = f"{state.samples:,} rows in {state.seconds:.1f} s{since}"
-        say(f"trained {trained.model}   {rows}   {speed}   stopped by {state.stopped_by}")
+        say(f"trained {trained.model}   {rows}   {speed}   {describe_end(state.stopped_by)}")
     metrics = trained.best.metrics
     shown = "   ".join(f"{name} {metrics[name]:.4f}" for name in _MAIN_METRICS if name in metrics)
-    say(f"wrote  {trained.best.path}   step {trained.best.step:,}   {shown}")
+    say(f"wrote  {address_of(trained.best.path)}   step {trained.best.step:,}   {shown}")
+
+
+def describe_end(stopped_by: str | None) -> str:
+    """Why training ended, as every command words it."""
+    return "all epochs done" if stopped_by == "end" else f"stopped by {stopped_by}"
 
 
 def trained_json(trained: TrainResult) -> dict[str, Any]:
+    from recmill.storage.view import address_of
+
     return {
         "model": trained.model,
-        "path": str(trained.path),
+        "path": address_of(trained.path),
         "step": trained.best.step,
         "metrics": trained.best.metrics,
         "stopped_by": trained.state.stopped_by,

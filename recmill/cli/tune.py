@@ -63,7 +63,9 @@ def _tune(parsed: argparse.Namespace) -> int:
     from recmill.reporting.progress import Progress
     from recmill.stages.tune.tune import tune
 
-    objectives = objectives_of(searched(recipe))  # what is wrong should be said before anything is prepared
+    objectives = objectives_of(
+        searched(recipe), recipe.ranking
+    )  # what is wrong should be said before anything is prepared
     bars = Progress(parsed.quiet or parsed.json)
     table = _open_table(parsed, recipe, bars)
     say(f"read   {table.path}   {table.num_rows():,} train rows   {table.num_rows('eval'):,} eval rows")

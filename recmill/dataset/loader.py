@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -14,10 +16,12 @@ import polars as pl
 from recmill.dataset.batch import Batch, Layout, between, collate, joined
 from recmill.dataset.prefetch import prefetch
 from recmill.dataset.schedule import Cursor, UnitRows
-from recmill.dataset.shard import ShardFile
+from recmill.dataset.shard import ShardFile, group_rows_of
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError
 from recmill.features.labels import check_binary, is_positive
+
+_UNITS_FETCHED_AHEAD = 4
 
 
 def batches_from(
@@ -86,11 +90,18 @@ class UnitReader(ABC):
 
     def _chunks(self, order: Sequence[int], epoch: int, row: int, start: int) -> Iterator[tuple[Batch, int]]:
         """Chunks of units whose first row is `row`, without the rows before `start`."""
-        for number in order:
-            for chunk in self.chunks(number, epoch):
-                row += chunk.size
-                if row > start:
-                    yield between(chunk, max(0, chunk.size - (row - start)), chunk.size), row
+        with self.fetching(order) as fetch_after:
+            for index, number in enumerate(order):
+                fetch_after(index)
+                for chunk in self.chunks(number, epoch):
+                    row += chunk.size
+                    if row > start:
+                        yield between(chunk, max(0, chunk.size - (row - start)), chunk.size), row
+
+    @contextmanager
+    def fetching(self, order: Sequence[int]) -> Iterator[Callable[[int], None]]:
+        """What is called before a unit is read, to fetch those that are read after it."""
+        yield lambda index: None
 
 
 def read_rows(shard: ShardFile, group: int, layout: Layout) -> pl.DataFrame:
@@ -146,8 +157,8 @@ class Batches(UnitReader):
     def units(self) -> list[ShardUnit]:
         return [
             ShardUnit(shard, group, num_rows)
-            for shard in self.shards
-            for group, all_rows in enumerate(shard.group_rows())
+            for shard, rows_of_groups in zip(self.shards, group_rows_of(self.shards), strict=True)
+            for group, all_rows in enumerate(rows_of_groups)
             if (num_rows := self._count(shard, group, all_rows))
         ]
 
@@ -176,6 +187,24 @@ class Batches(UnitReader):
         if self.seed is not None:
             rows = rows[self._random(epoch, unit).permutation(rows.height)]
         yield collate(rows, self.layout)
+
+    @contextmanager
+    def fetching(self, order: Sequence[int]) -> Iterator[Callable[[int], None]]:
+        """Shards of a URL come while others are read. What goes wrong is raised when the shard is read."""
+        if not any(shard.is_streamed for shard in self.shards):
+            yield lambda index: None
+            return
+        threads = ThreadPoolExecutor(_UNITS_FETCHED_AHEAD)
+
+        def fetch_after(index: int) -> None:
+            begin = index + _UNITS_FETCHED_AHEAD if index else 1
+            for number in order[begin : index + 1 + _UNITS_FETCHED_AHEAD]:
+                threads.submit(self.units[number].shard.check_size)
+
+        try:
+            yield fetch_after
+        finally:
+            threads.shutdown(cancel_futures=True)
 
     def _random(self, epoch: int, unit: int) -> np.random.Generator:
         return np.random.default_rng([self.seed or 0, epoch, unit + 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,14 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recmill.dataset.prefetch import prefetch
 from recmill.errors import ArtifactError, is_out_of_memory
 from recmill.features.kernels import RowDigest, checksum
+from recmill.storage.view import available, streamed_size, tail
 
+_MOST_FOOTERS = 64 << 10  # are not longer
 _TAIL_BYTES = 8  # of Parquet: the length of the footer, and PAR1
+_FOOTERS_AT_ONCE = 8
 _WHOLE, _FOOTER = -1, -2
 # What this process has compared already: the file as it was then, and the part of it.
 _verified: set[tuple[tuple[int, ...], int]] = set()
@@ -48,18 +53,47 @@ class ShardFile:
 
     @property
     def path(self) -> Path:
-        return self.table / self.file
+        """Where it is; a shard of a URL is fetched if need be."""
+        return available(self.table, self.file)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it is fetched from a URL when it is read."""
+        return streamed_size(self.table, self.file) is not None
+
+    def check_recorded_size(self) -> None:
+        """Compare its size with its record, before anything of it is read."""
+        expected = streamed_size(self.table, self.file)
+        if expected is None:
+            self.check_size()
+        elif expected != self.num_bytes:
+            raise self.damaged(f"has {expected:,} bytes, its record says {self.num_bytes:,}")
 
     def check_size(self) -> None:
-        size = self.path.stat().st_size if self.path.is_file() else None
+        path = self.path
+        size = path.stat().st_size if path.is_file() else None
         if size != self.num_bytes:
             found = "is missing" if size is None else f"has {size:,} bytes"
             raise self.damaged(f"{found}, its record says {self.num_bytes:,}")
 
     def metadata(self) -> pq.FileMetaData:
-        """The footer, once it is verified."""
+        """The footer, once it is verified. Of a shard that is not fetched yet, nothing else is."""
+        if self.checksums and (footer := self._distant_footer()) is not None:
+            return pq.read_metadata(pa.BufferReader(footer))
         with self._open() as file:
             return file.metadata
+
+    def _distant_footer(self) -> bytes | None:
+        """The footer of a shard that is not fetched yet, verified."""
+        footer = tail(self.table, self.file, _MOST_FOOTERS)
+        if footer is None:
+            return None
+        length = _TAIL_BYTES + int.from_bytes(footer[-_TAIL_BYTES:-4], "little")
+        if length > len(footer):
+            footer = tail(self.table, self.file, length) or b""
+        if checksum(footer[-length:]) != self.checksums[0]:
+            raise self._differs()
+        return footer[-length:]
 
     def group_rows(self) -> list[int]:
         """The number of rows of each row group."""
@@ -146,6 +180,23 @@ class ShardFile:
         if key not in _verified:
             compare()
             _verified.add(key)
+
+
+def group_rows_of(shards: Sequence[ShardFile]) -> list[list[int]]:
+    """The numbers of rows of all row groups, shard by shard; footers of a URL are read side by side."""
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
+        return list(threads.map(ShardFile.group_rows, shards))
+
+
+def fetched_ahead(shards: Sequence[ShardFile], depth: int = 2) -> Iterator[ShardFile]:
+    """The same shards in order; those of a URL are fetched while the one before is read."""
+
+    def fetched() -> Iterator[ShardFile]:
+        for shard in shards:
+            shard.check_size()
+            yield shard
+
+    return prefetch(fetched(), depth)
 
 
 def checksums_of(path: Path) -> tuple[str, ...]:

@@ -13,11 +13,13 @@ import polars as pl
 import pyarrow as pa
 
 from recmill.artifacts.manifest import read_manifest
-from recmill.dataset.shard import ShardFile
+from recmill.dataset.shard import ShardFile, fetched_ahead
 from recmill.errors import ArtifactError
 from recmill.features.kernels import RowDigest
 from recmill.features.plan_artifact import PlanArtifact
 from recmill.recipe.recipe import SPLITS
+from recmill.storage.cache import SHARDS
+from recmill.storage.view import opened
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,10 +31,14 @@ class Table(PlanArtifact):
 
     @classmethod
     def open(cls, path: str | Path) -> Table:
-        """Open a published Table and check that its shards are there and have the right size."""
-        table = cls(Path(path), read_manifest(Path(path), "table"))
+        """Open a published Table and check that its shards are there and have the right size.
+
+        Shards of a URL, such as s3://bucket/table, are fetched when they are read.
+        """
+        folder = opened(path, "table", streamed=SHARDS)
+        table = cls(folder, read_manifest(folder, "table"))
         for shard in table.files():
-            shard.check_size()
+            shard.check_recorded_size()
         return table
 
     @property
@@ -44,7 +50,7 @@ class Table(PlanArtifact):
 
     def shards(self, split: str = "train") -> list[Path]:
         """The split's Parquet files in row order."""
-        return [self.path / shard["file"] for shard in self.manifest["shards"] if shard["split"] == split]
+        return [shard.path for shard in self.files(split)]
 
     def files(self, split: str | None = None) -> list[ShardFile]:
         """The shards of a split, or of all, whose rows are verified as they are read."""
@@ -64,7 +70,7 @@ class Table(PlanArtifact):
     def scan(self, split: str = "train") -> pl.LazyFrame:
         """The split's rows, in order, as a lazy Polars frame. Its files are verified first."""
         self.check_split(split)
-        for shard in self.files(split):
+        for shard in fetched_ahead(self.files(split)):
             shard.verify()
         return pl.scan_parquet(self.shards(split))
 
@@ -87,7 +93,7 @@ class Table(PlanArtifact):
 
     def verify(self) -> None:
         """Compare every shard with its record."""
-        for shard in self.files():
+        for shard in fetched_ahead(self.files()):
             shard.verify()
 
 

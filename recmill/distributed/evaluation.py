@@ -11,12 +11,10 @@ from recmill.distributed.slices import SliceSizes
 from recmill.distributed.workers import Workers
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever, query_chunks
-from recmill.metrics import RankingSums, ScoreSums, TaskSums
+from recmill.metrics import RankerSums, RankingSums
 
 
-def evaluate_ranker(
-    ranker: Ranker, batches: Iterable[tuple[Batch, Cursor]], workers: Workers
-) -> ScoreSums | TaskSums:
+def evaluate_ranker(ranker: Ranker, batches: Iterable[tuple[Batch, Cursor]], workers: Workers) -> RankerSums:
     if workers.size == 1:
         return ranker.evaluate(batches)
     sizes = SliceSizes(workers.size)

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from recmill.dataset.batch import Array
 from recmill.distributed.collectives import GlooGroup
 from recmill.errors import RecmillError, TrainingError
-from recmill.metrics import RankingSums, ScoreSums, TaskSums
+from recmill.metrics import RankerSums, RankingSums
 
 T = TypeVar("T")
-Sums = TypeVar("Sums", ScoreSums, TaskSums, ScoreSums | TaskSums, RankingSums, float)
+Sums = TypeVar("Sums", RankerSums, RankingSums, float)
 
 # Numbers that every worker sends to all others with each step, in the message that sums gradients.
 FLAGS = ("seconds_per_row", "out_of_time", "stop", "save", "saved")

@@ -82,8 +82,8 @@ class LogFiles(ABC):
     def check_names(self, names: Sequence[str], file: LogFile) -> None:
         """LogError unless each declared column is one of a file's columns, once."""
         for column in self.columns:
-            if names.count(column.name) != 1:
-                raise LogError(f"{file.path}: {explain_missing(column.name, names)}")
+            if names.count(column.name_in_file) != 1:
+                raise LogError(f"{file.path}: {explain_missing(column.name_in_file, names)}")
 
     def units(self, target_bytes: int | None = None, parts: int | None = None) -> list[LogRange]:
         """Cut the log into units of about `target_bytes`, or into about `parts` units, in log order."""

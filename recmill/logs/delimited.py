@@ -87,7 +87,7 @@ class DelimitedSource(TextSource):
 
     def _match_header(self, names: list[str], file: LogFile) -> FieldLayout:
         self.check_names(names, file)
-        return FieldLayout(len(names), tuple(names.index(column.name) for column in self.columns))
+        return FieldLayout(len(names), tuple(names.index(column.name_in_file) for column in self.columns))
 
     def _parser(self, layout: FieldLayout) -> Any:
         columns = [

@@ -167,12 +167,12 @@ def _is_file(path: str) -> bool:
 def _write_frame(spec: Log | SideTable, frame: Any, path: Path, argument: str) -> None:
     """The declared columns of a frame as Parquet, whatever the file is called."""
     _check_columns(spec, frame, argument)
-    table = _to_arrow(frame, [column.name for column in spec.columns], argument)
+    table = _to_arrow(frame, [column.name_in_file for column in spec.columns], argument)
     for column in spec.columns:
-        kind = table.schema.field(column.name).type
+        kind = table.schema.field(column.name_in_file).type
         if not is_readable(column, kind):
             raise LogError(
-                f'{argument}: column "{column.name}" is {kind}, which cannot be read as {column.type}. '
+                f'{argument}: column "{column.name_in_file}" is {kind}, which cannot be read as {column.type}. '
                 "Change its type in the recipe or in the frame."
             )
     _write_table(table, path)
@@ -196,10 +196,11 @@ def _write_table(table: pa.Table, path: Path) -> None:
 def _check_columns(spec: Log | SideTable, frame: Any, argument: str) -> None:
     names = _column_names(frame, argument)
     for column in spec.columns:
-        if names.count(column.name) != 1:
+        name = column.name_in_file
+        if names.count(name) != 1:
             index = getattr(getattr(frame, "index", None), "names", ())
-            hint = " It is the frame's index: call reset_index() first." if column.name in index else ""
-            reason = explain_missing(column.name, names).replace("the file", "the frame")
+            hint = " It is the frame's index: call reset_index() first." if name in index else ""
+            reason = explain_missing(name, names).replace("the file", "the frame")
             raise LogError(f"{argument}: {reason}{hint}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from recmill.errors import LogError
 from recmill.logs.base import LogFile
@@ -17,7 +17,7 @@ _NUM_SHOWN = 3
 
 def format_hint(spec: Log | SideTable, file: LogFile) -> str | None:
     """The keys of a recipe that should have other values for this file; None when they fit, or it cannot be told."""
-    names = [column.name for column in spec.columns]
+    names = [column.name_in_file for column in spec.columns]
     try:
         found = sniff(file, known=[plain_name(name) for name in names])
     except LogError:
@@ -53,3 +53,11 @@ def _columns(names: list[str], found: FileFormat) -> Iterator[str]:
     elif missing := [name for name in names if name not in found.names]:
         more = ", ..." if len(missing) > _NUM_SHOWN else ""
         yield f"its header has no column {', '.join(missing[:_NUM_SHOWN])}{more}, but has {form_line(found.names)}"
+        yield from _other_names(missing[0], found.names)
+
+
+def _other_names(name: str, names: Sequence[str]) -> Iterator[str]:
+    """What to write when the header has a column's name in other letters, such as Label for label."""
+    alike = [one for one in names if plain_name(one) == plain_name(name)]
+    if len(alike) == 1:
+        yield f'name what the file calls it, as in {{ name = "{name}", in_file = "{alike[0]}" }}'

@@ -131,7 +131,7 @@ class LineDecoder:
 
 def _decoder(columns: tuple[Column, ...], type_of: Callable[[Column], Any]) -> Any:
     fields = [(f"f{i}", type_of(column), None) for i, column in enumerate(columns)]
-    names = {f"f{i}": column.name for i, column in enumerate(columns)}
+    names = {f"f{i}": column.name_in_file for i, column in enumerate(columns)}
     try:
         return msgspec.json.Decoder(msgspec.defstruct("Line", fields, rename=names, gc=False))
     except ValueError as error:

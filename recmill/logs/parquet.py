@@ -67,7 +67,7 @@ class ParquetSource(LogFiles):
         offset = unit.start
         with _opened(file) as parquet:
             self.check_names(parquet.schema_arrow.names, file)
-            batches = _read_rows(parquet, [c.name for c in self.columns], unit, chunk_bytes)
+            batches = _read_rows(parquet, [c.name_in_file for c in self.columns], unit, chunk_bytes)
             while (rows := _next(batches, file)) is not None:
                 yield self._batch(rows, file, unit.file_index, offset)
                 offset += len(rows)
@@ -87,11 +87,11 @@ class ParquetSource(LogFiles):
 
     def _series(self, rows: pa.RecordBatch, file: LogFile, problems: Problems) -> Iterator[pl.Series]:
         for column in self.columns:
-            array = rows.column(column.name)
+            array = rows.column(column.name_in_file)
             cast = _cast(column, array)
             if cast is None:
                 raise LogError(
-                    f'{file.path}: column "{column.name}" is {array.type}, which cannot be read as '
+                    f'{file.path}: column "{column.name_in_file}" is {array.type}, which cannot be read as '
                     f"{column.type}. Change its type in the recipe or in the file."
                 )
             values, unreadable = cast

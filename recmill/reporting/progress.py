@@ -52,7 +52,7 @@ class Progress:
         with RichProgress(*columns, console=Console(file=self.stream), transient=True) as bars:
             task = bars.add_task(name, total=max(1, total), rate="")
             bar = _Bar(name, total)
-            bar.show = lambda: bars.update(task, completed=bar.done, rate=bar.rate())
+            bar.show = lambda at_once: bars.update(task, refresh=at_once, completed=bar.done, rate=bar.rate())
             yield bar
 
 
@@ -92,10 +92,10 @@ class ProgressBar:
 class _Bar(ProgressBar):
     def __init__(self, name: str, total: int) -> None:
         super().__init__(name, total)
-        self.show: Callable[[], None] = lambda: None
+        self.show: Callable[[bool], None] = lambda at_once: None
 
     def report(self, at_once: bool = False) -> None:
-        self.show()
+        self.show(at_once)
 
 
 def _is_notebook() -> bool:

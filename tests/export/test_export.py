@@ -19,10 +19,12 @@ from recmill.dataset.batch import collate
 from recmill.errors import ArtifactError, LogError
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
+from recmill.stages.export import products
 from recmill.stages.export.check import check_bundle
 from recmill.stages.export.export import ExportConfig, choose, export
 from recmill.stages.export.find_log import find_log
 from recmill.stages.export.versions import exporting
+from recmill.stages.serve.recommender import Recommender
 
 pytestmark = pytest.mark.stages
 
@@ -276,3 +278,44 @@ def _kill_at(sight: str, checkpoint: Path, into: Path) -> None:
         time.sleep(0.002)
     process.kill()
     process.communicate()
+
+
+# products in int8
+
+
+@pytest.fixture(scope="module")
+def int8_bundle(shop, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    into = tmp_path_factory.mktemp("int8")
+    return export(shop.folder, str(shop.log), into, ExportConfig(products="int8", despite_gate=True)).bundle
+
+
+def test_int8_products_are_compared_with_float32_and_served(bundle: Bundle, int8_bundle: Bundle) -> None:
+    found = int8_bundle.manifest["check"]["products"]
+    assert abs(found["auc_int8"] - found["auc_float32"]) <= products.MAX_AUC_CHANGE
+    assert found["rank_correlation"] > 0.99
+    assert found["top_overlap"] > 0.9
+    assert int8_bundle.version != bundle.version
+    floats, rounded = Recommender(bundle), Recommender(int8_bundle)
+    assert (floats.ranker.runs, rounded.ranker.runs) == ("native float32", "native int8")
+    items = [f"i{number}" for number in range(1, 40)]
+    scores = [one.rank("u1", items).scores for one in (floats, rounded)]
+    assert 0 < np.abs(np.subtract(*scores)).max() < 0.05
+
+
+def test_int8_products_that_move_auc_are_refused(
+    shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "MAX_AUC_CHANGE", -1.0)
+    with pytest.raises(ArtifactError, match=r"change AUC by .* more than -1\.0\. Nothing was published"):
+        export(shop.folder, str(shop.log), tmp_path, ExportConfig(products="int8", despite_gate=True))
+    assert not versions_of(tmp_path)
+
+
+def test_int8_products_of_a_model_that_native_code_does_not_cover_are_refused(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    models = {name: {**facts} for name, facts in bundle.models.items()}
+    del models["ranking"]["layers"]
+    other = Bundle(bundle.path, {**bundle.manifest, "models": models})
+    with pytest.raises(ArtifactError, match="--products int8 needs a ranker that native code covers"):
+        products.fit_byte_products(other, pl.DataFrame())

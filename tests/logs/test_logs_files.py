@@ -6,6 +6,7 @@ import gzip
 import os
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from log_reading import columns_of, read_all
@@ -14,7 +15,7 @@ from recmill.errors import LogError
 from recmill.logs.base import open_source
 from recmill.logs.describe import describe_files
 from recmill.logs.files import match_pattern
-from recmill.recipe.recipe import Log
+from recmill.recipe.recipe import Column, Log
 
 COLUMNS = columns_of(a="int")
 
@@ -186,3 +187,16 @@ def test_globs_pass_over_names_with_a_leading_underscore(tmp_path):
         (tmp_path / name).write_text("1\n")
     assert [file.name for file in match_pattern("*", str(tmp_path))] == ["part-0"]
     assert [file.name for file in match_pattern("_SUCCESS", str(tmp_path))] == ["_SUCCESS"]
+
+
+@pytest.mark.parametrize("format", ["delimited", "jsonl", "parquet"])
+def test_a_column_may_have_another_name_in_the_file(tmp_path: Path, format: str) -> None:
+    frame = pl.DataFrame({"name": ["A", "B"], "id": [7, 8]})
+    path = tmp_path / "artists"
+    {"delimited": frame.write_csv, "jsonl": frame.write_ndjson, "parquet": frame.write_parquet}[format](path)
+    columns = (Column("artist", "int", in_file="id"), Column("name", "text"))
+    text = {"separator": ",", "header": True} if format == "delimited" else {}
+    source = open_source(Log(files=("artists",), columns=columns, format=format, **text), str(tmp_path))
+    (unit,) = source.units(parts=1)
+    (batch,) = source.read(unit)
+    assert batch.frame.select("artist", "name").rows() == [(7, "A"), (8, "B")]

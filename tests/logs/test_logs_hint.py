@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 Run = Callable[..., tuple[int, str, str]]
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 RECIPE = """
 name = "mine"
@@ -43,7 +44,8 @@ ROWS = [(f"u{i % 7}", f"i{i % 11}", i % 2) for i in range(60)]
         (
             "Id;user;item;Clicked\n" + "".join(f'{n};"{u}";"{i}";{c}\n' for n, (u, i, c) in enumerate(ROWS)),
             'set separator = ";", header = true, quote = "\\""; its header has no column clicked, '
-            'but has "Id, user, item, Clicked"',
+            'but has "Id, user, item, Clicked"; name what the file calls it, as in '
+            '{ name = "clicked", in_file = "Clicked" }',
         ),
         (
             "".join(f"{n}\t{u}\t{i}\t{c}\n" for n, (u, i, c) in enumerate(ROWS)),
@@ -70,6 +72,27 @@ def test_a_file_of_another_form_gets_a_hint_at_the_right_keys(
     )
     assert code == 1
     assert prepared.endswith(sentence)
+
+
+def test_kaggle_s_csv_of_criteo_can_be_read_by_what_the_hint_says(recmill: Run, tmp_path: Path) -> None:
+    names = ["Id", "Label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))]
+    rows = (FIXTURES / "criteo/train.txt").read_text().splitlines()
+    lines = [",".join(names), *(f"{n},{row}".replace("\t", ",") for n, row in enumerate(rows, 10_000_000))]
+    (tmp_path / "train.txt").write_text("".join(f"{line}\r\n" for line in lines), newline="")
+    code, said, _ = recmill("check", "criteo-dlrm", "--data", tmp_path)
+    assert code == 1
+    assert (
+        'set separator = ",", header = true; its header has no column label, i1, i2, ..., but has "Id, '
+        in said
+    )
+    assert said.endswith('{ name = "label", in_file = "Label" }.\n')
+    followed = ["separator=,", "header=true"] + [
+        f"columns[{n}].in_file={name}" for n, name in enumerate(["Label", "I1..I13", "C1..C26"])
+    ]
+    code, said, _ = recmill(
+        "check", "criteo-dlrm", "--data", tmp_path, *(w for key in followed for w in ("--set", f"log.{key}"))
+    )
+    assert (code, " parse, 0 do not" in said) == (0, True)
 
 
 def test_a_recipe_without_a_split_is_pointed_out(recmill: Run, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import polars as pl
 import pytest
@@ -138,8 +139,6 @@ def test_requests_at_the_same_time_get_their_own_rows(start: Start, bundles: Any
 
 
 def json_rows(**tensor: Any) -> Any:
-    import msgspec
-
     whole = {"name": "price", "shape": [2], "datatype": "FP64", "data": [1, 2.5], **tensor}
     return inference.rows_from_http(msgspec.json.encode({"inputs": [whole]}), None, Limits())
 
@@ -155,7 +154,12 @@ def test_json_holds_rows_flat_or_nested_and_null_is_missing() -> None:
     ("tensor", "words"),
     [
         ({"shape": [3]}, "has 2 values, but its shape has 3"),
-        ({"shape": [2, 2]}, r"must have the shape \[n\] or \[n, 1\]"),
+        ({"shape": [2, 2]}, "has 2 values, but its shape has 4"),
+        (
+            {"shape": [2, 1, 1]},
+            r"must have the shape \[n\], or \[n, length\] for lists of 1 to 10,000 values",
+        ),
+        ({"shape": [2**40, 0]}, "must have the shape"),
         ({"shape": []}, "must have the shape"),
         ({"shape": [-1]}, "must have the shape"),
         ({"data": ["a", "b"]}, "must hold values of FP64 alone"),
@@ -203,6 +207,26 @@ def test_grpc_contents_are_read_like_raw_bytes() -> None:
     request = pb.ModelInferRequest(inputs=[tensor], raw_input_contents=[b"", b""])
     with pytest.raises(BadRequest, match="1 inputs, but 2 raw_input_contents"):
         inference.rows_from_grpc(request.SerializeToString())
+
+
+def test_lists_end_before_what_fills_them_up_or_as_long_as_their_lengths_say() -> None:
+    def found(datatype: str, data: list[Any], *lengths: int) -> list[Any]:
+        inputs = [{"name": "seen", "shape": [2, 3], "datatype": datatype, "data": data}]
+        if lengths:
+            inputs.append({"name": "seen.lengths", "shape": [2], "datatype": "INT64", "data": list(lengths)})
+        frame = inference.rows_from_http(msgspec.json.encode({"inputs": inputs}), None, Limits()).frame
+        assert frame.columns == ["seen"]
+        return frame["seen"].to_list()
+
+    assert found("BYTES", ["a", "b", "", "", "", ""]) == [["a", "b"], []]
+    assert found("FP64", [[1, None, 3], [2, None, None]]) == [[1.0, None, 3.0], [2.0]]
+    assert found("INT64", [1, 2, 3, 4, 0, 0]) == [[1, 2, 3], [4, 0, 0]]
+    assert found("INT64", [1, 2, 3, 4, 0, 0], 3, 1) == [[1, 2, 3], [4]]
+    assert found("INT32", [1, 2, 3, 4, 0, 0], 0, 2) == [[], [4, 0]]
+    with pytest.raises(BadRequest, match=r"seen\.lengths\" must have integers from 0 to 10,000"):
+        found("INT64", [1, 2, 3, 4, 0, 0], -1, 2)
+    with pytest.raises(BadRequest, match='has the lengths of "x", which is not among the inputs'):
+        frame_of([pl.Series("a", [1]), pl.Series("x.lengths", [1])])
 
 
 def test_columns_must_fit_together() -> None:

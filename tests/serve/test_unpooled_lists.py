@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import numpy as np
+import polars as pl
 import pytest
+import tritonclient.grpc
+import tritonclient.http
+from servers import Start
 
 import recmill
 from recmill.cli import main
@@ -77,3 +82,53 @@ def test_an_event_changes_what_the_next_request_finds(served: Recommender) -> No
     served.add_events([Event(user=3, item=found(3)[-1])])
     assert found(3) != before
     assert found(4) == other
+
+
+ROWS = pl.DataFrame(
+    {"user": [3, 4, 99], "item": [1, 2, 3], "item_history": [[5, 6, 7], [8], []]},
+    schema_overrides={"item_history": pl.List(pl.Int64)},
+)
+LENGTHS = [3, 1, 0]
+FILLED_UP = np.array([[5, 6, 7], [8, 0, 0], [0, 0, 0]])
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("transport", ["http", "grpc"])
+def test_histories_are_sent_by_the_open_inference_protocol(
+    served: Recommender, start: Start, transport: str
+) -> None:
+    server = start(bundle=served.bundle.path)
+    module: Any = {"http": tritonclient.http, "grpc": tritonclient.grpc}[transport]
+    client = module.InferenceServerClient(getattr(server, transport).removeprefix("http://"))
+    columns = {
+        "user": np.array([3, 4, 99]),
+        "item": np.array([1, 2, 3]),
+        "item_history": FILLED_UP,
+        "item_history.lengths": np.array(LENGTHS),
+    }
+    expected = served.score(ROWS)
+    assert not np.allclose(expected, served.score(ROWS.drop("item_history")), atol=1e-4)
+    for as_bytes in (True, False) if transport == "http" else (True,):
+        tensors = [module.InferInput(name, values.shape, "INT64") for name, values in columns.items()]
+        for tensor, values in zip(tensors, columns.values(), strict=True):
+            tensor.set_data_from_numpy(values, **({"binary_data": as_bytes} if transport == "http" else {}))
+        found = client.infer("ranking", tensors).as_numpy("probability")
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    metadata = client.get_model_metadata("ranking", **({"as_json": True} if transport == "grpc" else {}))
+    shapes = {one["name"]: [int(size) for size in one["shape"]] for one in metadata["inputs"]}
+    assert shapes == {"user": [-1], "item": [-1], "item_history": [-1, -1], "item_history.lengths": [-1]}
+    client.close()
+
+
+@pytest.mark.services
+def test_histories_are_sent_by_tensorflow_servings_rest_and_by_values_of_length_1(
+    served: Recommender, start: Start
+) -> None:
+    server = start(bundle=served.bundle.path)
+    predict = f"{server.http}/v1/models/ranking:predict"
+    answer = httpx.post(predict, json={"instances": ROWS.to_dicts()})
+    found = [row["logistic"][0] for row in answer.json()["predictions"]]
+    np.testing.assert_allclose(found, served.score(ROWS), atol=1e-6)
+    answer = httpx.post(predict, json={"instances": [{"user": 3, "item": 1, "item_history": 8}]})
+    one = pl.DataFrame({"user": [3], "item": [1], "item_history": [[8]]})
+    assert answer.json()["predictions"][0]["logistic"] == pytest.approx(served.score(one).tolist(), abs=1e-6)

@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from recmill.logistic import LogisticRegression, bucket_edges, hashed
 from recmill.metrics import exact_auc
-from recmill.stages.evaluate.logistic import LogisticRegression, bucket_edges, hashed
 from recmill.synthetic import criteo, recsys2021, shop
 from recmill.synthetic.criteo_columns import INTEGERS, Columns
 from recmill.synthetic.generate import generate

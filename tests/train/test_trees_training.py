@@ -1,4 +1,4 @@
-"""Trees beside a ranker's model: fitted once, blended, resumed, exported."""
+"""Trees, alone or beside a ranker's model: fitted once, blended, resumed, exported."""
 
 from __future__ import annotations
 
@@ -80,3 +80,16 @@ def test_a_blend_knows_what_its_trees_found(table, tmp_path):
     scores = ranker.predict(collate(rows, ranker.layout))
     assert ((scores > 0.5) == (rows["click"].to_numpy() == 1)).mean() > 0.95
     assert set(write_graphs(ranker, tmp_path / "graphs", {})) == {"rank"}
+
+
+def test_trees_alone_are_fitted_up_to_the_best_round_and_need_no_table_of_embeddings(table, tmp_path):
+    pytest.importorskip("lightgbm", reason="the extra trees is not installed")
+    trees = {"model": "trees", "label": "click", "trees": RECIPE["ranking"]["trees"]}
+    recipe = recipe_from_dict({**RECIPE, "ranking": trees})
+    (result,) = train(recipe, TableData(table), tmp_path, TrainConfig(threads=1))
+    assert result.best.metrics["auc"] > 0.95
+    ranker = open_learner(Checkpoint.open(tmp_path), "ranking").learner
+    assert not ranker.tables
+    assert not ranker.parameters
+    rows = collate(table.to_polars("eval"), ranker.layout)
+    assert result.best.metrics["log_loss"] == pytest.approx(ranker.step(rows).loss, abs=1e-5)

@@ -23,7 +23,7 @@ from typing import Any
 import polars as pl
 
 from recmill.artifacts.bundle.arrays import map_array
-from recmill.artifacts.bundle.entities import Entities, Side
+from recmill.artifacts.bundle.entities import Entities, Side, no_features
 from recmill.artifacts.bundle.integrity import open_verified, publish_with_checksums, verify_files
 from recmill.artifacts.bundle.rows import RowCollection
 from recmill.artifacts.manifest import MANIFEST, with_checksum, without_checksum, write_whole
@@ -34,6 +34,9 @@ from recmill.features.chain import ColumnInfo
 from recmill.features.plan import Plan
 from recmill.features.plan_artifact import PlanArtifact
 from recmill.recipe.trust import check_trusted
+from recmill.storage.index import as_published
+from recmill.storage.objects import ObjectStore, is_url
+from recmill.storage.view import opened, published
 
 CURRENT = "current"
 # Collection -> its model in the manifest, and the entries there that name its features.
@@ -57,8 +60,11 @@ class Bundle(PlanArtifact):
 
     @classmethod
     def open(cls, path: str | Path, trust_code: Collection[str] = ()) -> Bundle:
-        """A version's folder, or a folder of versions, whose current one is opened. A damaged one is an error."""
-        folder = Path(path)
+        """A version's folder, or a folder of versions, whose current one is opened. A damaged one is an error.
+
+        Either may be a URL, such as s3://bucket/bundles: the version is copied to the cache.
+        """
+        folder = opened(_version_at(path), "bundle")
         if (folder / CURRENT).is_file():
             folder = folder / _read_current(folder)["version"]
         return cls(folder, open_verified(folder, "bundle", _NEEDED), tuple(trust_code))
@@ -126,6 +132,8 @@ class Bundle(PlanArtifact):
 
     def _unknown_row(self, layout: Layout, schema: pl.Schema) -> Batch:
         """What the Plan makes of a row in which everything is missing."""
+        if not layout.features:
+            return no_features(1)
         row = pl.DataFrame({name: [None] for name in schema}, schema=schema)
         return collate(self.plan.apply(row, labels=False, only=layout.features), layout, with_labels=False)
 
@@ -262,15 +270,45 @@ def versions_of(folder: str | Path) -> list[str]:
     return sorted(path.parent.name for path in manifests if not path.parent.name.endswith(".partial"))
 
 
-def _read_current(folder: Path) -> dict[str, Any]:
-    path = folder / CURRENT
+def _version_at(address: str | Path) -> str | Path:
+    """The URL of the current version, if a URL is that of a folder of versions."""
+    if not is_url(address):
+        return address
+    store = ObjectStore(str(address))
+
+    def read_current() -> bytes | None:
+        index = published(store, "bundle")[1]
+        return store.read(index.files[CURRENT].object) if CURRENT in index.files else None
+
+    text = as_published(read_current, store.url)
+    if text is None:
+        return address
     try:
-        current = without_checksum(json.loads(path.read_text(encoding="utf-8")), required=True)
+        return store.address(parse_current(text)["version"])
+    except ValueError as error:
+        raise ArtifactError(
+            f"{address}: {CURRENT} is damaged: {error}. Run `recmill export` again."
+        ) from None
+
+
+def _read_current(folder: Path) -> dict[str, Any]:
+    try:
+        return parse_current((folder / CURRENT).read_bytes())
+    except OSError as error:
+        raise _damaged_current(folder / CURRENT, repr(error)) from None
+    except ValueError as error:
+        raise _damaged_current(folder / CURRENT, str(error)) from None
+
+
+def parse_current(text: bytes) -> dict[str, Any]:
+    """The current version and the previous one; a ValueError when they are damaged."""
+    try:
+        current = without_checksum(json.loads(text), required=True)
         content = {"version": current["version"], "previous": current["previous"]}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _damaged_current(path, str(error) if isinstance(error, ValueError) else repr(error)) from None
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(repr(error)) from None
     if not _is_name(content["version"]) or not (content["previous"] is None or _is_name(content["previous"])):
-        raise _damaged_current(path, "it names no version of this folder")
+        raise ValueError("it names no version of this folder")
     return content
 
 

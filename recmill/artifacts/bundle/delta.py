@@ -1,11 +1,14 @@
 """Deltas: what a trainer learned since a bundle or since the delta before, small enough to be sent every few seconds.
 
 <version>.deltas/000001/        of bundle <version>; each builds on the one before
-  manifest.json                 version, number, recipe_digest, log_end, log_sizes; size and checksums of files
+  manifest.json                 version, number, recipe_digest, log_end, log_sizes, of a stream its key and the last
+                                entry; size and checksums of files
   rows/<collection>/<table>/    keys.npy, rows.npy (float32), removed.npy, and shared.npy if the table shares rows
   graphs/<name>.onnx            graphs with new dense weights
+  graphs/rank.npz               the same weights as layers (layers.py), if the bundle has them
   items.arrow  users.arrow      raw rows of items and users that are new or have changed
-  clicks.arrow                  columns user and item: what was clicked since, oldest first
+  clicks.arrow                  columns user and item: what was clicked since, oldest first; of a stream, the entry too
+  events.arrow                  rows of a stream as they were read, with their entries
 """
 
 from __future__ import annotations
@@ -14,13 +17,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 
 from recmill.artifacts.bundle.arrays import file_name, map_array
 from recmill.artifacts.bundle.integrity import open_verified, publish_with_checksums
+from recmill.artifacts.bundle.layers import FILE
 from recmill.artifacts.manifest import is_published
 from recmill.embeddings.table import Array
 from recmill.errors import ArtifactError
@@ -44,9 +48,11 @@ class Changes:
 
     tables: Mapping[str, TableChange] = field(default_factory=dict)
     graphs: Mapping[str, bytes] = field(default_factory=dict)
+    layers: bytes | None = None
     items: pl.DataFrame | None = None
     users: pl.DataFrame | None = None
     clicks: pl.DataFrame | None = None
+    events: pl.DataFrame | None = None  # for a trainer that goes on; servers need the others only
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,12 @@ class Delta:
         tables = {name: self._table(name) for name in self.manifest["tables"]}
         graphs = {file.stem: file.read_bytes() for file in sorted((self.path / "graphs").glob("*.onnx"))}
         frames = {name: self._frame(name) for name in ("items", "users", "clicks")}
-        return Changes(tables, graphs, **frames)
+        layers = self.path / "graphs" / FILE
+        return Changes(tables, graphs, layers.read_bytes() if layers.is_file() else None, **frames)
+
+    def events(self) -> pl.DataFrame | None:
+        """The rows that were learned, when they came from a stream."""
+        return self._frame("events")
 
     def _table(self, name: str) -> TableChange:
         folder = _folder(self.path, name)
@@ -119,10 +130,13 @@ def write_delta(
     for name, graph in changes.graphs.items():
         (aside / "graphs").mkdir(exist_ok=True)
         (aside / "graphs" / f"{name}.onnx").write_bytes(graph)
-    for name in ("items", "users", "clicks"):
+    if changes.layers is not None:
+        (aside / "graphs" / FILE).write_bytes(changes.layers)
+    for name in ("items", "users", "clicks", "events"):
         frame: pl.DataFrame | None = getattr(changes, name)
         if frame is not None and frame.height:
-            frame.write_ipc(aside / f"{name}.arrow", compression="uncompressed")
+            compression: Literal["zstd", "uncompressed"] = "zstd" if name == "events" else "uncompressed"
+            frame.write_ipc(aside / f"{name}.arrow", compression=compression)
     manifest = {
         "version": version,
         "number": number,

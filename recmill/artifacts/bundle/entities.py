@@ -36,14 +36,21 @@ def write_entities(
     """Row i of `raw` and of `features` has index i. Ids must be unique and not null."""
     raw = _id_first(raw, id_column)
     ids = raw[id_column]
-    if raw.height != features.height or ids.null_count() or ids.n_unique() != raw.height:
+    # A frame without columns has no rows: models may read no feature of this side.
+    rows = collate(features, layout, with_labels=False) if layout.features else no_features(raw.height)
+    if raw.height != rows.size or ids.null_count() or ids.n_unique() != raw.height:
         raise ValueError(
-            f"{raw.height} {side}s need as many rows of features, got {features.height}, and one id each"
+            f"{raw.height} {side}s need as many rows of features, got {rows.size}, and one id each"
         )
     into.mkdir(parents=True, exist_ok=True)
     write_ids(into, ids)
     _write_raw(into / "raw.arrow", raw)
-    _write_features(into, collate(features, layout, with_labels=False))
+    _write_features(into, rows)
+
+
+def no_features(num_rows: int) -> Batch:
+    """Rows of which nothing is read."""
+    return Batch(num_rows, np.empty((num_rows, 0), np.float32), {}, {}, {})
 
 
 def _id_first(raw: pl.DataFrame, id_column: str) -> pl.DataFrame:

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from recmill.artifacts.bundle.bundle import Bundle, dims_of
 from recmill.artifacts.bundle.features import FeatureRows
+from recmill.artifacts.bundle.layers import FILE, RANGES_FILE, ByteRanges, RankerLayers
+from recmill.artifacts.bundle.native_ranker import NativeRanker, SideFeatures
 from recmill.artifacts.bundle.rows import RowCollection
 from recmill.artifacts.bundle.sessions import Graph
-from recmill.dataset.batch import Array, Batch, Layout
+from recmill.dataset.batch import Array, Batch, Keys, Layout
 from recmill.errors import NotFound
+from recmill.features.predictions import predictions_of
 from recmill.features.task_scores import TaskScores
 from recmill.recipe.kinds import parts_of_features
+
+_TOLERANCE = (
+    1e-4  # of native logits against the graph's, against the largest: sums in another order differ by less
+)
+_CHECKED_ITEMS = 8
+
+
+@dataclass(frozen=True)
+class DenseWeights:
+    """Graphs, and the same layers for native products; without them, why not."""
+
+    graphs: Mapping[str, Graph]
+    native: NativeRanker | None
+    runs: str  # what ranks candidates, as traces show it
 
 
 class RankModel:
@@ -26,6 +45,8 @@ class RankModel:
         if model is None:
             raise NotFound(f"Bundle {bundle.version} has no ranking model.")
         self.labels: tuple[str, ...] = tuple(model.get("labels") or [model["label"]])
+        ranking = bundle.recipe.ranking
+        self._losses = ranking.number_losses if ranking is not None else {}
         self.tasks = TaskScores(model.get("labels") or (), model.get("serve_score") or "")
         self.numbers, self.keys, self.wide = (tuple(model[name]) for name in ("numbers", "keys", "wide"))
         self.sequences = tuple(model.get("sequences", ()))
@@ -42,28 +63,106 @@ class RankModel:
         self.collections = {
             name: bundle.collection(name) for name in (*self._inputs, *(["wide"] if self.wide else []))
         }
-        self._graphs: dict[str, Graph] = {}
-        graphs = {name: bundle.graph(name) for name in ("rank", "rank_split")}
-        self.swap({name: Graph(path) for name, path in graphs.items() if path is not None})
+        self._facts = model
+        self._path = bundle.path / "graphs"
+        paths = {name: bundle.graph(name) for name in ("rank", "rank_split")}
+        graphs = {name: path for name, path in paths.items() if path is not None}
+        self._dense = DenseWeights({}, None, "")
+        self._dense = self.opened(graphs, _content(self._path / FILE))
 
-    def swap(self, graphs: Mapping[str, Graph]) -> None:
+    @property
+    def runs(self) -> str:
+        """What ranks candidates: native products, or ONNX Runtime and why."""
+        return self._dense.runs
+
+    @property
+    def native(self) -> NativeRanker | None:
+        """The native products; None where ONNX Runtime ranks."""
+        return self._dense.native
+
+    def opened(self, graphs: Mapping[str, Path | bytes], layers: bytes | None) -> DenseWeights:
+        """Dense weights to swap in: graphs that are not given stay. Native layers are compared with the graph first."""
+        opened = dict(self._dense.graphs)
+        opened |= {name: Graph(source) for name, source in graphs.items() if name in ("rank", "rank_split")}
+        native, reason = self._native(layers)
+        if native is not None:
+            reason = self._differs(native, opened["rank_split"])
+        if native is None or reason:
+            return DenseWeights(opened, None, f"onnxruntime: {reason}")
+        ranges = _content(self._path / RANGES_FILE)
+        if ranges is None:
+            return DenseWeights(opened, native, "native float32")
+        in_bytes = native.in_bytes(ByteRanges.from_bytes(ranges, str(self._path / RANGES_FILE)))
+        return DenseWeights(opened, in_bytes, "native int8")
+
+    def swap(self, dense: DenseWeights) -> None:
         """Replace dense weights."""
-        self._graphs |= graphs
+        self._dense = dense
+
+    def _native(self, layers: bytes | None) -> tuple[NativeRanker | None, str]:
+        """The ranker in native code; None and the reason when it is not for this model."""
+        described = self._facts.get("layers")
+        if described is None:
+            return None, "native code does not cover the model"
+        if layers is None:
+            return None, "no layers came with the weights"
+        if not any(self._of["item"][:2]) or not self._facts["split"]:
+            return None, "the ranker reads nothing of items"
+        found = RankerLayers.from_bytes(layers, described["interaction"], str(self._path / FILE))
+        user, item = (SideFeatures(*self._of[part]) for part in ("user", "item"))
+        return NativeRanker(found, self.layout, self.keys, user, item, self.collections), ""
+
+    def _differs(self, native: NativeRanker, graph: Graph) -> str:
+        """How native layers differ from the graph over a few rows of the tables; empty when they do not."""
+        user, items = (self._some_rows(part, size) for part, size in (("user", 1), ("item", _CHECKED_ITEMS)))
+        expected = graph.run(**self._split_inputs(user, items))
+        found, _ = native.rank(user, items)
+        distance = float(np.abs(expected - found).max())
+        if distance <= _TOLERANCE * (1 + float(np.abs(expected).max())):
+            return ""
+        return f"native logits differ by {distance:.2g}"
+
+    def _some_rows(self, part: str, size: int) -> FeatureRows:
+        numbers, keys, wide = self._of[part]
+        random, slices = np.random.default_rng(0), self.layout.number_slices()
+        drawn = {
+            name: random.random((size, slices[name].stop - slices[name].start), np.float32)
+            for name in numbers
+        }
+        return FeatureRows(size, drawn, {name: self._some_keys(name, size) for name in {*keys, *wide}})
+
+    def _some_keys(self, name: str, size: int) -> Keys:
+        """Of rows that its table has; a list has one."""
+        tables, feature = next(
+            (tables, feature)
+            for tables in self.collections.values()
+            for feature in tables.features
+            if feature.name == name
+        )
+        some = tables.table_of(name).some_keys(size)
+        keys = np.resize(some, size) if len(some) else np.zeros(size, np.int64)
+        return Keys(keys, None if feature.pooling == "none" else np.arange(size + 1))
 
     def score(self, batch: Batch) -> Array:
-        """Probabilities for rows that have all features of the layout, [B] or, with several tasks, [B, K]."""
+        """Probabilities or numbers for rows that have all features of the layout, [B], with several tasks [B, K]."""
         if not batch.size:
             return self.no_rows()
         inputs = {"numbers": batch.numbers, **_pooled(self.collections, self._inputs, batch, self.keys)}
         inputs |= _lists(self.collections.get("deep"), batch, self.sequences)
         if self.wide:
             inputs["wide"] = _pooled_rows(self.collections["wide"], batch, self.wide)[:, :, 0]
-        return sigmoid(self._graphs["rank"].run(**inputs))
+        return predictions_of(self._dense.graphs["rank"].run(**inputs), self.labels, self._losses)
 
     def rank(self, user: FeatureRows, items: FeatureRows) -> Array:
-        """Probabilities for one user, with the context, and many items; of the shape that `score` gives."""
+        """What `score` gives, for one user, with the context, and many items."""
         if not items.size:
             return self.no_rows()
+        if self._dense.native is not None:
+            return self._dense.native.rank(user, items)[1]
+        logits = self._dense.graphs["rank_split"].run(**self._split_inputs(user, items))
+        return predictions_of(logits, self.labels, self._losses)
+
+    def _split_inputs(self, user: FeatureRows, items: FeatureRows) -> dict[str, Array]:
         inputs = _lists(self.collections.get("deep"), user, self.sequences, "user_")
         for part, rows in (("user", user), ("item", items)):
             numbers, keys, wide = self._of[part]
@@ -71,7 +170,7 @@ class RankModel:
             inputs |= _pooled(self.collections, self._inputs, rows, keys, f"{part}_")
             if self.wide:
                 inputs[f"{part}_wide"] = _pooled_rows(self.collections["wide"], rows, wide)[:, :, 0]
-        return sigmoid(self._graphs["rank_split"].run(**inputs))
+        return inputs
 
     def no_rows(self) -> Array:
         """Probabilities of none."""
@@ -105,6 +204,10 @@ class TowerModel:
 def pooled_input(dim: int, model_dim: int) -> str:
     """The input of a graph for embeddings of a dim."""
     return "pooled" if dim == model_dim else f"pooled_{dim}"
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 PooledInputs = Mapping[str, tuple[str, set[str]]]  # collection -> input of the graph, and its features
@@ -149,9 +252,3 @@ def _lists(
         assert tables is not None, "what is not pooled has the dim of the model"
         inputs[f"{prefix}list{index}"], inputs[f"{prefix}mask{index}"] = tables.padded(name, rows.keys[name])
     return inputs
-
-
-def sigmoid(logits: Array) -> Array:
-    """In float32, as torch computes it, and without overflow."""
-    small = np.exp(-np.abs(logits))
-    return np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)

@@ -29,6 +29,9 @@ from recmill.errors import ArtifactError
 _MANY_KEYS = 64  # in one lookup: from here on a hash table is faster than a binary search
 
 
+MappedRows = tuple[
+    _native.IntLookup | None, Array, Array | None, Array
+]  # its keys, rows, scales; keys to read
 Segment = tuple[_native.IntLookup | None, Array, Array | None, Array, Array]
 
 
@@ -108,11 +111,17 @@ class RowTable:
 
     def segment(self, keys: Array, out: Array) -> Segment | None:
         """What `_native.gather_rows` needs to read rows of these keys from the file; None if it cannot."""
-        if self.dtype == "float16":
-            return None
+        return None if self.dtype == "float16" else (*self.mapped(keys), out)
+
+    def mapped(self, keys: Array) -> MappedRows:
+        """Rows of these keys as the native ranker reads them: those of the file, with their changes."""
         index = self._index if self.spec.num_rows is None else None
         scales = self._scales.mapped if self._scales is not None else None
-        return index, self._rows.mapped, scales, as_keys(keys), out
+        return index, self._rows.mapped, scales, as_keys(keys)
+
+    def some_keys(self, number: int) -> Array:
+        """At most so many keys that have rows in the file."""
+        return np.arange(min(number, self.spec.num_rows)) if self.spec.num_rows else self._keys[:number]
 
     def gather(self, slots: Array, out: Array | None = None) -> Array:
         """Rows of slots (all of them >= 0), float32 [n, dim]; `out` may be a view whose rows lie apart."""
@@ -257,6 +266,10 @@ class RowCollection:
             if index not in done:
                 self._fill(name, keys[name], pooled_BTD[:, index])
         return pooled_BTD
+
+    def table_of(self, feature: str) -> RowTable:
+        """The table whose rows a feature reads."""
+        return self._rows_of[feature]
 
     def padded(self, name: str, column: Keys) -> tuple[Array, Array]:
         """A feature's lists unpooled: vectors [B, L, D], zeros behind each list, and a mask [B, L] of what is real.

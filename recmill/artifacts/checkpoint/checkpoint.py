@@ -32,9 +32,8 @@ from recmill.features.plan import Plan
 from recmill.features.plan_artifact import PlanArtifact
 from recmill.recipe.load import recipe_to_dict
 from recmill.recipe.recipe import Recipe, Saving
-
-# The metric by which the best checkpoint of a model is chosen.
-METRICS = {"ranking": "auc", "retrieval": "ndcg@10"}
+from recmill.recipe.tuning import quality_of
+from recmill.storage.view import opened
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,7 +45,8 @@ class Checkpoint(PlanArtifact):
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
-        return cls(Path(path), read_manifest(Path(path), "checkpoint"))
+        folder = opened(path, "checkpoint")
+        return cls(folder, read_manifest(folder, "checkpoint"))
 
     @classmethod
     def create(
@@ -88,14 +88,17 @@ class Checkpoint(PlanArtifact):
         best = {model: self.of(model).find("best") for model in self.models}
         return {
             "recipe": str(self.manifest["recipe"]["name"]),
-            **{model: _step_and_metric(model, checkpoint) for model, checkpoint in best.items()},
+            **{model: _step_and_metric(self.metric(model), checkpoint) for model, checkpoint in best.items()},
         }
 
     def of(self, model: str, saving: Saving | None = None, writers: Writers | None = None) -> Checkpoints:
-        return Checkpoints(self.path / model, METRICS[model], saving or Saving(), writers)
+        return Checkpoints(self.path / model, self.metric(model), saving or Saving(), writers)
+
+    def metric(self, model: str) -> str:
+        """By which the best checkpoint of a model is chosen."""
+        return quality_of(model, self.recipe.ranking)
 
 
-def _step_and_metric(model: str, checkpoint: StepCheckpoint) -> str:
-    metric = METRICS[model]
+def _step_and_metric(metric: str, checkpoint: StepCheckpoint) -> str:
     value = checkpoint.metrics.get(metric)
     return f"step {checkpoint.step:,}" + (f" {metric} {value:.4f}" if value is not None else "")

@@ -35,6 +35,7 @@ class Checkpoints:
         self.writers = writers
         self._writing: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self.on_published: Callable[[], None] | None = None  # called on the thread that writes
         self._saved: str | None = None  # the checkpoint since which tables count their changes
 
     def paths(self) -> list[Path]:
@@ -164,6 +165,8 @@ class Checkpoints:
         if self.is_first:
             self._saved = pending.path.name
             self.prune()
+            if self.on_published is not None:
+                self.on_published()
 
     @property
     def is_writing(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from recmill.metrics import NUM_BINS, Array, BinaryMetrics, ScoreSums, bin_middles
+from recmill.number_metrics import NumberSums
 from recmill.reporting.html.content import (
     Axis,
     BarChart,
@@ -32,6 +33,7 @@ _OWN_NAMES = {"step", "time_ms"}
 CURVES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "Loss": ("log loss", {"loss": "training", "log_loss": "held-out"}),
     "AUC": ("AUC", {"auc": "ROC AUC", "pr_auc": "PR AUC"}),
+    "R2": ("R2", {"r2": "held-out"}),
     "Normalised entropy": ("normalised entropy", {"normalised_entropy": "held-out"}),
     "Throughput": ("samples per second", {"samples_per_second": "training"}),
     "Waiting for data": ("share of the time", {"wait_share": "training"}),
@@ -58,6 +60,34 @@ def ranking_sections(
     )
     tables = tuple(_segment_table(column, values) for column, values in (segments or {}).items())
     return (whole, Section("Segments", tables=tables)) if tables else (whole,)
+
+
+def number_sections(sums: NumberSums) -> tuple[Section, ...]:
+    """How well predicted numbers fit the labels."""
+    if not sums.num_rows:
+        return (Section("Predictions", ("No rows were measured.",)),)
+    metrics = sums.metrics()
+    facts = (
+        Fact("R2", metrics.r2, "above 0 beats a constant"),
+        Fact("RMSE", metrics.rmse, f"constant: {metrics.constant_rmse:.4g}"),
+        Fact("MAE", metrics.mae),
+        Fact("rank correlation", metrics.rank_correlation),
+        Fact("calibration", metrics.calibration, "predicted / observed"),
+        Fact("rows", metrics.rows),
+        Fact("mean label", metrics.mean),
+    )
+    curve = sums.curve()
+    predicted, observed, _ = zip(*curve, strict=True)
+    chart = LineChart(
+        "Predicted and observed",
+        Axis("mean prediction"),
+        Axis("mean label"),
+        (Series("tenths of the rows, by prediction", predicted, observed, dots=True),),
+        diagonal="calibrated",
+    )
+    columns = ("mean prediction", "mean label", "rows")
+    table = ReportTable(columns, tuple(curve), "Predictions in numbers", folded=True)
+    return (Section("Predictions", facts=facts, charts=(chart,), tables=(table,)),)
 
 
 def roc_chart(sums: ScoreSums) -> LineChart:

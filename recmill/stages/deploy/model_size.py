@@ -148,7 +148,7 @@ class ModelSize:
         ranking, retrieval = self.recipe.ranking, self.recipe.retrieval
         if ranking is not None:
             sparse = ranking.train.sparse.name
-            yield "ranking", ranking.features or tuple(self.features), ranking.table_dim, sparse
+            yield "ranking", ranking.features_among(self.features), ranking.table_dim, sparse
             if ranking.wide:
                 wide = ranking.wide_optimizer.name if ranking.wide_optimizer else "ftrl"
                 yield "ranking, wide", ranking.wide, 1, wide
@@ -174,7 +174,9 @@ class ModelSize:
 
     def _weights_of(self, spec: r.Ranking) -> int:
         """Dense weights of a ranker; one of the user's own is taken as a tower of its hidden layers."""
-        numbers, embedded = self._split(spec.features or tuple(self.features))
+        if spec.model == r.TREES:
+            return 0
+        numbers, embedded = self._split(spec.features_among(self.features))
         if spec.model not in r.OVER_DLRM:
             return _ranker_weights(spec, numbers + embedded * spec.embedding_dim)
         below = spec.bottom[-1] if spec.bottom and numbers else numbers

@@ -75,14 +75,16 @@ def _batch(plan: Plan, rows: pl.DataFrame, layout: Layout) -> Batch:
 
 
 def _difference(expected: Array, found: Array) -> Numbers:
-    distance = np.abs(expected.astype(np.float64) - found)
+    """Of probabilities and of vectors as they are, of numbers as a part of the largest, if that is above 1."""
+    scale = np.abs(expected).max(axis=0, initial=1)
+    distance = np.abs(expected.astype(np.float64) - found) / scale
     numbers = {"rows": len(expected), "max": float(distance.max()), "mean": float(distance.mean())}
     if expected.ndim == 1:
-        numbers["rank_correlation"] = _rank_correlation(expected, found)
+        numbers["rank_correlation"] = rank_correlation(expected, found)
     return numbers
 
 
-def _rank_correlation(left: Array, right: Array) -> float:
+def rank_correlation(left: Array, right: Array) -> float:
     """Spearman's: 1 when both put the rows in the same order."""
     ranks = [pl.Series(values).rank().to_numpy() for values in (left, right)]
     if any(values.std() == 0 for values in ranks):

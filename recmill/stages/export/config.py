@@ -12,6 +12,10 @@ class ExportConfig:
     """How a bundle is made. What did not pass its gate is refused unless `despite_gate`."""
 
     rows: Annotated[Literal["float32", "float16", "int8"], Flag("how embedding rows are stored")] = "float32"
+    products: Annotated[
+        Literal["float32", "int8"],
+        Flag("how the ranker multiplies on servers; int8 is calibrated and checked on rows of the log"),
+    ] = "float32"
     which: Annotated[str, Flag("which checkpoint", metavar="best|last|STEP")] = "best"
     index: Annotated[
         Literal["auto", "exact", "clustered"],

@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,14 @@ from recmill.artifacts.bundle.bundle import (
     set_current,
     side_layout,
 )
+from recmill.artifacts.bundle.layers import FILE, RANGES_FILE
+from recmill.artifacts.bundle.remote import bundles_written
 from recmill.artifacts.bundle.row_files import write_rows
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.errors import ArtifactError
 from recmill.learner.graphs.graphs import write_graphs
+from recmill.learner.graphs.layers import layers_of
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
@@ -34,11 +37,14 @@ from recmill.recipe.load import recipe_to_dict
 from recmill.recipe.trust import modules_of
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress
+from recmill.stages.export import products
 from recmill.stages.export.check import check_bundle
 from recmill.stages.export.config import ExportConfig
 from recmill.stages.export.sides import write_items, write_users, write_vectors
-from recmill.stages.export.snapshot import EntitySnapshot, read_snapshot
+from recmill.stages.export.snapshot import SAMPLED_ROWS, EntitySnapshot, read_snapshot
 from recmill.stages.export.versions import exporting, is_whole, keep_newest, written_aside
+from recmill.storage.objects import is_url
+from recmill.storage.view import address_of
 
 EVALUATION = "evaluation.json"  # `recmill evaluate` writes it beside the checkpoints
 RECALL = "recall.json"  # and what recall was fitted with
@@ -77,8 +83,15 @@ def export(
         was_there = is_whole(into / version)
         if not was_there:
             with written_aside(into, version) as aside:
+                sampled = products.SAMPLED_ROWS if options.products == "int8" else SAMPLED_ROWS
                 snapshot = read_snapshot(
-                    folder.recipe, folder.plan, data, aside / "work", progress, options.memory
+                    folder.recipe,
+                    folder.plan,
+                    data,
+                    aside / "work",
+                    progress,
+                    options.memory,
+                    sampled_rows=sampled,
                 )
                 num_rows, num_bad = snapshot.num_rows, snapshot.num_bad
                 inputs.check_unchanged()
@@ -88,6 +101,22 @@ def export(
         removed = keep_newest(into, options.keep) if options.keep is not None else []
     bundle = Bundle.open(into / version)
     return ExportResult(bundle, num_rows, num_bad, time.monotonic() - started, was_there, tuple(removed))
+
+
+def export_at(
+    folder: Checkpoint,
+    data: str,
+    address: str | Path,
+    options: ExportConfig = ExportConfig(),  # noqa: B008, frozen
+    progress: Progress | None = None,
+) -> ExportResult:
+    """The same for an address that may be a URL: the version is made in a local folder, and then published."""
+    if not is_url(address):
+        return export(folder, data, Path(address), options, progress)
+    with bundles_written(str(address)) as bundles:
+        exported = export(folder, data, bundles.path, replace(options, keep=None), progress)
+        removed = bundles.push_version(exported.bundle.version, options.keep)
+    return replace(exported, removed=tuple(removed))
 
 
 def choose(folder: Checkpoint, which: str) -> dict[str, StepCheckpoint]:
@@ -120,9 +149,11 @@ def _write(
         **describe_bundle(aside, version, folder, models, snapshot, recall, options),
         **_facts(folder, chosen, log_sizes),
     }
-    checked = check_bundle(
-        Bundle(aside, manifest, modules_of(folder.recipe)), learners, folder.plan, snapshot.sample
-    )
+    bundle = Bundle(aside, manifest, modules_of(folder.recipe))
+    checked = check_bundle(bundle, learners, folder.plan, snapshot.sample)
+    if options.products == "int8":
+        ranges, checked["products"] = products.fit_byte_products(bundle, snapshot.sample)
+        (aside / "graphs" / RANGES_FILE).write_bytes(ranges.to_bytes())
     publish_bundle(aside, {**manifest, "check": checked})
 
 
@@ -147,6 +178,8 @@ def write_models(
     folder.plan.save(aside / "plan")
     for learner in learners.values():
         write_graphs(learner, aside / "graphs", owners)
+        if isinstance(learner, Ranker) and (layers := layers_of(learner)) is not None:
+            (aside / "graphs" / FILE).write_bytes(layers.to_bytes())
         for name, collection in learner.collections.items():
             for table in collection.tables.values():
                 write_rows(aside / "tables" / name / file_name(table.spec.name), table, options.rows)
@@ -188,6 +221,7 @@ def describe_bundle(
         "version": version,
         "models": models,
         "rows_dtype": options.rows,
+        "products": options.products,
         "index": _kind_of_index(aside),
         "recall": recall.as_dict(),
         "created_at": time.time(),
@@ -225,7 +259,7 @@ def _facts(
         "evaluation": evaluation,
         "gate": gate,
         "checkpoint": {
-            "path": str(folder.path.resolve()),
+            "path": address_of(folder.path.resolve()),
             "steps": {model: checkpoint.step for model, checkpoint in chosen.items()},
         },
         "log_sizes": log_sizes,
@@ -260,7 +294,14 @@ def _describe(learner: Ranker | Retriever, aside: Path) -> dict[str, Any]:
         "label": learner.spec.labels[0],
         **({"labels": list(tasks.labels), "serve_score": tasks.order} if tasks is not None else {}),
         "split": (aside / "graphs" / "rank_split.onnx").exists(),
+        **_layers(learner),
     }
+
+
+def _layers(ranker: Ranker) -> dict[str, Any]:
+    """How the layers in graphs/rank.npz make a logit."""
+    layers = layers_of(ranker)
+    return {} if layers is None else {"layers": {"interaction": layers.interaction}}
 
 
 def _own_dims(learner: Ranker | Retriever, collections: Iterable[Mapping[int, str]]) -> dict[str, Any]:
@@ -306,8 +347,12 @@ def _copy_report(folder: Checkpoint, chosen: Mapping[str, StepCheckpoint], aside
     if _evaluation(folder, chosen)[0] is None:
         return
     report = json.loads((folder.path / EVALUATION).read_text(encoding="utf-8")).get("report")
-    if report is not None and Path(report).is_file():
-        shutil.copyfile(report, aside / REPORT)
+    if report is not None:
+        # The path was one of the machine that evaluated; beside the checkpoint, the report travels with it.
+        for path in (Path(report), folder.path / Path(report).name):
+            if path.is_file():
+                shutil.copyfile(path, aside / REPORT)
+                return
 
 
 def _check_gate(folder: Checkpoint, chosen: Mapping[str, StepCheckpoint], options: ExportConfig) -> None:
@@ -363,6 +408,7 @@ def _version(
         (read_recall(folder, chosen) or UNFITTED).as_dict(),
         options.rows,
         options.index,
+        options.products,
     ]
     return f"{max(checkpoint.step for checkpoint in chosen.values()):010d}-{_digest(content)[:8]}"
 

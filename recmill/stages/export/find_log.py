@@ -10,7 +10,7 @@ from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, LogError
 
 
-def find_log(folder: Checkpoint, data: str | None = None, table: Path | None = None) -> str:
+def find_log(folder: Checkpoint, data: str | None = None, table: str | Path | None = None) -> str:
     """The log's directory or URL; an error that names the flags if it cannot be found."""
     if data is not None:
         return data
@@ -28,7 +28,7 @@ def find_log(folder: Checkpoint, data: str | None = None, table: Path | None = N
     return found
 
 
-def _of_table(folder: Checkpoint, path: Path) -> str | None:
+def _of_table(folder: Checkpoint, path: str | Path) -> str | None:
     table = Table.open(path)
     source = folder.manifest["source"]
     if source.startswith("table ") and source != f"table {table.digest}":

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recmill.artifacts.bundle.bundle import Bundle, kept_checkpoint, previous_of, set_current
+from recmill.artifacts.bundle.remote import bundles_written
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
-from recmill.artifacts.lock import LOCK
 from recmill.artifacts.manifest import is_published, link_or_copy
 from recmill.errors import ArtifactError
 from recmill.stages.export.versions import exporting, is_whole, keep_newest, written_aside
+from recmill.storage.objects import is_url
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,25 @@ class PublishResult:
     bundle: Bundle
     previous: str | None
     removed: tuple[str, ...] = ()
+
+
+def publish_at(
+    candidate: str | Path,
+    address: str | Path,
+    checkpoint: str | Path | None = None,
+    keep: int | None = None,
+    despite_gate: bool = False,
+) -> PublishResult:
+    """`publish`, where any of them may be a URL."""
+    if checkpoint is not None:
+        checkpoint = Checkpoint.open(checkpoint).path
+    candidate = Bundle.open(candidate).path
+    if not is_url(address):
+        return publish(candidate, Path(address), checkpoint, keep, despite_gate)
+    with bundles_written(str(address)) as bundles:
+        published = publish(candidate, bundles.path, checkpoint, None, despite_gate)
+        removed = bundles.push_version(published.bundle.version, keep)
+    return replace(published, removed=tuple(removed))
 
 
 def publish(
@@ -82,7 +102,7 @@ def _copy(path: Path, into: Path, name: str) -> None:
         shutil.copytree(
             path,
             aside,
-            ignore=shutil.ignore_patterns(f"{LOCK}*"),
+            ignore=shutil.ignore_patterns(".*"),
             copy_function=link_or_copy,
             dirs_exist_ok=True,
         )

@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from recmill.artifacts.bundle.bundle import current_of, previous_of, set_current, versions_of
+from recmill.artifacts.bundle.remote import rollback_at
 from recmill.errors import ArtifactError
+from recmill.storage.objects import is_url
 
 
-def rollback(folder: Path, version: str | None = None) -> tuple[str, str | None]:
+def rollback(address: str | Path, version: str | None = None) -> tuple[str, str | None]:
     """Make a version current, by default the one that was so before; returns it and the one that was current."""
+    if is_url(address):
+        return rollback_at(str(address), version)
+    folder = Path(address)
     try:
         before = current_of(folder)
     except ArtifactError:

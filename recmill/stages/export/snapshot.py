@@ -68,14 +68,15 @@ def read_snapshot(
     progress: Progress | None = None,
     memory: int = DEFAULT_MEMORY,
     before: str | None = None,
+    sampled_rows: int = SAMPLED_ROWS,
 ) -> EntitySnapshot:
     """Read the whole log once (once more for each dedupe); clicks lie in `work` until they are asked for.
 
-    `before`: a split, such as "test"; it and those after it have not happened yet. Of a log that says neither who nor
-    what nor when, a few pieces are enough.
+    `before`: a split, such as "test"; it and those after it have not happened yet. `sampled_rows` come along. Of a log
+    that says neither who nor what nor when, a few pieces are enough.
     """
     log = LogRows(recipe, plan, data, memory, progress or Progress(quiet=True), before)
-    reading = _LogPass(recipe, log, work)
+    reading = _LogPass(recipe, log, work, sampled_rows)
     all_of_it = (recipe.log.user, recipe.log.item, recipe.log.time) != (None, None, None)
     for frame in log.read() if all_of_it else log.look_into():
         reading.add(frame)
@@ -230,7 +231,7 @@ class LogRows:
 class _LogPass:
     """Everything that one pass over the log collects."""
 
-    def __init__(self, recipe: r.Recipe, log: LogRows, work: Path) -> None:
+    def __init__(self, recipe: r.Recipe, log: LogRows, work: Path, sampled_rows: int) -> None:
         self.recipe, self.log = recipe, log
         spec = recipe.log
         order = [spec.time, POSITION] if spec.time else [POSITION]
@@ -243,7 +244,7 @@ class _LogPass:
         self.counts = ReducedRows(partial(_add_up, str(spec.item)))
         both = spec.item is not None and spec.user is not None
         self.clicks = ClickWriter(work, str(spec.user), str(spec.item), log.source.files) if both else None
-        self.sample = ReducedRows(_sampled)
+        self.sample = ReducedRows(partial(_sampled, sampled_rows))
         self.log_end: float | int | None = None
 
     def add(self, frame: pl.DataFrame) -> None:
@@ -349,9 +350,9 @@ def _add_up(item: str, counts: pl.DataFrame) -> pl.DataFrame:
     return counts.group_by(item).agg(pl.col("__count").sum())
 
 
-def _sampled(frame: pl.DataFrame) -> pl.DataFrame:
+def _sampled(number: int, frame: pl.DataFrame) -> pl.DataFrame:
     """Rows at random: those whose positions hash lowest, whatever pieces they come in."""
     hashes = hash_positions(frame[POSITION], 5)
-    if len(hashes) <= SAMPLED_ROWS:
+    if len(hashes) <= number:
         return frame
-    return frame[np.sort(np.argpartition(hashes, SAMPLED_ROWS)[:SAMPLED_ROWS])]
+    return frame[np.sort(np.argpartition(hashes, number)[:number])]

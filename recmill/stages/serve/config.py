@@ -87,6 +87,7 @@ class ServeConfig(LimitConfig):
     """Everything that `recmill serve` was told."""
 
     bundle: Path
+    bundle_url: str | None = None  # what `bundle` is the copy of, if it is one
 
     host: Annotated[
         str, Flag("address to bind (default: 127.0.0.1, this machine alone)", metavar="HOST", group="where")
@@ -141,6 +142,16 @@ class ServeConfig(LimitConfig):
         Flag(
             "with --features: of its keys, as `recmill load` was given (default: recmill)",
             metavar="P",
+            group="stages",
+        ),
+    ] = None
+
+    events: Annotated[
+        str | None,
+        Flag(
+            "stream that all servers and the trainer share, such as redis://host:6379/shop:events (default: events and "
+            "items stay in this server)",
+            metavar="URL",
             group="stages",
         ),
     ] = None

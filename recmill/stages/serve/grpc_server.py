@@ -91,6 +91,7 @@ def _events(request: pb.AddEventsRequest) -> list[m.Events]:
             user=convert.known_id(event.user, "user"),
             item=convert.known_id(event.item, "item"),
             values=convert.values_of(event.values),
+            id=event.id or None,
         )
         for event in request.events
     ]

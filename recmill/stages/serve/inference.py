@@ -2,8 +2,9 @@
 
 A ranker with several tasks has an output of each task's name, and `score`, by which the server orders items.
 
-A tensor has the shape [n] or [n, 1]. A missing value is an empty text, NaN, or null in JSON; a column that is not
-sent is missing in every row.
+A tensor has the shape [n] or [n, 1], of a column of lists [n, length]. A missing value is an empty text, NaN, or null
+in JSON; a column that is not sent is missing in every row. Lists end before what is missing at their end, or as long as
+the input NAME.lengths [n] says.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import polars as pl
 from recmill import __version__
 from recmill.dataset.batch import Array
 from recmill.errors import BadRequest, NotFound
-from recmill.recipe.kinds import is_list, kinds_of_columns
+from recmill.recipe.kinds import element_of, is_list, kinds_of_columns
 from recmill.stages.serve.batcher import Batcher
 from recmill.stages.serve.calls import INFER_ROLES, CallDispatcher
 from recmill.stages.serve.limits import MAX_DEADLINE_MS, Limits, decode_json
 from recmill.stages.serve.proto import convert
 from recmill.stages.serve.proto import predict_v2_pb2 as pb
-from recmill.stages.serve.tensors import column_from_bytes, column_from_values, frame_of, length_of
+from recmill.stages.serve.tensors import LENGTHS, Shape, column_from_bytes, column_from_values, frame_of
 
 if TYPE_CHECKING:
     from recmill.artifacts.bundle.bundle import Bundle
@@ -218,23 +219,25 @@ def _wanted(rows: ScoringRows, outputs: Outputs) -> Outputs:
 
 
 def inputs_of(bundle: Bundle) -> list[TensorFacts]:
-    """The raw columns that the ranking model's features read; lists cannot be sent as tensors."""
+    """The raw columns that the ranking model's features read; those of lists are followed by their lengths."""
     kinds = kinds_of_columns(bundle.recipe)
     in_hex = {
         column.name for column in bundle.recipe.log.columns if column.type == "hex"
     }  # as the log writes them
     model = bundle.models[MODEL]
-    used = {*model["numbers"], *model["keys"], *model["wide"]}
+    used = {*model["numbers"], *model["keys"], *model["wide"], *model.get("sequences", ())}
     read = dict.fromkeys(
         name for feature in bundle.recipe.features if feature.name in used for name in feature.columns
     )
-    return [
-        TensorFacts(
-            name=name, datatype="BYTES" if name in in_hex else _DATATYPE_OF_KIND[kinds[name]], shape=[-1]
+    facts = []
+    for name in read:
+        datatype = "BYTES" if name in in_hex else _DATATYPE_OF_KIND[element_of(kinds[name])]
+        facts.append(
+            TensorFacts(name=name, datatype=datatype, shape=[-1, -1] if is_list(kinds[name]) else [-1])
         )
-        for name in read
-        if not is_list(kinds[name])
-    ]
+        if is_list(kinds[name]):
+            facts.append(TensorFacts(name=name + LENGTHS, datatype="INT64", shape=[-1]))
+    return facts
 
 
 # over HTTP
@@ -249,15 +252,17 @@ def rows_from_http(body: bytes, header_length: str | None, limits: Limits) -> Sc
     request = decode_json(_request_decoder, text)
     columns, offset = [], 0
     for tensor in request.inputs:
-        length = length_of(tensor.name, tensor.shape)
+        shape = Shape.of(tensor.name, tensor.shape)
         num_bytes = tensor.parameters.get("binary_data_size")
         if num_bytes is None:
-            columns.append(column_from_values(tensor.name, tensor.datatype, length, tensor.data or []))
+            values = column_from_values(tensor.name, tensor.datatype, shape.num_values, tensor.data or [])
+            columns.append(shape.column(values))
             continue
         if not isinstance(num_bytes, int) or not 0 <= num_bytes <= len(rest) - offset:
             raise BadRequest(f'Input "{tensor.name}": binary_data_size is more than the request has.')
         data = rest[offset : offset + num_bytes]
-        columns.append(column_from_bytes(tensor.name, tensor.datatype, length, data))
+        values = column_from_bytes(tensor.name, tensor.datatype, shape.num_values, data)
+        columns.append(shape.column(values))
         offset += num_bytes
     if offset != len(rest):
         raise BadRequest(f"There are {len(rest) - offset:,} bytes more than the inputs declare.")
@@ -323,14 +328,15 @@ def rows_from_grpc(data: bytes) -> tuple[str, str, ScoringRows]:
         raise BadRequest(f"There are {len(request.inputs)} inputs, but {len(raw)} raw_input_contents.")
     columns = []
     for number, tensor in enumerate(request.inputs):
-        length = length_of(tensor.name, tensor.shape)
+        shape = Shape.of(tensor.name, tensor.shape)
         if raw:
-            columns.append(column_from_bytes(tensor.name, tensor.datatype, length, raw[number]))
+            column = column_from_bytes(tensor.name, tensor.datatype, shape.num_values, raw[number])
         elif tensor.datatype in _CONTENTS:
             values = list(getattr(tensor.contents, _CONTENTS[tensor.datatype]))
-            columns.append(column_from_values(tensor.name, tensor.datatype, length, values))
+            column = column_from_values(tensor.name, tensor.datatype, shape.num_values, values)
         else:
             raise BadRequest(f'Input "{tensor.name}" has the unknown datatype "{tensor.datatype[:20]}".')
+        columns.append(shape.column(column))
     timeout = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
     return (
         request.model_name,

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -18,12 +19,12 @@ from recmill.artifacts.bundle.entities import Side
 from recmill.artifacts.bundle.features import FeatureRows
 from recmill.artifacts.bundle.models import RankModel, TowerModel
 from recmill.artifacts.bundle.rows import RowTable
-from recmill.artifacts.bundle.sessions import Graph
 from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.dataset.batch import Array
 from recmill.errors import NotFound
 from recmill.features.task_scores import TaskScores
 from recmill.stages.serve import messages as m
+from recmill.stages.serve.followed import FollowedEvents, StreamEvent
 from recmill.stages.serve.lookup import FeatureLookup
 from recmill.stages.serve.recall import Recaller
 from recmill.stages.serve.store_writes import SideRows, StoreWriter
@@ -48,6 +49,7 @@ class LiveBundle:
         self.ranker = RankModel(bundle) if "ranking" in models else None
         self.recaller = Recaller(bundle) if bundle.items is not None else None
         self.num_deltas = 0  # that were applied to the bundle
+        self.followed = FollowedEvents()
         self.log_end: float | None = bundle.manifest.get("log_end")  # time of the newest training row
 
     @property
@@ -58,13 +60,8 @@ class LiveBundle:
 
     def add_items(self, items: Sequence[m.NewItem], in_store: bool = True) -> int:
         """Add items that can be recommended from now on; known ones are replaced. `in_store` as for events."""
-        entities, columns = self._recaller().items, self.lookup.raw_columns
-        allowed = set(columns.of("item"))
-        rows = [
-            columns.typed({**item.values, entities.id_column: item.id}, allowed, f"Item {item.id}")
-            for item in items
-        ]
-        raw = columns.frame(rows, list(entities.raw_schema))
+        rows = self.check_items(items)
+        raw = self.lookup.raw_columns.frame(rows, list(self._recaller().items.raw_schema))
         features = self.lookup.features_of("item", raw)
         with self.lock.writing():
             self._recaller().show_items(self._indices([item.id for item in items]))
@@ -72,6 +69,14 @@ class LiveBundle:
         if in_store and self.writer is not None:
             self.writer.put("item", raw, features)
         return len(rows)
+
+    def check_items(self, items: Sequence[m.NewItem]) -> list[m.Values]:
+        """The raw columns of items; BadRequest for those that an item cannot have."""
+        id_column, columns = self._recaller().items.id_column, self.lookup.raw_columns
+        allowed = set(columns.of("item"))
+        return [
+            columns.typed({**item.values, id_column: item.id}, allowed, f"Item {item.id}") for item in items
+        ]
 
     def _put_items(self, raw: pl.DataFrame, features: pl.DataFrame) -> None:
         recaller, vectors = self._recaller(), None
@@ -94,18 +99,23 @@ class LiveBundle:
             recaller.remove_items(known)
         return len(known)
 
+    def num_known(self, items: Sequence[m.Id]) -> int:
+        """How many of these items there are."""
+        indices = self._indices(items)
+        return len(np.unique(indices[indices >= 0]))
+
     def add_events(self, events: Sequence[m.Event], in_store: bool = True) -> int:
         """Append events to the histories of users, for the next answers. All of them, or none.
 
         `in_store`: also in the store, which other processes share; one of them may have written them already.
         """
         self._recaller()
-        all_values = [self._event_values(event) for event in events]
+        all_values = [self.event_values(event) for event in events]
         for event, values in zip(events, all_values, strict=True):
             self._add_event(event, values, in_store)
         return len(events)
 
-    def _event_values(self, event: m.Event) -> dict[str, Any]:
+    def event_values(self, event: m.Event) -> dict[str, Any]:
         """The other columns of an event; BadRequest for one that the log could not hold."""
         log, columns = self.bundle.recipe.log, self.lookup.raw_columns
         ids = {log.user: event.user, log.item: event.item}
@@ -120,9 +130,7 @@ class LiveBundle:
             item = lookup.raw_items([event.item])[0]
 
         def after(raw: m.Values) -> pl.DataFrame:
-            raw = raw | {name: value for name, value in values.items() if columns.owners.get(name) == "user"}
-            raw |= lookup.after_event(raw, {**item, **values})
-            return columns.frame([raw], lookup.columns_of_side("user"))
+            return columns.frame([self._after(raw, item, values)], lookup.columns_of_side("user"))
 
         user = None
         if in_store and self.writer is not None:
@@ -132,6 +140,65 @@ class LiveBundle:
         with self.lock.writing():
             self.bundle.entities("user").put(raw, features)
             self._add_clicks([(event.user, event.item)])
+
+    def _after(self, raw: m.Values, item: m.Values, values: Mapping[str, Any]) -> m.Values:
+        """Raw columns of a user after an event: what it says of the user, and the histories with it."""
+        owners = self.lookup.raw_columns.owners
+        raw = raw | {name: value for name, value in values.items() if owners.get(name) == "user"}
+        return raw | self.lookup.after_event(raw, {**item, **values})
+
+    # events of a stream
+
+    def follow_events(self, events: Sequence[StreamEvent]) -> None:
+        """Apply events of the stream, in its order; a delta will bring them too."""
+        if not events:
+            return
+        lookup, raw = self.lookup, dict[m.Id, m.Values]()
+        for event in events:  # no lock of answers: what changes a version takes turns by `catching_up`
+            if event.user not in raw:
+                raw[event.user] = lookup.raw_user(event.user, in_store=False)
+            raw[event.user] = self._after_stream_event(raw[event.user], event)
+        users = lookup.raw_columns.frame(list(raw.values()), lookup.columns_of_side("user"))
+        features = lookup.features_of("user", users)
+        with self.lock.writing():
+            self.bundle.entities("user").put(users, features)
+            self._add_clicks([(event.user, event.item) for event in events if event.is_click])
+        known = self._indices([event.item for event in events]) >= 0
+        # The delta that brings an unknown item brings its clicks.
+        counted = {event.entry for event, is_known in zip(events, known.tolist(), strict=True) if is_known}
+        self.followed.add(events, counted)
+
+    def _after_stream_event(self, raw: m.Values, event: StreamEvent) -> m.Values:
+        item = self.lookup.raw_items([event.item])[0]
+        item = {name: value for name, value in item.items() if event.values.get(name) is None}
+        owners = self.lookup.raw_columns.owners
+        # A row that does not say it does not make a user's country unknown.
+        values = {
+            name: value
+            for name, value in event.values.items()
+            if value is not None or owners.get(name) != "user"
+        }
+        return self._after(raw, {}, {**values, **item})
+
+    def without_followed(self, changes: Changes, end: int) -> Changes:
+        """A delta that reaches up to this entry, without what the stream has brought already.
+
+        Its rows of users are older than what was applied since: those events come again behind it.
+        """
+        clicks, users = changes.clicks, changes.users
+        if clicks is not None and "entry" in clicks.columns:
+            clicks = clicks.filter(~self.followed.is_counted(clicks["entry"]))
+        if users is not None:
+            users = self._with_later_events(users, end)
+        return replace(changes, clicks=clicks, users=users)
+
+    def _with_later_events(self, users: pl.DataFrame, end: int) -> pl.DataFrame:
+        id_column = self.bundle.entities("user").id_column
+        rows = {row[id_column]: row for row in users.iter_rows(named=True)}
+        for event in self.followed.after(end):
+            if event.user in rows:
+                rows[event.user] = self._after_stream_event(rows[event.user], event)
+        return self.lookup.raw_columns.frame(list(rows.values()), users.columns)
 
     def _add_clicks(self, clicks: Sequence[tuple[m.Id, m.Id]]) -> None:
         recaller = self._recaller()
@@ -147,9 +214,9 @@ class LiveBundle:
 
         Answers in progress end before it, later ones wait.
         """
-        graphs = {
-            name: Graph(graph) for name, graph in changes.graphs.items() if name in ("rank", "rank_split")
-        }
+        dense = None
+        if self.ranker is not None and changes.graphs:
+            dense = self.ranker.opened(changes.graphs, changes.layers)
         tables = {name: self._table(name) for name in changes.tables}
         for name, change in changes.tables.items():
             tables[name].check(change.keys, change.rows, change.shared)
@@ -161,8 +228,8 @@ class LiveBundle:
                 tables[name].remove(change.removed)
                 if change.shared is not None:
                     tables[name].update_shared(change.shared)
-            if self.ranker is not None:
-                self.ranker.swap(graphs)
+            if self.ranker is not None and dense is not None:
+                self.ranker.swap(dense)
             for side, raw, features in rows:
                 if side == "item":
                     self._put_items(raw, features)

@@ -156,11 +156,15 @@ class Features(Message, frozen=True, kw_only=True):
 
 
 class Event(Message, frozen=True, kw_only=True):
-    """Something a user just did. It joins the user's history; it does not reach the log or training."""
+    """Something a user just did. It joins the user's history; where servers share a stream, it is learned from too.
+
+    In a stream, events with the same `id` count once, so one without an answer may be sent again.
+    """
 
     user: Id
     item: Id
     values: Values = {}  # other columns of the log, such as the label
+    id: str | None = None
 
 
 class NewItem(Message, frozen=True, kw_only=True):
@@ -240,6 +244,9 @@ class Trace(Message, frozen=True, kw_only=True):
 
     stages: dict[str, float]
     counts: dict[str, int]
+    ranker: str = (
+        ""  # native float32 or int8 products, or onnxruntime and why; empty when another role ranked
+    )
     user: Values = {}  # raw columns as used
     items: list[Values] = []  # raw columns of the recommended items, in their order
     user_features: Values = {}
@@ -299,6 +306,7 @@ class Status(Message, frozen=True, kw_only=True):
     ready: bool
     manifest: dict[str, Any]
     store: str | None = None  # why changes have not reached the feature store; null if they have
+    events: str | None = None  # why the event stream is not read; null if it is
     refused: dict[str, str] = {}
 
 

@@ -93,6 +93,8 @@ class RawColumns:
         if name in self._hex and rows.schema[name] == pl.String:
             text = pl.col(name)
             return pl.when(text != "").then(text.str.to_integer(base=16))
+        if self.kinds[name].startswith(LIST_OF) and not isinstance(rows.schema[name], pl.List):
+            return pl.when(pl.col(name).is_not_null()).then(pl.concat_list(name))
         return pl.col(name)
 
 

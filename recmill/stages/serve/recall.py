@@ -103,6 +103,7 @@ class Recaller:
         }
         self.seen = ClickedItems(bundle)
         self._is_removed = np.zeros(len(self.items), bool)
+        self._has_removed = False  # whether any of them is: looking at all would cost each request a scan
         self._masks = Masks(self.items)
 
     def _trending(self) -> Popularity:
@@ -166,7 +167,7 @@ class Recaller:
         if not query.show_seen:
             banned.append(self.seen.of(user_row.index, user_row.id))
         allowed = self._masks.of(query.where, deadline) if query.where else None
-        if self._is_removed.any():
+        if self._has_removed:
             allowed = ~self._is_removed if allowed is None else allowed & ~self._is_removed
         together = np.concatenate(banned)
         item_filter = ItemFilter(np.unique(together[together >= 0]), allowed)
@@ -253,9 +254,11 @@ class Recaller:
     def show_items(self, indices: Array) -> None:
         """Items that may have been removed can be recommended again."""
         self._is_removed[indices[indices >= 0]] = False
+        self._has_removed = bool(self._is_removed.any())
 
     def remove_items(self, indices: Array) -> None:
         self._is_removed[indices] = True
+        self._has_removed = bool(self._is_removed.any())
         if self.vector_index is not None:
             self.vector_index.remove(indices)
 

@@ -352,6 +352,7 @@ class Recommender(ItemAnswers):
                 "candidates": len(candidates.indices),
                 "answered": len(chosen.indices),
             },
+            ranker=self.ranker.runs if self.ranker is not None else "",
             user=raw,
             items=entities.raw(chosen.indices).to_dicts(),
             user_features=user_row.features.row(0),

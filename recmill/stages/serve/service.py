@@ -45,6 +45,7 @@ class Service:
         self.versions = Versions(config, self.telemetry)
         follows = config.watch or self.versions.journal is not None
         self._watcher = Watcher(self.versions, watch_seconds) if follows else None
+        self._storage = self.versions.storage if config.watch else None
         self._remote: RemoteRecommender | None = _remote_recommender(config)
         log = config.request_log
         self._request_log = RequestLog(log, config.request_log_share, self.telemetry) if log else None
@@ -58,10 +59,16 @@ class Service:
         if self._watcher is not None:
             self.versions.look()
             self._watcher.start()
+        if self.versions.stream is not None:
+            self.versions.stream.start()
+        if self._storage is not None:
+            self._storage.start()
         self.ready = True
 
     def close(self) -> None:
         self.ready = False
+        if self._storage is not None:
+            self._storage.close()
         if self._watcher is not None:
             self._watcher.close()
         if self._shadow_pool is not None:
@@ -164,6 +171,7 @@ class Service:
             freshness_seconds=time.time() - current.log_end if current.log_end else None,
             ready=self.ready,
             store=current.writer.problem if current.writer is not None else None,
+            events=self.versions.stream.problem if self.versions.stream is not None else None,
             manifest={
                 **manifest,
                 "steps": bundle.manifest["checkpoint"]["steps"],

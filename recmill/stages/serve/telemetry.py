@@ -264,6 +264,8 @@ class _StatusMetrics:
         yield Gauge("recmill_deltas_in_version", "Deltas on top of the current version.", status.deltas)
         behind = "1 while changes wait for the feature store, and once some were dropped."
         yield Gauge("recmill_store_behind", behind, float(status.store is not None))
+        waits = "1 while the event stream cannot be read."
+        yield Gauge("recmill_events_behind", waits, float(status.events is not None))
         yield Gauge(
             "recmill_refused_versions", "Versions and deltas that are not taken.", len(status.refused)
         )

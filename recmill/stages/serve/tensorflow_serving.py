@@ -24,7 +24,7 @@ from recmill.stages.serve.inference import OUTPUT, Outputs, Scoring, ScoringRows
 from recmill.stages.serve.limits import Limits, decode_json
 from recmill.stages.serve.proto import convert
 from recmill.stages.serve.proto import tensorflow_serving_pb2 as pb
-from recmill.stages.serve.tensors import column_from_bytes, column_from_values, frame_of, length_of
+from recmill.stages.serve.tensors import Shape, column_from_bytes, column_from_values, frame_of, list_column
 
 SERVICE = "tensorflow.serving.PredictionService"
 
@@ -145,13 +145,14 @@ def _column(name: str, tensor: pb.Tensor, limits: Limits) -> pl.Series:
         expected = ", ".join(f"{number} ({datatype})" for number, (datatype, _) in _TYPES.items())
         raise BadRequest(f'Input "{name}" has the dtype {tensor.dtype}; expected one of {expected}.')
     datatype, field = _TYPES[tensor.dtype]
-    length = length_of(name, [dim.size for dim in tensor.tensor_shape.dim])
+    shape = Shape.of(name, [dim.size for dim in tensor.tensor_shape.dim])
+    length = shape.num_values
     if tensor.tensor_content:
-        return column_from_bytes(name, datatype, length, tensor.tensor_content)
+        return shape.column(column_from_bytes(name, datatype, length, tensor.tensor_content))
     values = list(getattr(tensor, field))
     if 0 < len(values) < length <= limits.max_body // 8:
         values += values[-1:] * (length - len(values))  # the last value stands for all that follow
-    return column_from_values(name, datatype, length, values)
+    return shape.column(column_from_values(name, datatype, length, values))
 
 
 def frame_of_examples(
@@ -174,10 +175,16 @@ def _example_column(name: str, features: Sequence[pb.Feature | None]) -> pl.Seri
         )
     kind = next(iter(kinds), "bytes_list")
     values = [list(getattr(one, kind).value) if one is not None else [] for one in features]
-    if longest := max((len(each) for each in values if len(each) > 1), default=0):
-        raise BadRequest(f'Feature "{name}" must have one value in an example, got {longest}.')
-    single = [each[0] if each else None for each in values]
-    return column_from_values(name, _DATATYPES[kind], len(single), single)
+    return _values_or_lists(name, _DATATYPES[kind], values)
+
+
+def _values_or_lists(name: str, datatype: str, values: Sequence[Sequence[Any]]) -> pl.Series:
+    """One value of each row, missing where there is none; lists, if any row has several."""
+    lengths = np.array([len(row) for row in values], np.int64)
+    if (lengths <= 1).all():
+        return column_from_values(name, datatype, len(values), [row[0] if row else None for row in values])
+    together = [one for row in values for one in row]
+    return list_column(column_from_values(name, datatype, len(together), together), lengths, lengths)
 
 
 def predict_reply(answer: ModelAnswer) -> pb.PredictResponse:
@@ -268,20 +275,20 @@ def _frame_of_rows(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 
 def _json_column(name: str, values: Sequence[Any]) -> pl.Series:
-    single = [_json_value(name, value) for value in values]
-    return column_from_values(name, _datatype(single), len(single), single)
+    rows = [[_json_value(name, one) for one in (row if isinstance(row, list) else [row])] for row in values]
+    return _values_or_lists(name, _datatype(one for row in rows for one in row), rows)
 
 
 def _json_value(name: str, value: Any) -> Any:
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
     if isinstance(value, dict) and set(value) == {"b64"}:
         try:
             return base64.b64decode(value["b64"], validate=True)
         except (TypeError, ValueError, binascii.Error):
             raise BadRequest(f'Input "{name}" has a b64 that is not base64.') from None
     if isinstance(value, list | dict):
-        raise BadRequest(f'Input "{name}" must have one value a row, got {str(value)[:40]}.')
+        raise BadRequest(
+            f'Input "{name}" must have one value or a list of values a row, got {str(value)[:40]}.'
+        )
     return value
 
 
@@ -313,7 +320,7 @@ def rest_status(version: str) -> dict[str, Any]:
 def rest_metadata(scoring: Scoring, name: str) -> dict[str, Any]:
     """The signature that Predict takes."""
     model = scoring.model(name)
-    inputs = {one.name: _tensor_info(one.name, one.datatype, [-1]) for one in model.inputs}
+    inputs = {one.name: _tensor_info(one.name, one.datatype, one.shape) for one in model.inputs}
     empty = named_outputs({one.name: np.empty(0, np.float32) for one in model.outputs})
     outputs = {key: _output_info(key, values) for key, values in empty.items()}
     signature = {"inputs": inputs, "outputs": outputs, "method_name": "tensorflow/serving/predict"}

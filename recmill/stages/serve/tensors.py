@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import polars as pl
 import pyarrow as pa
 
 from recmill.errors import BadRequest
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _NUMPY: dict[str, str] = {
     "BOOL": "?",
@@ -27,11 +30,50 @@ _NUMPY: dict[str, str] = {
 }
 
 
-def length_of(name: str, shape: Iterable[int]) -> int:
-    shape = list(shape)
-    if len(shape) not in (1, 2) or shape[0] < 0 or (len(shape) == 2 and shape[1] != 1):
-        raise BadRequest(f'Input "{name}" must have the shape [n] or [n, 1], got {shape[:8]}.')
-    return shape[0]
+LENGTHS = ".lengths"  # an input of this ending has the lengths of the lists of the input before it
+MAX_LIST = 10_000
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a tensor: so many rows of one value, or of lists that are filled up to `width`."""
+
+    rows: int
+    width: int | None = None
+
+    @classmethod
+    def of(cls, name: str, sizes: Iterable[int]) -> Shape:
+        """Raises BadRequest for any other shape. [n, 1] may be either: values become lists where columns hold lists."""
+        sizes = list(sizes)
+        if len(sizes) not in (1, 2) or sizes[0] < 0 or (len(sizes) == 2 and not 1 <= sizes[1] <= MAX_LIST):
+            raise BadRequest(
+                f'Input "{name}" must have the shape [n], or [n, length] for lists of 1 to {MAX_LIST:,} values; '
+                f"got {sizes[:8]}."
+            )
+        return cls(sizes[0], sizes[1] if len(sizes) == 2 and sizes[1] != 1 else None)
+
+    @property
+    def num_values(self) -> int:
+        return self.rows * (1 if self.width is None else self.width)
+
+    def column(self, values: pl.Series) -> pl.Series:
+        """The tensor's values as rows. What is missing at the end of a list fills it up and is no part of it."""
+        if self.width is None:
+            return values
+        values = _with_missing(values)
+        is_there = values.is_not_null().to_numpy().reshape(self.rows, self.width)
+        lengths = (is_there * np.arange(1, self.width + 1)).max(axis=1, initial=0)
+        return list_column(values, np.full(self.rows, self.width), lengths)
+
+
+def list_column(values: pl.Series, widths: Array, lengths: Array) -> pl.Series:
+    """Lists from their values one after the other: `widths` of each list, of which the first `lengths` are taken."""
+    starts = np.cumsum(widths) - widths
+    index_in_list = np.arange(len(values)) - np.repeat(starts, widths)
+    kept = values.filter(pl.Series(index_in_list < np.repeat(lengths, widths)))
+    offsets = np.concatenate([[0], np.cumsum(np.minimum(lengths, widths))]).astype(np.int64)
+    lists = pa.LargeListArray.from_arrays(pa.array(offsets), kept.to_arrow())
+    return pl.Series(values.name, lists)
 
 
 def frame_of(columns: Sequence[pl.Series]) -> pl.DataFrame:
@@ -46,10 +88,25 @@ def frame_of(columns: Sequence[pl.Series]) -> pl.DataFrame:
         raise BadRequest(
             f"All inputs must have the same number of rows, got {', '.join(map(str, sorted(heights)[:8]))}."
         )
-    return pl.DataFrame([_with_missing(column) for column in columns])
+    return _with_lengths(pl.DataFrame([_with_missing(column) for column in columns]))
+
+
+def _with_lengths(frame: pl.DataFrame) -> pl.DataFrame:
+    """Lists cut to their lengths where an input has them: what fills up integers is an integer too."""
+    for name in [name for name in frame.columns if name.endswith(LENGTHS)]:
+        lists, lengths = name.removesuffix(LENGTHS), frame[name]
+        if lists not in frame.columns:
+            raise BadRequest(f'Input "{name}" has the lengths of "{lists}", which is not among the inputs.')
+        if not lengths.dtype.is_integer() or lengths.has_nulls() or not lengths.is_between(0, MAX_LIST).all():
+            raise BadRequest(f'Input "{name}" must have integers from 0 to {MAX_LIST:,}.')
+        column = pl.col(lists) if frame.schema[lists] == pl.List else pl.concat_list(lists)
+        frame = frame.with_columns(column.list.head(pl.col(name))).drop(name)
+    return frame
 
 
 def _with_missing(column: pl.Series) -> pl.Series:
+    if column.dtype == pl.List:
+        return column
     if column.dtype.is_float():
         return column.cast(pl.Float64).fill_nan(None)
     if column.dtype == pl.String:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,11 @@ from recmill.artifacts.bundle.delta import Delta, deltas_folder
 from recmill.artifacts.feature_store.redis import DEFAULT_PREFIX, RedisStore
 from recmill.errors import ArtifactError, NotFound, RecmillError, StoreError
 from recmill.stages.serve.changes import Change, LiveChanges
+from recmill.stages.serve.followed import end_of_delta
+from recmill.stages.serve.live_stream import LiveStream, check_followable
 from recmill.stages.serve.recommender import Recommender
 from recmill.stages.serve.shared_state import ChangeJournal, VersionState
+from recmill.stages.serve.storage import StorageFollower
 from recmill.stages.serve.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -40,7 +43,9 @@ class Versions:
         self.pinned = None if self.folder == path else path.name  # the one version to serve, if one was named
         self.state = VersionState(telemetry.folder)
         self.journal = ChangeJournal(telemetry.folder) if telemetry.folder is not None else None
+        self.storage = StorageFollower(config.bundle_url) if config.bundle_url else None
         self.folder_problem = ""  # why it is not known which version is current
+        self.stream: LiveStream | None = None
         self._others: dict[str, Recommender] = {}
         self._live_changes = LiveChanges()
         self._opening = threading.Lock()
@@ -50,6 +55,9 @@ class Versions:
         self.canary: Recommender | None = None
         self.shadow: Recommender | None = None
         self.current = self._open_first()
+        if config.events is not None:
+            check_followable(self.current)
+        self.stream = LiveStream(config.events, self) if config.events is not None else None
         self.canary = self.named(config.canary[0]) if config.canary else None
         self.shadow = self.named(config.shadow) if config.shadow else None
 
@@ -69,6 +77,8 @@ class Versions:
             return recommender if recommender is not None else self._open_other(version)
 
     def close(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
         for recommender in self.all():
             recommender.close()
 
@@ -107,7 +117,7 @@ class Versions:
     def _open_other(self, version: str) -> Recommender:
         recommender = self._open_version(version)
         with self._changing:
-            self._live_changes.give_to(recommender)
+            self._give_changes(recommender)
             others = [*self._others.values(), recommender][-_MAX_OTHERS:]
             self._others = {one.bundle.path.name: one for one in others}
         return recommender
@@ -135,6 +145,8 @@ class Versions:
         return recommender
 
     def _check_exists(self, version: str) -> None:
+        if self.storage is not None and self.storage.copy.fetch_version(version):
+            return
         known = versions_of(self.folder)
         if version not in known:
             raise NotFound(f'No version "{version}"; there are: {", ".join(known)}.')
@@ -157,12 +169,17 @@ class Versions:
                 return
             with self._changing:
                 if known is None:
-                    self._live_changes.give_to(recommender)
+                    self._give_changes(recommender)
                 self.previous, self.current = self.current, recommender
                 self._others.pop(version, None)
 
     def rollback(self, version: str | None) -> None:
         """Serve an earlier version again, here and on every server of this folder."""
+        if self.storage is not None:
+            raise ArtifactError(
+                f"The versions are those of {self.config.bundle_url}, to which servers do not write. Run `recmill "
+                f"rollback --bundle {self.config.bundle_url}`: every server follows."
+            )
         version = version or (self.previous.version if self.previous else previous_of(self.folder))
         if version is None:
             raise NotFound(f"There is no version before {self.current.version} to go back to.")
@@ -255,7 +272,13 @@ class Versions:
                 f"Delta {path} is number {delta.number} of {delta.version}; expected "
                 f"{recommender.num_deltas + 1} of {version}. It is refused."
             )
-        recommender.apply(delta.changes(), in_store=recommender is self.current)
+        changes = delta.changes()
+        end = end_of_delta(delta.manifest, self.stream.key if self.stream is not None else None)
+        if end is not None:
+            changes = recommender.without_followed(changes, end)
+        recommender.apply(changes, in_store=recommender is self.current)
+        if end is not None:
+            recommender.followed.delta_applied(end)
         recommender.num_deltas = delta.number
         recommender.log_end = delta.manifest.get("log_end", recommender.log_end)
 
@@ -277,12 +300,35 @@ class Versions:
 
     # live changes
 
+    def _give_changes(self, recommender: Recommender) -> None:
+        """To a version that was just opened: items first, for events may be about new ones."""
+        self._live_changes.give_to(recommender)
+        if self.stream is not None:
+            self.stream.bring(recommender)
+
     def change(self, change: Change) -> int:
-        """Apply a change to all versions, and pass it to the other processes; how many things it changed."""
+        """Apply a change to all versions, and pass it to the other processes; how many things it changed.
+
+        With a stream, through it: other servers get it too.
+        """
+        if self.stream is not None:
+            return self.stream.publish(change)
         number = self._change(change, in_store=True)
         if self.journal is not None:
             self.journal.write(change)
         return number
+
+    def apply(self, change: Change) -> int:
+        """Apply a change of items that the stream brought, unless a later one is applied already."""
+        return self._change(change, in_store=False)
+
+    def take_items(self, changes: Iterable[Change]) -> None:
+        """Changes of items from before the start, to all versions and those that are opened later."""
+        with self._changing:
+            for change in changes:
+                self._live_changes.add(change)
+            for recommender in self.all():
+                self._live_changes.give_to(recommender)
 
     def _take_changes(self) -> None:
         """Apply changes that other processes of this server took; they have changed the store already."""
@@ -313,6 +359,8 @@ class Versions:
         refused = self.state.refused()
         if self.folder_problem:
             refused[CURRENT] = self.folder_problem
+        if self.storage is not None and self.storage.problem:
+            refused["storage"] = self.storage.problem
         return {path.removeprefix(prefix): reason.replace(prefix, "") for path, reason in refused.items()}
 
     def previous_name(self) -> str | None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from recmill.config import FRACTION, SECONDS, SIZE, WHOLE, Flag, ValueKind
@@ -101,6 +102,10 @@ class FollowConfig:
     rate: Annotated[float, Flag("with --follow: fraction of the recipe's learning rates", FRACTION)] = 0.3
     max_seconds: Annotated[
         float | None, Flag("with --follow: stop after (default: never)", SECONDS, name="--for")
+    ] = None
+    tables: Annotated[
+        Path | None,
+        Flag("with --follow from a stream: where side tables are", metavar="DIR"),
     ] = None
     threads: int = 1
     warn: Callable[[str], None] = lambda message: None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from recmill.artifacts.checkpoint.checkpoint import METRICS
 from recmill.learner.base import Learner
 from recmill.recipe import recipe as r
 from recmill.reporting.progress import ProgressBar
@@ -14,7 +13,8 @@ from recmill.stages.train.threads import Threads
 from recmill.stages.train.trainer import Metrics, Trainer, TrainProgress
 
 _STEPS_BETWEEN_LINES = 50
-_SAME_EVERY_TIME = {"rows", "positive_rate", "constant_accuracy", "auc_margin"}
+_SAME_EVERY_TIME = {"rows", "positive_rate", "constant_accuracy", "auc_margin", "mean", "constant_rmse"}
+_SHOWN = ("auc", "r2", "ndcg@10")  # beside the loss, the first that the last evaluation has
 
 
 class Reporter:
@@ -70,7 +70,7 @@ def values_of(progress: TrainProgress) -> dict[str, float]:
 
 
 def _note(progress: TrainProgress, metrics: Metrics) -> str:
-    known = next((f"  {name} {metrics[name]:.4f}" for name in METRICS.values() if name in metrics), "")
+    known = next((f"  {name} {metrics[name]:.4f}" for name in _SHOWN if name in metrics), "")
     return (
         f"step {progress.step:,}/{progress.total_steps:,}  loss {progress.loss:.4f}{known}  "
         f"waits {progress.wait_share:.0%}"

@@ -24,8 +24,9 @@ from recmill.learner.trees import fit_trees
 from recmill.logs.config import DEFAULT_MAX_BAD
 from recmill.logs.counted import Each
 from recmill.logs.inputs import open_inputs
-from recmill.models.trees import BlendedRanker
+from recmill.models.trees import BlendedRanker, TreeRanker
 from recmill.recipe import recipe as r
+from recmill.recipe.crosses import is_open, with_crosses_of
 from recmill.recipe.defaults import DEFAULT_BATCH_SIZE
 from recmill.stages.train.trainer import BatchSource, Metrics
 
@@ -97,7 +98,7 @@ class TableData:
         batches = Batches(self.table, EVALUATION_BATCH, "eval", learner.layout.features)
 
         def evaluate() -> Metrics:
-            if learner.spec.trees is not None:
+            if isinstance(learner.model, BlendedRanker):
                 learner.fit_blend(batches.read())
             return evaluate_ranker(learner, batches.read(), workers).metrics().as_dict()
 
@@ -119,7 +120,7 @@ def fit_ranker_trees(
         )
     spec, train = learner.spec, learner.train_spec
     assert spec.trees is not None
-    assert isinstance(learner.model, BlendedRanker)
+    assert isinstance(learner.model, BlendedRanker | TreeRanker)
     fit_trees(
         spec.trees,
         learner.model.trees,
@@ -139,18 +140,18 @@ class LogData:
         self,
         recipe: r.Recipe,
         data: str,
-        plan_from: Path | None = None,
+        plan_from: str | Path | None = None,
         max_bad: float = DEFAULT_MAX_BAD,
         note: Callable[[str], None] = lambda line: None,
         each: Each | None = None,
     ) -> None:
         """`each` is how units of the log are counted; on threads without it."""
         self.each = each
-        self.recipe = recipe
         self.data = _absolute(data)
         self.max_bad = max_bad
         self.note = note
         self.plan = _plan(recipe, plan_from)
+        self.recipe = recipe = with_crosses_of(recipe, self.plan.recipe)
         self.name = f"log {self.data} ({_digest(recipe, self.data)}), plan {self.plan.digest()}"
         self.columns = self.plan.columns()
         self._counted: LogBatches | None = None
@@ -201,7 +202,7 @@ def open_log_data(
     recipe: r.Recipe, data: str, plan: str | None, max_bad: float, note: Callable[[str], None]
 ) -> TrainingData:
     """The same of a raw log, with the features of an artifact."""
-    return LogData(recipe, data, Path(plan) if plan else None, max_bad, note)
+    return LogData(recipe, data, plan, max_bad, note)
 
 
 def check_prepared(recipe: r.Recipe, prepared: r.Recipe, table: Path) -> None:
@@ -234,12 +235,12 @@ def _ranker(learner: Learners) -> Ranker:
     )
 
 
-def _plan(recipe: r.Recipe, path: Path | None) -> Plan:
+def _plan(recipe: r.Recipe, path: str | Path | None) -> Plan:
     """The Plan of a Table or of a checkpoint; none is needed when there is nothing to fit."""
     if path is not None:
         return plan_at(path)
     plan = Plan(recipe)
-    if plan.pending():
+    if plan.pending() or is_open(recipe):
         raise RecmillError(
             f'Recipe "{recipe.name}" has features that are fitted. Fit them once with `recmill prepare` and add '
             "--plan DIR, the Table's directory."

@@ -13,9 +13,11 @@ from recmill.reporting.machine import available_cores, cpu_quota
 
 # Of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-_PROBE_SECONDS = 0.25
+_PROBE_SECONDS = 0.08
+_PROBES = 3  # of one thread and of all in turn: the best of each, for other work only makes them slower
 _PROBE_SIZE = 256
 _MIN_GAIN = 1.25  # all threads together over one, to use more than one
+_MOST_GAIN = 1.2  # of the number of threads; noise beyond that
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,15 @@ def choose_threads(requested: int | None = None) -> Threads:
     why = f"{allowed} cores" + (f", quota {quota:g}" if quota else "")
     if allowed == 1:
         return Threads(1, why)
-    alone, together = _speed(1), _speed(allowed)
-    gain = together / alone
+    probes = [(_speed(1), _speed(allowed)) for _ in range(_PROBES)]
+    alone, together = (max(speeds) for speeds in zip(*probes, strict=True))
+    return threads_by_gain(together / alone, allowed, why)
+
+
+def threads_by_gain(gain: float, allowed: int, why: str) -> Threads:
+    """All of them unless they gain too little. A gain beyond the cores says that something else took them from one."""
+    if gain > allowed * _MOST_GAIN:
+        return Threads(allowed, f"{why}; other work on them, so that their gain cannot be measured")
     number = allowed if gain >= _MIN_GAIN else 1
     return Threads(number, f"{why}; {allowed} threads give {gain:.1f}x of one")
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts.checkpoint.checkpoint import METRICS, Checkpoint
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.checkpoint.checkpoints import Checkpoints
 from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.artifacts.lock import lock_folder
@@ -17,9 +17,10 @@ from recmill.artifacts.manifest import WORK, is_published
 from recmill.distributed.parallel import distribute
 from recmill.distributed.workers import SINGLE_WORKER, Workers
 from recmill.embeddings.table import DiskTier
-from recmill.errors import ArtifactError, RecmillError
+from recmill.errors import ArtifactError, RecmillError, StorageError
 from recmill.learner.saved import models_of, new_learner
 from recmill.recipe import recipe as r
+from recmill.recipe.crosses import with_crosses_of
 from recmill.recipe.defaults import is_resolved, resolve
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress as Bars
@@ -30,6 +31,9 @@ from recmill.stages.train.reporter import Reporter, run_facts, values_of
 from recmill.stages.train.source import TrainingData, fit_ranker_trees
 from recmill.stages.train.threads import Threads, choose_threads, keep_freed_memory
 from recmill.stages.train.trainer import Metrics, State, Trainer, TrainProgress
+from recmill.storage.index import read_index
+from recmill.storage.objects import ObjectStore, is_url
+from recmill.storage.workspace import written
 
 OnReport = Callable[[Metrics, Path | None], None]
 OnStep = Callable[[str, TrainProgress], None]  # the model's name, and how it is doing
@@ -43,6 +47,7 @@ class TrainContext:
     on_report: OnReport | None = None  # of each checkpoint that is published, on every worker
     on_step: OnStep | None = None  # on the first worker; may raise StopTraining
     on_evaluation: OnStep | None = None  # the same, after steps with metrics
+    publish: Callable[[], None] | None = None  # after each checkpoint, on the thread that wrote it
     warn: Callable[[str], None] = field(default=lambda message: None)
 
 
@@ -92,6 +97,54 @@ def train(
         return train_locked(recipe, source, into, options, bars, report, context)
 
 
+def train_at(
+    recipe: r.Recipe,
+    source: TrainingData,
+    address: str | Path,
+    options: TrainConfig,
+    bars: Bars | None = None,
+    report: Callable[[TrainResult], None] = lambda trained: None,
+    context: TrainContext = ALONE,
+) -> list[TrainResult]:
+    """The same for an address that may be a URL: a run on another machine can go on from its last checkpoint."""
+    if not is_url(address):
+        return train(recipe, source, Path(address), options, bars, report, context)
+    check_can_publish(address, options, context.workers.size)
+    with written(address) as target:
+
+        def publish() -> None:
+            try:
+                target.push()
+            except StorageError as error:
+                context.warn(f"{error} Training goes on; the next checkpoint is published with this one.")
+
+        context = replace(context, publish=publish)
+        trained = train(recipe, source, target.path, options, bars, report, context)
+        target.push()
+    return trained
+
+
+def check_can_publish(
+    address: str | Path, options: TrainConfig, num_workers: int, is_on_cluster: bool = False
+) -> None:
+    """Raise before any work when a run cannot write to a URL."""
+    if not is_url(address):
+        return
+    if num_workers > 1 or is_on_cluster:
+        raise ArtifactError(
+            f"{address}: several workers write one checkpoint together, on a disk that they share. Give --into a "
+            "directory of such a disk."
+        )
+    if not options.resume and read_index(ObjectStore(str(address))) is not None:
+        raise _holds_checkpoints(address)
+
+
+def _holds_checkpoints(where: str | Path) -> ArtifactError:
+    return ArtifactError(
+        f"{where} holds checkpoints already. Add --resume to go on with them, or choose another --into."
+    )
+
+
 def train_locked(
     recipe: r.Recipe,
     source: TrainingData,
@@ -136,6 +189,7 @@ def _threads(options: TrainConfig, workers: Workers) -> Threads:
 
 def resolved(recipe: r.Recipe, source: TrainingData) -> r.Recipe:
     """The recipe with all that its rows decide. A log is counted only when something is open."""
+    recipe = with_crosses_of(recipe, source.plan.recipe)
     return recipe if is_resolved(recipe) else resolve(recipe, source.num_rows("train"))
 
 
@@ -179,9 +233,7 @@ def open_folder(
 
 def _check_goes_on(folder: Checkpoint, recipe: r.Recipe, source: TrainingData, options: TrainConfig) -> None:
     if not options.resume:
-        raise ArtifactError(
-            f"{folder.path} holds checkpoints already. Add --resume to go on with them, or choose another --into."
-        )
+        raise _holds_checkpoints(folder.path)
     if folder.manifest["source"] != source.name:
         raise ArtifactError(
             f"{folder.path} was trained from {folder.manifest['source']}, not from {source.name}. "
@@ -224,12 +276,13 @@ def _train_model(
     trainer = Trainer(
         learner,
         source.batches(learner),
-        METRICS[model],
+        folder.metric(model),
         source.evaluation(learner, workers),
         checkpoints,
         workers=workers,
         balance=options.balance,
     )
+    checkpoints.on_published = context.publish
     last = _last_good(checkpoints, context)
     ended = partial(_ended, model, folder, checkpoints, threads, last, workers)
     if last is not None and _is_finished(last, trainer):

@@ -80,7 +80,7 @@ class Study:
         self.recipe = recipe
         self.tune = tune
         self.model = tuned_model(tune)
-        self.objectives = objectives_of(tune)
+        self.objectives = objectives_of(tune, recipe.ranking)
         self.budget = budget
         self.on_end = on_end
         self._deadline = None if budget.minutes is None else time.monotonic() + 60 * budget.minutes

@@ -20,10 +20,11 @@ from recmill.distributed.workers import SINGLE_WORKER
 from recmill.errors import RecmillError
 from recmill.learner.base import Learner
 from recmill.learner.saved import new_learner
+from recmill.recipe.crosses import with_crosses_of
 from recmill.recipe.defaults import resolve
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import Recipe
-from recmill.recipe.tuning import QUALITY
+from recmill.recipe.tuning import quality_of
 from recmill.stages.train.source import TableData, fit_ranker_trees
 from recmill.stages.train.threads import choose_threads, keep_freed_memory
 from recmill.stages.train.trainer import Trainer, TrainProgress
@@ -42,6 +43,7 @@ def run_trial(recipe: Recipe, model: str, table: Path, num_threads: int, hear: H
     `hear` gets the numbers of each evaluation; when it says no, Stopped is raised.
     """
     source = TableData(Table.open(table))
+    recipe = with_crosses_of(recipe, source.plan.recipe)
     source.check(recipe)
     choose_threads(num_threads)
     keep_freed_memory()
@@ -50,7 +52,8 @@ def run_trial(recipe: Recipe, model: str, table: Path, num_threads: int, hear: H
     evaluate = source.evaluation(learner)
     if evaluate is None:
         raise RecmillError(f"Table {table} has no eval rows, so no trial can be measured. Add a [split].")
-    trainer = Trainer(learner, source.batches(learner), QUALITY[model], evaluate)
+    quality = quality_of(model, recipe.ranking)
+    trainer = Trainer(learner, source.batches(learner), quality, evaluate)
 
     def report(progress: TrainProgress) -> None:
         if progress.metrics:
@@ -63,7 +66,7 @@ def run_trial(recipe: Recipe, model: str, table: Path, num_threads: int, hear: H
 
     trainer.report = report
     trainer.train()
-    best = max(trainer.state.evaluations, key=lambda found: found[QUALITY[model]])
+    best = max(trainer.state.evaluations, key=lambda found: found[quality])
     return {**best, **_costs(trainer, learner)}
 
 

@@ -11,8 +11,10 @@ from typing import Any, Literal
 from recmill.artifacts.manifest import write_whole
 from recmill.recipe.load import load_recipe
 from recmill.stages.bench.serve.log import LABELS, LogSize, write_log
+from recmill.stages.export.config import ExportConfig
 
 RowsDtype = Literal["float32", "float16", "int8"]
+Products = Literal["float32", "int8"]
 RECIPE = Path(__file__).parent / "bench-serve.toml"
 _SECONDS_FILE = "seconds.json"
 
@@ -21,6 +23,7 @@ def make_bundle(
     items: int,
     into: Path,
     rows_dtype: RowsDtype = "float32",
+    products: Products = "float32",
     report: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """A bundle of DeepRec's DLRM and two towers over so many items; a second call uses it again.
@@ -28,18 +31,18 @@ def make_bundle(
     `seconds.json` has the time of each stage; `log/` has `labels.parquet` and `context.parquet` for requests.
     """
     folder = into / f"dlrm-deeprec-{items}"
-    bundle = folder / f"bundle-{rows_dtype}"
+    options = ExportConfig(rows=rows_dtype, products=products)
+    bundle = folder / f"bundle-{rows_dtype}{'-products-int8' if products == 'int8' else ''}"
     if not (bundle / "current").is_file():
-        _make(folder, bundle, LogSize.of(items), rows_dtype, report)
+        _make(folder, bundle, LogSize.of(items), options, report)
     return bundle
 
 
 def _make(
-    folder: Path, bundle: Path, size: LogSize, rows_dtype: RowsDtype, report: Callable[[str], None]
+    folder: Path, bundle: Path, size: LogSize, options: ExportConfig, report: Callable[[str], None]
 ) -> None:
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
     from recmill.dataset.table import Table
-    from recmill.stages.export.config import ExportConfig
     from recmill.stages.export.export import export
     from recmill.stages.prepare.prepare import prepare
     from recmill.stages.train.config import TrainConfig
@@ -56,11 +59,11 @@ def _make(
             folder / "checkpoint",
             TrainConfig(resume=True),
         ),
-        f"export {rows_dtype}": lambda: export(
+        f"export {bundle.name.removeprefix('bundle-')}": lambda: export(
             Checkpoint.open(folder / "checkpoint"),
             str(log),
             bundle,
-            ExportConfig(rows=rows_dtype),
+            options,
         ),
     }
     seconds = {}

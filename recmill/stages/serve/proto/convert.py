@@ -247,6 +247,7 @@ def answer_of(answer: pb.Answer) -> m.Answer:
 
 def to_trace(trace: m.Trace) -> pb.Trace:
     detail = {
+        "ranker": trace.ranker,
         "user": trace.user,
         "items": trace.items,
         "user_features": trace.user_features,

@@ -335,7 +335,7 @@ class RankRowsRequest(_message.Message):
     def __init__(self, user: _Optional[bytes] = ..., items: _Optional[_Iterable[bytes]] = ..., context: _Optional[_Mapping[str, Value]] = ..., version: _Optional[str] = ..., serve_score: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("user", "item", "values")
+    __slots__ = ("user", "item", "values", "id")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -346,10 +346,12 @@ class Event(_message.Message):
     USER_FIELD_NUMBER: _ClassVar[int]
     ITEM_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     user: Id
     item: Id
     values: _containers.MessageMap[str, Value]
-    def __init__(self, user: _Optional[_Union[Id, _Mapping]] = ..., item: _Optional[_Union[Id, _Mapping]] = ..., values: _Optional[_Mapping[str, Value]] = ...) -> None: ...
+    id: str
+    def __init__(self, user: _Optional[_Union[Id, _Mapping]] = ..., item: _Optional[_Union[Id, _Mapping]] = ..., values: _Optional[_Mapping[str, Value]] = ..., id: _Optional[str] = ...) -> None: ...
 
 class AddEventsRequest(_message.Message):
     __slots__ = ("events",)

@@ -1,0 +1,226 @@
+"""A ranker's products in one native call for each request (native/rank.hpp), over the mapped rows of a bundle.
+
+Shapes: H outputs of the first layer, U and I vectors of the user and the items, D embedding dim, d a feature's own dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recmill import _native
+from recmill.artifacts.bundle.features import FeatureRows
+from recmill.artifacts.bundle.layers import ByteRanges, RankerLayers
+from recmill.artifacts.bundle.rows import RowCollection
+from recmill.dataset.batch import Array, Keys, Layout
+
+
+@dataclass(frozen=True)
+class SideFeatures:
+    """What the ranker reads of the user and the context, or of an item: names in the order of the layers' columns."""
+
+    numbers: Sequence[str]
+    keys: Sequence[str]
+    wide: Sequence[str]
+
+
+class NativeRanker:
+    """Layers, packed for the CPU at hand, and the tables whose rows they read."""
+
+    def __init__(
+        self,
+        layers: RankerLayers,
+        layout: Layout,
+        keys: Sequence[str],  # in the model's order
+        user: SideFeatures,
+        item: SideFeatures,
+        collections: Mapping[str, RowCollection],
+        target: str = "",
+        serving_target: str = "",
+    ) -> None:
+        self._layers, self._layout, self._keys = layers, layout, keys
+        self._item = item
+        self._tables = {
+            feature.name: tables
+            for name, tables in collections.items()
+            if name != "wide"
+            for feature in tables.features
+        }
+        self._wide = collections.get("wide")
+        # The user's vectors are in this order: all of a dim are looked up together.
+        self._user_tables = [
+            (tables, names)
+            for tables in dict.fromkeys(self._tables[name] for name in user.keys)
+            if (names := [name for name in user.keys if self._tables[name] is tables])
+        ]
+        self._user = replace(user, keys=[name for _, names in self._user_tables for name in names])
+        self._targets = {"target": target, "serving_target": serving_target}
+        self._native = self._build()
+
+    def in_bytes(self, ranges: ByteRanges) -> NativeRanker:
+        """The same ranker with products in bytes. Layers without a hidden one stay as they are."""
+        rounded = copy(self)
+        rounded._native = self._build()
+        if len(self._layers.top) > 1:
+            rounded._native.use_bytes(ranges.inputs, list(ranges.hidden))
+        return rounded
+
+    def rank(self, user: FeatureRows, items: FeatureRows) -> tuple[Array, Array]:
+        """Logits and probabilities, float32 [items.size]."""
+        features = [self._argument(self._tables[name], name, items.keys[name]) for name in self._item.keys]
+        wide = [self._argument(self._wide, name, items.keys[name]) for name in self._item.wide]
+        once = self._once(user)
+        item_numbers = items.matrix(self._item.numbers)
+        logits, probabilities, missing = self._native.rank(
+            *once, item_numbers, features, self._user_wide(user), wide
+        )
+        if missing:  # a key has no row of its own, or one that was added in memory
+            for index in missing:
+                self._put_rows(features, wide, index, items)
+            logits, probabilities, _ = self._native.rank(
+                *once, item_numbers, features, self._user_wide(user), wide
+            )
+        return logits, probabilities
+
+    def ranges(self, user: FeatureRows, items: FeatureRows) -> ByteRanges:
+        """What calibration needs of one request."""
+        features: list[Any] = [self._rows(self._tables[n], n, items.keys[n]) for n in self._item.keys]
+        inputs, hidden = self._native.ranges(*self._once(user), items.matrix(self._item.numbers), features)
+        return ByteRanges(inputs, hidden)
+
+    # one request
+
+    def _once(self, user: FeatureRows) -> tuple[Array, Array]:
+        vectors = [
+            vector @ self._layers.projections[name]
+            if self._is_dot and name in self._layers.projections
+            else vector
+            for tables, names in self._user_tables
+            for name, vector in zip(names, tables.pooled(user.keys, names)[0], strict=True)
+        ]
+        flat = np.concatenate(vectors) if vectors else np.empty(0, np.float32)
+        return user.matrix(self._user.numbers)[0], flat
+
+    def _user_wide(self, user: FeatureRows) -> float:
+        if not self._user.wide:
+            return 0.0
+        assert self._wide is not None
+        return float(self._wide.pooled(user.keys, self._user.wide).sum())
+
+    def _argument(self, tables: RowCollection | None, name: str, keys: Keys) -> Any:
+        """A feature of the items as the native ranker reads it: its table, or a row for each item."""
+        assert tables is not None
+        if keys.offsets is not None:
+            return self._rows(tables, name, keys)
+        return tables.table_of(name).mapped(keys.values)
+
+    def _put_rows(self, features: list[Any], wide: list[Any], index: int, items: FeatureRows) -> None:
+        number = len(features)
+        if index < number:
+            name = self._item.keys[index]
+            features[index] = self._rows(self._tables[name], name, items.keys[name])
+        else:
+            name = self._item.wide[index - number]
+            assert self._wide is not None
+            wide[index - number] = self._rows(self._wide, name, items.keys[name])
+
+    def _rows(self, tables: RowCollection, name: str, keys: Keys) -> Array:
+        return np.ascontiguousarray(tables.pooled({name: keys}, [name])[:, 0])
+
+    # columns of the first layer
+
+    @property
+    def _is_dot(self) -> bool:
+        return self._layers.interaction == "dot"
+
+    def _columns_of_numbers(self, names: Sequence[str]) -> list[int]:
+        slices = self._layout.number_slices()
+        return [column for name in names for column in range(slices[name].start, slices[name].stop)]
+
+    def _build(self) -> _native.Ranker:
+        layers = self._layers
+        user_numbers, item_numbers = (
+            self._columns_of_numbers(side.numbers) for side in (self._user, self._item)
+        )
+        (first, bias), *rest = layers.top
+        once, each = self._dot_columns(first) if self._is_dot else self._cat_columns(first)
+        bottom = list(layers.bottom)
+        if bottom:
+            bottom[0] = np.ascontiguousarray(bottom[0][0][:, [*user_numbers, *item_numbers]]), bottom[0][1]
+        dim = self._dim(first)
+        projections = [layers.projections.get(name) if self._is_dot else None for name in self._item.keys]
+        return _native.Ranker(
+            is_dot=self._is_dot,
+            user_numbers=len(user_numbers),
+            item_numbers=len(item_numbers),
+            user_vectors=sum(dim if self._is_dot else self._tables[name].dim for name in self._user.keys),
+            dim=dim,
+            dims=[self._tables[name].dim for name in self._item.keys],
+            projections=projections,
+            bottom=bottom,
+            once=(np.ascontiguousarray(once), bias),
+            each=np.ascontiguousarray(each),
+            rest=rest,
+            **self._targets,
+        )
+
+    def _width_below(self) -> int:
+        if self._layers.bottom:
+            return len(self._layers.bottom[-1][1])
+        return len(self._columns_of_numbers([*self._user.numbers, *self._item.numbers]))
+
+    def _dim(self, first: Array) -> int:
+        """Of the model's vectors."""
+        if self._is_dot and self._layers.bottom:
+            return self._width_below()
+        own = {self._tables[name].dim for name in self._keys if name not in self._layers.projections}
+        projected = {values.shape[1] for values in self._layers.projections.values()}
+        return next(iter(own | projected), 1)
+
+    def _heads(self) -> tuple[list[int], list[int]]:
+        """Columns of the user's and of the items' numbers, or of what the bottom makes of all of them."""
+        if self._layers.bottom:
+            below = list(range(self._width_below()))
+            return ([], below) if self._item.numbers else (below, [])
+        return self._columns_of_numbers(self._user.numbers), self._columns_of_numbers(self._item.numbers)
+
+    def _cat_columns(self, first: Array) -> tuple[Array, Array]:
+        """The first layer's weights for the user and for an item. Projections are multiplied into them."""
+        start, dim = self._width_below(), self._dim(first)
+        places = {name: start + index * dim for index, name in enumerate(self._keys)}
+        parts = []
+        for head, side in zip(self._heads(), (self._user, self._item), strict=True):
+            blocks = [first[:, head]]
+            for name in side.keys:
+                block = first[:, places[name] : places[name] + dim]
+                projection = self._layers.projections.get(name)
+                blocks.append(block if projection is None else block @ projection.T)
+            parts.append(np.concatenate(blocks, axis=1, dtype=np.float32))
+        return parts[0], parts[1]
+
+    def _dot_columns(self, first: Array) -> tuple[Array, Array]:
+        """Products stand behind what is below, in the order of all pairs of the model's vectors."""
+        below = [0] if self._layers.bottom else []
+        order = {name: index + len(below) for index, name in enumerate(self._keys)}
+        user, item = ([order[name] for name in side.keys] for side in (self._user, self._item))
+        user, item = (user, [*below, *item]) if self._item.numbers else ([*below, *user], item)
+        head_once, head_each = self._heads()
+        among_user, among_item = _pairs_among(user), _pairs_among(item)
+        crossed = [(one, other) for one in item for other in user]
+        start = self._width_below()
+        once = [*head_once, *_pair_columns(start, among_user)]
+        each = [*head_each, *_pair_columns(start, crossed), *_pair_columns(start, among_item)]
+        return first[:, once], first[:, each]
+
+
+def _pairs_among(vectors: Sequence[int]) -> list[tuple[int, int]]:
+    """All pairs, in the order of the model's products."""
+    return [(vectors[second], vectors[first]) for first in range(len(vectors)) for second in range(first)]
+
+
+def _pair_columns(start: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
+    return [start + max(pair) * (max(pair) - 1) // 2 + min(pair) for pair in pairs]

@@ -1,0 +1,106 @@
+"""Servers rank in native code what it covers, by ONNX Runtime what it does not, and give the same lists either way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recmill.artifacts.bundle.bundle import Bundle
+from recmill.artifacts.bundle.delta import Changes, TableChange
+from recmill.artifacts.bundle.layers import FILE, RankerLayers
+from recmill.stages.serve.messages import Answer, NewItem, Rank, Recommend
+from recmill.stages.serve.recommender import Recommender
+
+USERS = [*(f"u{number}" for number in range(1, 20)), "never seen", None]
+
+
+@pytest.fixture
+def recommender(bundles: Path) -> Recommender:
+    return Recommender(Bundle.open(bundles))
+
+
+def by_onnx(recommender: Recommender) -> None:
+    """What a bundle without layers does."""
+    assert recommender.ranker is not None
+    recommender.ranker.swap(replace(recommender.ranker._dense, native=None, runs="onnxruntime: a test"))
+
+
+def answers(recommender: Recommender) -> list[Answer]:
+    return [recommender.recommend(Recommend(user=user, k=20, where="price < 60")) for user in USERS]
+
+
+def assert_same(found: list[Answer], expected: list[Answer]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert [item.id for item in one.items] == [item.id for item in other.items]
+        scores, others = ([item.score for item in answer.items] for answer in (one, other))
+        np.testing.assert_allclose(scores, others, atol=1e-5)
+
+
+def probabilities(recommender: Recommender) -> list[float]:
+    items = [*(f"i{number}" for number in range(1, 60)), "new", "never seen"]
+    return recommender.rank(Rank(user="u3", items=items)).scores
+
+
+def layers_of(bundles: Path) -> tuple[dict[str, bytes], RankerLayers]:
+    """The dense weights of the bundle, as a delta has them."""
+    bundle = Bundle.open(bundles)
+    graphs = {name: (bundle.path / "graphs" / f"{name}.onnx").read_bytes() for name in ("rank", "rank_split")}
+    content = (bundle.path / "graphs" / FILE).read_bytes()
+    interaction = bundle.models["ranking"]["layers"]["interaction"]
+    return graphs, RankerLayers.from_bytes(content, interaction, FILE)
+
+
+def test_lists_are_the_same_as_by_onnx_runtime(recommender: Recommender) -> None:
+    natively, scores = answers(recommender), probabilities(recommender)
+    by_onnx(recommender)
+    assert_same(natively, answers(recommender))
+    np.testing.assert_allclose(scores, probabilities(recommender), atol=1e-5)
+
+
+def test_traces_show_what_ranked(recommender: Recommender) -> None:
+    def ranker() -> str:
+        trace = recommender.recommend(Recommend(user="u1", trace=True)).trace
+        assert trace is not None
+        return trace.ranker
+
+    assert ranker() == "native float32"
+    by_onnx(recommender)
+    assert ranker() == "onnxruntime: a test"
+
+
+def test_rows_that_changed_or_are_new_count_at_once(recommender: Recommender) -> None:
+    before = probabilities(recommender)
+    recommender.add_items([NewItem(id="new", values={"price": 3.5})])
+    rows = recommender.bundle.collection("deep").rows["item"]
+    keys = np.arange(rows.num_rows)
+    moved = TableChange(keys, rows.lookup(keys) + np.float32(0.5), keys[5:8])
+    recommender.apply(Changes({"deep/item": moved}))
+    natively = probabilities(recommender)
+    by_onnx(recommender)
+    assert np.abs(np.subtract(natively, before)).max() > 1e-3
+    np.testing.assert_allclose(natively, probabilities(recommender), atol=1e-5)
+
+
+def test_a_delta_with_layers_stays_native_and_one_without_falls_back(
+    recommender: Recommender, bundles: Path
+) -> None:
+    graphs, layers = layers_of(bundles)
+    ranker, expected = recommender.ranker, probabilities(recommender)
+    assert ranker is not None
+    recommender.apply(Changes(graphs=graphs, layers=layers.to_bytes()))
+    assert ranker.runs == "native float32"
+    recommender.apply(Changes(graphs=graphs))  # of a trainer that does not write layers
+    assert ranker.runs.startswith("onnxruntime: ")
+    np.testing.assert_allclose(probabilities(recommender), expected, atol=1e-5)
+
+
+def test_layers_that_differ_from_the_graph_are_not_used(recommender: Recommender, bundles: Path) -> None:
+    graphs, layers = layers_of(bundles)
+    (weights, bias), *rest = layers.top
+    other = replace(layers, top=[(weights, bias + 1), *rest])
+    recommender.apply(Changes(graphs=graphs, layers=other.to_bytes()))
+    assert recommender.ranker is not None
+    assert "native logits differ" in recommender.ranker.runs
