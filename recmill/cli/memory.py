@@ -35,7 +35,7 @@ _LEAST = {"train": 1250 << 20}
 
 @contextmanager
 def within_address_space(command: str) -> Iterator[None]:
-    """Below a limit of address space, take less of it; where a library ends the process for want of more, explain it."""
+    """Below a limit of address space, take less of it; explain libraries that end the process."""
     limit = _limit_bytes()
     if limit is None:
         yield
