@@ -387,6 +387,7 @@ OVER_DLRM = ("dlrm", *MULTI_TASK)
 
 # Losses of labels that are numbers, such as seconds watched. Any other label is 0 or 1.
 NUMBER_LOSSES = ("squared", "huber", "squared_log", "weighted_logistic")
+Interaction = Literal["dot", "cat", "cross"]
 NumberLoss = Literal["squared", "huber", "squared_log", "weighted_logistic"]
 
 
@@ -443,7 +444,7 @@ class Ranking:
     embedding_dim: Positive = 16
     bottom: tuple[Positive, ...] = ()
     top: tuple[Positive, ...] = ()
-    interaction: Literal["dot", "cat", "cross"] = "dot"
+    interaction: Interaction = "dot"
     cross_layers: Positive = 3
     cross_rank: Positive | None = None
     wide: Names = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import venv
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from recmill.dataset.loader import Batches
 from recmill.dataset.table import Table
 from recmill.errors import RecmillError
 from recmill.stages.bench.config import TrainBenchConfig
+from recmill.stages.bench.contest import CoreUse, measured_neighbours
 from recmill.stages.bench.peers import Peer, find_peers
 from recmill.stages.bench.race import MemoryBatch, Task, memory_batches, write_batches
 from recmill.stages.bench.train import bench_train, describe, make_task, run_trainer, summarize
@@ -43,7 +45,14 @@ pytestmark = pytest.mark.processes
 
 
 def run_of(speed: float, loss: float) -> dict[str, object]:
-    return {"samples_per_second": speed, "samples_per_cpu_second": speed, "loss": loss, "versions": {}}
+    return {
+        "samples_per_second": speed,
+        "samples_per_cpu_second": speed,
+        "loss": loss,
+        "others": 0.25,
+        "steal": 0.0,
+        "versions": {},
+    }
 
 
 def test_useful_work_counts_each_product_three_times_but_numbers_need_no_gradient() -> None:
@@ -52,6 +61,33 @@ def test_useful_work_counts_each_product_three_times_but_numbers_need_no_gradien
     assert DLRM.flops_per_sample() == 6 * (bottom + top) - 2 * 13 * 512 == 3_032_576
     deep = (13 + 26 * 32) * 1024 + 1024 * 512 + 512 * 256 + 256
     assert WIDE_DEEP.flops_per_sample() == 6 * deep - 2 * 13 * 1024 == 9_098_752
+
+
+def test_useful_work_of_dot_and_cross_has_pairs_and_cross_layers() -> None:
+    bottom = 13 * 512 + 512 * 256 + 256 * 64 + 64 * 16
+    pairs = 27 * 26 // 2
+    top = (16 + pairs) * 512 + 512 * 256 + 256
+    dot = replace(DLRM, shape="dlrm_dot")
+    assert dot.flops_per_sample() == 6 * (bottom + top + pairs * 16) - 2 * 13 * 512
+    cross = replace(DLRM, shape="dlrm_cross", cross=(3, 64))
+    assert cross.flops_per_sample() == DLRM.flops_per_sample() + 6 * 3 * 2 * 64 * 432
+
+
+def test_a_shape_that_no_peer_trains_is_refused_beside_peers() -> None:
+    with pytest.raises(RecmillError, match=r"No peer trains dlrm_dot\. Measure it without --peer"):
+        bench_train("dlrm_dot", TrainBenchConfig(peer=("torch_embedding_bag",)))
+
+
+def test_cores_that_other_programs_take_are_measured() -> None:
+    uses: list[CoreUse] = []
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            with measured_neighbours(uses):
+                time.sleep(2)  # a child counts as ours only when it was waited for
+        finally:
+            other.kill()
+    assert uses[0].others > 0.1
+    assert uses[0].steal >= 0
 
 
 @pytest.mark.parametrize("shape", ["dlrm", "wide_deep"])
@@ -129,6 +165,7 @@ def test_medians_are_compared_with_ours_and_with_the_peak() -> None:
     assert entries["fbgemm"]["samples_per_second"] == {"median": 11_000, "min": 1, "max": 11_000}
     assert entries["tensorflow"]["loss_matches"] is False
     lines = describe(result).splitlines()
+    assert entries["fbgemm"]["others"] == 0.25
     assert [line.split()[0] for line in lines if "loss differs from ours" in line] == ["tensorflow"]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from recmill.config import SIZE, Flag
 
-Shape = Literal["dlrm", "wide_deep"]
+Shape = Literal["dlrm", "dlrm_dot", "dlrm_cross", "wide_deep"]
 EngineName = Literal["local", "ray", "spark"]
 
 _ROWS = Flag("generated Criteo rows")
@@ -40,7 +40,8 @@ class TrainBenchConfig:
     shape: Annotated[
         tuple[Shape, ...],
         Flag(
-            "DeepRec's DLRM (batch 2048) or Intel's Wide & Deep (batch 512); may be repeated (default: dlrm)"
+            "DeepRec's DLRM (batch 2048), the same with dot products or cross layers instead of concatenation, "
+            "which no peer trains, or Intel's Wide & Deep (batch 512); may be repeated (default: dlrm)"
         ),
     ] = ()
     rows: Annotated[int, _ROWS] = 1_000_000

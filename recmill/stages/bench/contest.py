@@ -7,11 +7,14 @@ import json
 import os
 import platform
 import re
+import resource
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,7 @@ def header(bench: str, cores: int | None = None) -> Result:
 
 
 def machine(cores: int | None = None) -> Result:
-    """Processor, vector units, usable cores, load average, and how idle OpenMP threads wait."""
+    """Processor, vector units, usable cores and load average."""
     processor, flags = cpu(Path("/proc/cpuinfo"))
     return {
         "processor": processor,
@@ -54,7 +57,6 @@ def machine(cores: int | None = None) -> Result:
         "cores": cores or available_cores(),
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
-        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "not set"),
     }
 
 
@@ -101,6 +103,37 @@ def pinned_to(num_cores: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+@dataclass(frozen=True)
+class CoreUse:
+    """Cores that were taken, on average: by other programs of this machine, and by other machines of its host."""
+
+    others: float
+    steal: float
+
+
+@contextmanager
+def measured_neighbours(uses: list[CoreUse]) -> Iterator[None]:
+    """Append what else ran during the block, which must wait for the processes that it starts."""
+    before = _core_seconds()
+    yield
+    wall, own, busy, steal = (after - then for after, then in zip(_core_seconds(), before, strict=True))
+    uses.append(CoreUse(round(max(0.0, (busy - own) / wall), 2), round(steal / wall, 2)))
+
+
+def _core_seconds() -> tuple[float, float, float, float]:
+    """Wall clock; seconds of cores that this process and its children, all programs, and other machines used."""
+    mine = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own = sum(usage.ru_utime + usage.ru_stime for usage in mine)
+    try:
+        ticks = [int(field) for field in Path("/proc/stat").read_text(encoding="ascii").split()[1:9]]
+    except (OSError, ValueError):  # not Linux: nothing is known of others
+        return time.monotonic(), own, own, 0.0
+    user, nice, system, _idle, _wait, irq, softirq, steal = (
+        tick / os.sysconf("SC_CLK_TCK") for tick in ticks
+    )
+    return time.monotonic(), own, user + nice + system + irq + softirq, steal
 
 
 def criteo_log(folder: Path, rows: int) -> Path:

@@ -20,7 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Task:
     """The model, its learning rates, where the rows are, and how many threads and seconds a run has."""
 
-    shape: str  # dlrm or wide_deep
+    shape: str  # dlrm, dlrm_dot, dlrm_cross or wide_deep
     log: str  # folder of the raw log
     folder: str  # the shape's Table and batches
     batch_size: int
@@ -36,6 +36,7 @@ class Task:
     threads: int
     seconds: float
     min_steps: int  # the first third is warm-up; the mean loss of the last third is compared
+    cross: tuple[int, int] = (0, 0)  # of dlrm_cross: layers, and their rank
 
     @property
     def offsets(self) -> Array:
@@ -45,13 +46,23 @@ class Task:
     def layers(self) -> list[list[int]]:
         """Widths of each MLP of the model, input and logit included."""
         embedded = len(self.sizes) * self.embedding_dim
-        if self.shape == "dlrm":
-            return [[self.num_numbers, *self.bottom], [self.bottom[-1] + embedded, *self.top, 1]]
-        return [[self.num_numbers + embedded, *self.hidden, 1]]
+        if self.shape == "wide_deep":
+            return [[self.num_numbers + embedded, *self.hidden, 1]]
+        mixed = self._num_pairs() if self.shape == "dlrm_dot" else embedded
+        return [[self.num_numbers, *self.bottom], [self.bottom[-1] + mixed, *self.top, 1]]
+
+    def _num_pairs(self) -> int:
+        """Of vectors: those of the features, and that of the numbers."""
+        return len(self.sizes) * (len(self.sizes) + 1) // 2
 
     def flops_per_sample(self) -> int:
         """Forward, gradient of weights and gradient of inputs; raw numbers need no gradient."""
         products = sum(width * after for mlp in self.layers() for width, after in itertools.pairwise(mlp))
+        if self.shape == "dlrm_dot":
+            products += self._num_pairs() * self.embedding_dim
+        elif self.shape == "dlrm_cross":
+            num_layers, rank = self.cross
+            products += num_layers * 2 * rank * self.layers()[-1][0]
         return 6 * products - 2 * self.num_numbers * self.layers()[0][1]
 
 

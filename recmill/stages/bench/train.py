@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -17,16 +18,28 @@ from recmill.dataset.loader import Batches
 from recmill.errors import MissingPackage, RecmillError
 from recmill.recipe.defaults import DEFAULT_BATCH_SIZE
 from recmill.recipe.load import load_recipe
-from recmill.recipe.recipe import Optimizer, Recipe, Schedule, Training
+from recmill.recipe.recipe import DLRM_CROSS_RANK, Interaction, Optimizer, Recipe, Schedule, Training
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress
 from recmill.stages.bench.config import Shape, TrainBenchConfig
-from recmill.stages.bench.contest import Result, criteo_log, header, median_and_range, pinned_to, run_command
+from recmill.stages.bench.contest import (
+    CoreUse,
+    Result,
+    criteo_log,
+    header,
+    measured_neighbours,
+    median_and_range,
+    pinned_to,
+    run_command,
+)
 from recmill.stages.bench.peers import Peer, find_peers
 from recmill.stages.bench.race import MemoryBatch, Task, write_batches
 from recmill.stages.prepare.prepare import prepare
+from recmill.stages.train.config import TrainConfig
 
 PEAK, BASELINE = "gemm_peak", "recmill_table"
+INTERACTIONS: dict[Shape, Interaction] = {"dlrm": "cat", "dlrm_dot": "dot", "dlrm_cross": "cross"}
+PEER_SHAPES = ("dlrm", "wide_deep")
 LOSS_TOLERANCE = 0.03  # a contestant whose loss differs more from ours does not train the same model
 
 
@@ -57,6 +70,10 @@ def bench_train(shape: Shape, config: TrainBenchConfig, progress: Progress | Non
             f"{available_cores()} cores; a thread needs a core of its own."
         )
     chosen = {peer.name: peer for peer in find_peers("train", config.peer, config.peer_python)}
+    if chosen and shape not in PEER_SHAPES:
+        raise RecmillError(
+            f"No peer trains {shape}. Measure it without --peer, or: {', '.join(PEER_SHAPES)}."
+        )
     names = [PEAK, *OURS, *chosen]
     runs: dict[str, dict[int, list[Result]]] = {name: {count: [] for count in threads} for name in names}
     with tempfile.TemporaryDirectory(prefix="recmill-bench-") as temporary:
@@ -86,7 +103,7 @@ def recipe_of(shape: Shape) -> Recipe:
     )
     return replace(
         load_recipe("criteo-dlrm", ["table.order=log"]),
-        ranking=replace(deeprec, wide=(), dynamic=None, train=train),
+        ranking=replace(deeprec, wide=(), dynamic=None, train=train, interaction=INTERACTIONS[shape]),
     )
 
 
@@ -121,6 +138,7 @@ def make_task(shape: Shape, config: TrainBenchConfig, data: Path) -> Task:
         threads=1,
         seconds=config.seconds,
         min_steps=config.min_steps,
+        cross=(spec.cross_layers, spec.cross_rank or DLRM_CROSS_RANK),
     )
 
 
@@ -131,15 +149,23 @@ def _arrays(batches: Batches, label: str) -> Iterator[MemoryBatch]:
 
 
 def run_trainer(trainer: str | Peer, task: Task) -> Result:
-    """One run in a process of its own, bound to `task.threads` cores."""
+    """One run in a process of its own, bound to `task.threads` cores, and what else ran meanwhile."""
+    uses: list[CoreUse] = []
+    with pinned_to(task.threads), measured_neighbours(uses):
+        result = _run_pinned(trainer, task)
+    return {**result, **asdict(uses[0])}
+
+
+def _run_pinned(trainer: str | Peer, task: Task) -> Result:
     threads = str(task.threads)
     environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     argument = json.dumps(asdict(task))
-    with pinned_to(task.threads):
-        if isinstance(trainer, Peer):
-            return trainer.run([argument], environment)
-        command = [sys.executable, "-m", "recmill.stages.bench.trainers", trainer, argument]
-        return run_command(command, environment)
+    if isinstance(trainer, Peer):
+        return trainer.run([argument], environment)
+    # As `recmill train` waits; a peer waits as it does by itself.
+    policy = os.environ.get("OMP_WAIT_POLICY", TrainConfig().wait_policy.upper())
+    command = [sys.executable, "-m", "recmill.stages.bench.trainers", trainer, argument]
+    return run_command(command, {**environment, "OMP_WAIT_POLICY": policy})
 
 
 def summarize(
@@ -194,6 +220,8 @@ def _summary(name: str, runs: list[Result], ours: list[Result], task: Task, peak
         "of_gemm_peak": round(speed["median"] * task.flops_per_sample() / peak_gflops / 1e9, 3),
         "loss": round(loss, 4),
         "loss_matches": None if name == "dense_floor" else difference <= LOSS_TOLERANCE,
+        "others": statistics.median(run["others"] for run in runs),
+        "steal": statistics.median(run["steal"] for run in runs),
         "versions": runs[0]["versions"],
     }
 
@@ -206,11 +234,11 @@ def describe(result: Result) -> str:
         f"{result['shape']}, layers {' and '.join('-'.join(map(str, mlp)) for mlp in result['layers'])}, "
         f"{result['features']['number']} features of dim {result['features']['dim']}, batch {result['batch_size']}",
         f"{result['rows']:,} rows, {result['repeat']} rounds of {result['seconds_each']:g} s, medians; "
-        f"{machine['cores']} cores of {machine['processor']} ({', '.join(machine['simd'])}), "
-        f"OMP_WAIT_POLICY {machine['omp_wait_policy']}",
+        f"{machine['cores']} cores of {machine['processor']} ({', '.join(machine['simd'])}), load {machine['load']}; "
+        "others, steal: cores that other programs and other machines of the host took",
         f"GEMM peak (GFLOP/s by threads): {peaks}; {result['mflop_per_sample']} MFLOP a sample",
         f"{'':<21}{'reads':<9}{'threads':>8}{'samples/s':>11}{'min':>9}{'max':>9}{'per CPU s':>11}"
-        f"{'ours/this':>11}{'of peak':>9}{'loss':>8}",
+        f"{'ours/this':>11}{'of peak':>9}{'loss':>8}{'others':>8}{'steal':>7}",
     ]
     for count in result["gemm_peak_gflops"]:
         lines += [_line(name, count, of) for name, of in result["contestants"].items()]
@@ -227,5 +255,5 @@ def _line(name: str, count: str, contestant: Result) -> str:
     return (
         f"{start}{speed['median']:>11,}{speed['min']:>9,}{speed['max']:>9,}"
         f"{run['samples_per_cpu_second']:>11,}{run['ours_over_this']:>10.2f}x{run['of_gemm_peak']:>9.0%}"
-        f"{run['loss']:>8.4f}{warning}"
+        f"{run['loss']:>8.4f}{run['others']:>8.2f}{run['steal']:>7.2f}{warning}"
     )
