@@ -100,17 +100,7 @@ class Local:
     def command(self, into: Path, *flags: str) -> list[str]:
         source = [] if "--from-log" in flags else ["--table", str(self.folder / "table")]
         sets = [part for value in SET for part in ("--set", value)]
-        ours = [
-            "train",
-            "criteo-deeprec",
-            *source,
-            "--into",
-            str(into),
-            "--threads",
-            "1",
-            "--quiet",
-            "--json",
-        ]
+        ours = ["train", "criteo-deeprec", *source, "--into", str(into), "--threads", "1", "--quiet"]
         return [*ours, *sets, *flags]
 
     def start(self, into: Path, *flags: str, kill_at: int | None = None) -> subprocess.Popen[str]:
