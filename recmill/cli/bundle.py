@@ -23,16 +23,18 @@ def add(commands: Any) -> None:
         commands,
         "bundle",
         _bundle,
-        "show what a bundle is, verify its files, diff two of them; publish one, and wait until it is served",
+        "show what a bundle is, verify its files, diff two of them; publish one, wait for one, and until it is served",
         """
 recmill bundle show runs/quickstart/bundle
 recmill bundle verify runs/quickstart/bundle
 recmill bundle diff runs/quickstart/bundle/0000000600-1f2e3d4c runs/quickstart/bundle
 recmill bundle publish candidate --into runs/quickstart/bundle --checkpoint c --keep 3
 recmill bundle rollout runs/quickstart/bundle --server http://shop-serve:8080 --timeout 300
+recmill bundle wait s3://models/shop/bundle
 """,
     )
-    parser.add_argument("act", choices=["show", "verify", "diff", "publish", "rollout"], help="what to do")
+    acts = ["show", "verify", "diff", "publish", "rollout", "wait"]
+    parser.add_argument("act", choices=acts, help="what to do; wait: until the first version is published")
     parser.add_argument(
         "path", metavar="DIR", help="a bundle, or what `recmill export` wrote into: the current one is taken"
     )
@@ -171,8 +173,20 @@ def _rollout(parsed: argparse.Namespace) -> None:
     server = Server(parsed.server, token, Path(parsed.ca) if parsed.ca else None, parsed.tls_name)
     timeout = 300.0 if parsed.timeout is None else parsed.timeout
     say = silent if parsed.json else lambda line: print(f"asked  {line}", flush=True)
-    version = roll_out(Path(parsed.path), server, timeout, say)
+    version = roll_out(parsed.path, server, timeout, say)
     print(json.dumps({"version": version, "served": True}) if parsed.json else f"served {version}")
+
+
+def _wait(parsed: argparse.Namespace) -> None:
+    import signal
+
+    from recmill.stages.export.rollout import wait_for_version
+
+    # The first process of a container is not ended by a signal that it does not handle.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    say = silent if parsed.json else lambda line: print(f"wait   {line}", flush=True)
+    version = wait_for_version(parsed.path, say)
+    print(json.dumps({"version": version}) if parsed.json else f"found  {version}")
 
 
 def _first_word(path: str) -> str:
@@ -187,7 +201,7 @@ def _first_word(path: str) -> str:
     return words[0]
 
 
-_ACTS = {"publish": _publish, "rollout": _rollout}
+_ACTS = {"publish": _publish, "rollout": _rollout, "wait": _wait}
 
 
 def card_of(bundle: Bundle) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from recmill.artifacts.manifest import is_published
 from recmill.errors import ArtifactError
 from recmill.stages.evaluate.live import find_live
 from recmill.stages.export.publish import publish
-from recmill.stages.export.rollout import RolloutError, Server, roll_out
+from recmill.stages.export.rollout import RolloutError, Server, roll_out, wait_for_version
 
 
 def test_a_bundle_without_a_verdict_is_refused(shop: Shop, tmp_path: Path) -> None:
@@ -74,6 +76,29 @@ def test_nothing_live_is_an_error_unless_it_is_allowed(tmp_path: Path) -> None:
     assert find_live(tmp_path / "bundle", "best", allow_none=True) is None
     with pytest.raises(ArtifactError, match="add --allow-no-live for the first model"):
         find_live(tmp_path / "bundle", "best", allow_none=False)
+
+
+def test_waiting_ends_when_a_first_version_is_published(shop: Shop, tmp_path: Path) -> None:
+    into, said = tmp_path / "live", []
+
+    def publish_when_told(line: str) -> None:
+        said.append(line)
+        publish(shop.bundles, into, despite_gate=True)
+
+    version = wait_for_version(into, publish_when_told, every_seconds=0.01)
+    assert (version, said) == (current_of(into), [f"{into}: no version yet"])
+    assert wait_for_version(into, said.append) == version
+    assert len(said) == 1  # nothing to wait for
+
+
+def test_a_command_that_waits_ends_when_it_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "recmill", "bundle", "wait", str(tmp_path / "live")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"wait   {tmp_path}/live: no version yet\n"
+    process.terminate()
+    assert process.wait(20) == 130
+    process.stdout.close()
 
 
 def nobody() -> Server:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ports import free_port
 from s3_server import Address, S3Server, running_s3
 from shop import Shop
 
@@ -26,6 +27,7 @@ from recmill.artifacts.bundle.remote import BundleCopy, bundles_written, deltas_
 from recmill.errors import ArtifactError
 from recmill.stages.export.publish import publish_at
 from recmill.stages.export.rollback import rollback
+from recmill.stages.export.rollout import RolloutError, Server, roll_out, wait_for_version
 from recmill.stages.serve.config import ServeConfig
 from recmill.stages.serve.messages import Rank
 from recmill.stages.serve.service import Service
@@ -248,3 +250,21 @@ def test_a_server_that_lost_its_storage_keeps_serving_and_catches_up(
         finally:
             os.kill(server.pid, signal.SIGTERM)
             assert server.wait(60) == 0
+
+
+def test_a_first_version_is_waited_for_and_one_that_no_server_takes_is_rolled_back(
+    address: Address, own_bundles: Path
+) -> None:
+    url = address("waited")
+    first = ""
+
+    def publish_when_told(line: str) -> None:
+        nonlocal first
+        first = publish(own_bundles, url)
+
+    assert wait_for_version(url, publish_when_told, every_seconds=0.01) == first
+    second = publish(another_version(own_bundles), url)
+    nobody = Server(f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(RolloutError, match=f"did not serve {second} .* {first} is current again"):
+        roll_out(url, nobody, 0.01, every_seconds=0.01)
+    assert wait_for_version(url) == first

@@ -28,7 +28,7 @@ from recmill.artifacts.manifest import is_published, unique_aside, write_whole
 from recmill.errors import ArtifactError
 from recmill.storage.cache import folder_of, keep, locked
 from recmill.storage.index import INDEX, Index, StoredFile, as_published, folder_index, read_index
-from recmill.storage.objects import ATTEMPTS, ObjectStore
+from recmill.storage.objects import ATTEMPTS, ObjectStore, is_url
 from recmill.storage.view import note_source, transfer
 from recmill.storage.workspace import Workspace, published_files, written
 
@@ -90,13 +90,7 @@ class BundleCopy:
 
     def _named(self, index: Index) -> tuple[str, str | None]:
         """The current version and the one before, as the index has them; not yet in the folder."""
-        try:
-            content = parse_current(self._read_current(index))
-        except ValueError as error:
-            raise ArtifactError(
-                f"{self.store.url}: {CURRENT} is damaged: {error}. Run `recmill export` again."
-            ) from None
-        return content["version"], content["previous"]
+        return _names(self.store, self._read_current(index))
 
     def _read_current(self, index: Index) -> bytes:
         return self.store.read(index.files[CURRENT].object)
@@ -206,6 +200,30 @@ def bundles_written(address: str) -> Iterator[BundleWorkspace]:
     with written(address, BundleWorkspace) as target:
         assert isinstance(target, BundleWorkspace)
         yield target
+
+
+def named_at(address: str | Path) -> tuple[str | None, str | None]:
+    """The current version of a folder or a URL of versions, and the one before it; None for none yet."""
+    if not is_url(address):
+        return current_of(address), previous_of(address)
+    store = ObjectStore(str(address))
+
+    def read_current() -> bytes | None:
+        index = read_index(store)
+        return store.read(index.files[CURRENT].object) if index and CURRENT in index.files else None
+
+    text = as_published(read_current, store.url)
+    return (None, None) if text is None else _names(store, text)
+
+
+def _names(store: ObjectStore, text: bytes) -> tuple[str, str | None]:
+    try:
+        content = parse_current(text)
+    except ValueError as error:
+        raise ArtifactError(
+            f"{store.url}: {CURRENT} is damaged: {error}. Run `recmill export` again."
+        ) from None
+    return content["version"], content["previous"]
 
 
 def rollback_at(url: str, version: str | None) -> tuple[str, str | None]:

@@ -1,4 +1,7 @@
-"""rollout: wait until every server answers with the version that is current, or go back to the one before it."""
+"""rollout: wait until every server answers with the version that is current, or go back to the one before it.
+
+Servers themselves wait for a first version with `wait_for_version`.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from recmill.artifacts.bundle.bundle import current_of, previous_of, set_current
+from recmill.artifacts.bundle.bundle import set_current
+from recmill.artifacts.bundle.remote import named_at, rollback_at
 from recmill.errors import ArtifactError, RecmillError
+from recmill.storage.objects import is_url
 
 _SECONDS_FOR_ANSWER = 5.0
 
@@ -76,17 +81,30 @@ class _NamedConnection(http.client.HTTPSConnection):
         self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
 
 
+def wait_for_version(
+    address: str | Path, report: Callable[[str], None] = lambda line: None, every_seconds: float = 2.0
+) -> str:
+    """The version that is current in a folder or under a URL, as soon as one is."""
+    version, _ = named_at(address)
+    if version is None:
+        report(f"{address}: no version yet")
+    while version is None:
+        time.sleep(every_seconds)
+        version, _ = named_at(address)
+    return version
+
+
 def roll_out(
-    folder: Path,
+    address: str | Path,
     server: Server,
     timeout_seconds: float,
     report: Callable[[str], None] = lambda line: None,
     every_seconds: float = 1.0,
 ) -> str:
-    """The version, once every address serves it. When they do not in time, the version before it is current again."""
-    version = current_of(folder)
+    """The version, once every server has it. When they do not in time, the version before it is current again."""
+    version, _ = named_at(address)
     if version is None:
-        raise ArtifactError(f"{folder} holds no version to roll out. Run `recmill bundle publish` first.")
+        raise ArtifactError(f"{address} holds no version to roll out. Run `recmill bundle publish` first.")
     ends_at = time.monotonic() + timeout_seconds
     seen: dict[str, str] | str = {}
     while True:
@@ -97,7 +115,7 @@ def roll_out(
         if isinstance(found, dict) and found and set(found.values()) == {version}:
             return version
         if time.monotonic() >= ends_at:
-            raise _rolled_back(folder, version, server, timeout_seconds, found)
+            raise _rolled_back(address, version, server, timeout_seconds, found)
         time.sleep(every_seconds)
 
 
@@ -115,18 +133,25 @@ def _summary(found: dict[str, str] | str) -> str:
 
 
 def _rolled_back(
-    folder: Path, version: str, server: Server, timeout_seconds: float, found: dict[str, str] | str
+    address: str | Path, version: str, server: Server, timeout_seconds: float, found: dict[str, str] | str
 ) -> RolloutError:
-    previous = previous_of(folder)
+    _, previous = named_at(address)
     if previous is None:
         then = "There is no version before it, so it stays current."
     else:
         try:
-            set_current(folder, previous)
+            _make_current(address, previous)
             then = f"{previous} is current again."
-        except ArtifactError as error:
+        except RecmillError as error:
             then = f"It stays current, because the one before it cannot be: {error}"
     return RolloutError(
         f"{server.url} did not serve {version} within {timeout_seconds:g} s ({_summary(found)}). {then} "
         "The server's log has the reason."
     )
+
+
+def _make_current(address: str | Path, version: str) -> None:
+    if is_url(address):
+        rollback_at(str(address), version)
+    else:
+        set_current(Path(address), version)
