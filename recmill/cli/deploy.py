@@ -21,6 +21,7 @@ def add(commands: Any) -> None:
         _deploy,
         "render a recipe's manifests for Kubernetes, Argo, Helm, Ray, Spark or Docker, to review and apply",
         """
+recmill deploy quickstart --target stack --into out
 recmill deploy quickstart --target train-job --into out
 recmill deploy mine.toml --target serve --into out --set namespace=shop --set serve.replicas=3
 recmill deploy criteo-dlrm --target pipeline --into out --set storage.kind=nfs --set storage.nfs.server=10.0.0.5
@@ -34,7 +35,7 @@ recmill deploy quickstart --target docker --into deploy
         "--target",
         required=True,
         metavar="TARGET",
-        help="train-job, pipeline, serve, helm, ray, spark or docker",
+        help="stack, train-job, pipeline, serve, helm, ray, spark or docker",
     )
     parser.add_argument("--into", required=True, metavar="DIR", help="files land in DIR/TARGET")
     parser.add_argument(
@@ -81,4 +82,5 @@ def _next(target: str, folder: Path, name: str, settings: DeployConfig) -> str:
     overlay = folder / "overlays" / settings.storage.kind
     # Targets of several stages begin with the storage, which is filled with the log before the first of them.
     begin = overlay if (overlay / "kustomization.yaml").exists() else overlay / "storage"
-    return f"kubectl apply -k {begin}"
+    run = f" && kubectl create -f {folder / 'run.yaml'}" if target == "stack" else ""
+    return f"kubectl apply -k {begin}{run}"

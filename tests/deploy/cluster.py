@@ -139,18 +139,16 @@ class Cluster:
 
     @contextmanager
     def pod(
-        self, security: Object, volumes: Sequence[Object], container: Object
-    ) -> Iterator[tuple[Process, Paths]]:
-        """A container's process, before it runs; its folders are gone afterwards."""
+        self, security: Object, volumes: Sequence[Object], *containers: Object
+    ) -> Iterator[list[Process]]:
+        """The process of each container, before it runs; the pod's folders are gone afterwards."""
         if not security["runAsNonRoot"] or self.user not in (None, security["runAsUser"]):
             raise NotKnown("a pod of another user")
         pod = Path(tempfile.mkdtemp(prefix="pod-", dir=self.folder))
         pod.chmod(0o755)
         try:
             folders = self._folders(volumes, pod)
-            mounts = {one["mountPath"]: folders[one["name"]] for one in container["volumeMounts"]}
-            paths = Paths({**mounts, **({} if "/tmp" in mounts else {"/tmp": pod})})
-            yield Process(self, container, paths), paths
+            yield [Process(self, one, _paths(one, folders, pod)) for one in containers]
         finally:
             shutil.rmtree(pod)
 
@@ -166,6 +164,11 @@ class Paths:
 
     def here(self, text: str) -> str:
         return self._pattern.sub(lambda match: str(self.mounts[match[1]]), text)
+
+
+def _paths(container: Object, folders: Mapping[str, Path], pod: Path) -> Paths:
+    mounts = {one["mountPath"]: folders[one["name"]] for one in container["volumeMounts"]}
+    return Paths({**mounts, **({} if "/tmp" in mounts else {"/tmp": pod})})
 
 
 class Process:
@@ -293,38 +296,52 @@ def _python_of(user: int | None) -> str:
 
 
 class Server:
-    """A Deployment's pod, and where it answers. As for a kubelet, a process that ends is started again."""
+    """A Deployment's pod, and where it answers. As for a kubelet, a process that ends is started again.
 
-    def __init__(self, process: Process, url: str, probes: Mapping[str, str]) -> None:
+    Init containers come first, one after another, each until it ends well.
+    """
+
+    def __init__(
+        self, first: Sequence[Process], process: Process, url: str, probes: Mapping[str, str]
+    ) -> None:
         self.url = url
         self.probes = probes  # startupProbe and so on -> URL
-        self._made = process
+        self._first, self._made = first, process
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep_running)
+        self._running: subprocess.Popen[str] | None = None
+        self.initialized: list[Ran] = []
         self.ended: list[Ran] = []
 
     def start(self) -> None:
-        self._running = self._made.start()
         self._thread.start()
 
     def _keep_running(self) -> None:
-        while True:
-            started = time.monotonic()
-            output, _ = self._running.communicate()
-            seconds = time.monotonic() - started
-            self.ended.append(Ran("serve", self._made.command, self._running.returncode, output, seconds))
-            if self._stop.wait(5):
-                return
-            self._running = self._made.start()
+        for process in self._first:
+            while not self._stop.is_set() and self._run("init", process, self.initialized) != 0:
+                self._stop.wait(5)
+        while not self._stop.is_set():
+            self._run("serve", self._made, self.ended)
+            self._stop.wait(5)
+
+    def _run(self, step: str, process: Process, ended: list[Ran]) -> int:
+        self._running = process.start()
+        started = time.monotonic()
+        output, _ = self._running.communicate()
+        code = self._running.returncode
+        ended.append(Ran(step, process.command, code, output, time.monotonic() - started))
+        return code
 
     def stop(self) -> None:
         """Told to end, it must end well."""
         self._stop.set()
+        assert self._running is not None
         self._running.terminate()
         self._thread.join(60)
         if self._thread.is_alive():
             os.killpg(self._running.pid, signal.SIGKILL)
             self._thread.join()
+        assert self.ended, f"it never started: {self.initialized}"
         assert self.ended[-1].exit_code == 0, self.ended[-1].output
 
     def wait(self, probe: str) -> None:
@@ -352,7 +369,8 @@ def deployed(cluster: Cluster, name: str) -> Iterator[Server]:
     """One pod of a Deployment."""
     spec = cluster.objects[("Deployment", name)]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    with cluster.pod(spec["securityContext"], spec["volumes"], container) as (made, _):
+    first = spec.get("initContainers", ())
+    with cluster.pod(spec["securityContext"], spec["volumes"], *first, container) as (*before, made):
         ports = {one["name"]: made.ports[str(one["containerPort"])] for one in container["ports"]}
         asked = {
             probe: container[probe]["httpGet"]
@@ -361,7 +379,7 @@ def deployed(cluster: Cluster, name: str) -> Iterator[Server]:
         probes = {
             probe: f"http://127.0.0.1:{ports[one['port']]}{one['path']}" for probe, one in asked.items()
         }
-        server = Server(made, f"http://127.0.0.1:{ports['http']}", probes)
+        server = Server(before, made, f"http://127.0.0.1:{ports['http']}", probes)
         server.start()
         try:
             yield server
@@ -469,7 +487,7 @@ class _Run:
         security, volumes = self.spec["securityContext"], self.spec["volumes"]
         mounted = {one["name"] for one in container["volumeMounts"]}
         wanted = [volume for volume in volumes if volume["name"] in mounted]
-        with self.cluster.pod(security, wanted, container) as (process, paths):
+        with self.cluster.pod(security, wanted, container) as (process,):
             started = time.monotonic()
             code, output = process.run()
             ran = Ran(step, process.command, code, output, time.monotonic() - started)
@@ -478,7 +496,7 @@ class _Run:
             if code != 0:
                 return code, None
             return code, {
-                one["name"]: Path(paths.here(one["valueFrom"]["path"])).read_text() for one in outputs
+                one["name"]: Path(process.paths.here(one["valueFrom"]["path"])).read_text() for one in outputs
             }
 
 

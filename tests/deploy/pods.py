@@ -74,28 +74,35 @@ class Pods:
 
 
 class Pod:
-    """One container, running."""
+    """One container, running, after its init containers have ended."""
 
-    def __init__(self, pods: Pods, key: tuple[str, str]) -> None:
+    def __init__(self, pods: Pods, key: tuple[str, str], init_seconds: float = 60) -> None:
         self.pods = pods
         self.spec = pods.workloads[key]["spec"]["template"]["spec"]
-        (self.container,) = self.spec["containers"]
+        (container,) = self.spec["containers"]
         self.address = pods.addresses[key]
         self.folder = pods.folder / f"{key[0]}-{key[1]}".lower()
         self.folder.mkdir()
-        self.mounts = self._mounts(pods.workloads[key]["spec"].get("volumeClaimTemplates", []))
-        self.env = self._env()
+        self.claims = pods.workloads[key]["spec"].get("volumeClaimTemplates", [])
         self.log = self.folder / "output"
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                self.here(self.container["command"]), stdout=log, stderr=log, **self._as_user()
+        for one in self.spec.get("initContainers", ()):
+            assert self._started(one).wait(init_seconds) == 0, self.log.read_text()
+        self.process = self._started(container)
+
+    def _started(self, container: Object) -> subprocess.Popen[bytes]:
+        self.container = container
+        self.mounts = self._mounts()
+        self.env = self._env()
+        with open(self.log, "ab") as log:
+            return subprocess.Popen(
+                self.here(container["command"]), stdout=log, stderr=log, **self._as_user()
             )
 
     # what the cluster would do before it starts a container
 
-    def _mounts(self, templates: Sequence[Object]) -> dict[str, Path]:
+    def _mounts(self) -> dict[str, Path]:
         volumes = {volume["name"]: volume for volume in self.spec["volumes"]}
-        volumes |= {claim["metadata"]["name"]: {"emptyDir": {}} for claim in templates}
+        volumes |= {claim["metadata"]["name"]: {"emptyDir": {}} for claim in self.claims}
         return {
             mount["mountPath"]: self._volume(volumes[mount["name"]], mount)
             for mount in self.container["volumeMounts"]
@@ -107,6 +114,8 @@ class Pod:
             assert volume["persistentVolumeClaim"]["claimName"] == "quickstart-runs"
             return self.pods.node.runs
         path = self.folder / f"volume-{mount['name']}"
+        if path.exists():  # an init container had it before
+            return path
         path.mkdir()
         if "secret" in volume:
             for name, text in self.pods.secrets[volume["secret"]["secretName"]].items():

@@ -28,13 +28,15 @@ def test_the_next_step_is_the_overlay_of_the_storage_that_was_chosen(recmill: Ru
     assert json.loads(out)["next"] == f"kubectl apply -k {tmp_path}/train-job/overlays/nfs"
 
 
-@pytest.mark.parametrize("target", ["train-job", "pipeline", "serve", "ray", "spark"])
+@pytest.mark.parametrize("target", ["stack", "train-job", "pipeline", "serve", "ray", "spark"])
 def test_the_next_step_names_a_folder_that_kustomize_can_build(
     recmill: Run, tmp_path: Path, target: str
 ) -> None:
     code, out, _ = recmill("deploy", "quickstart", "--target", target, "--into", tmp_path, "--json")
     assert code == 0
-    folder = json.loads(out)["next"].removeprefix("kubectl apply -k ")
+    apply, _, run = json.loads(out)["next"].partition(" && ")
+    assert (run == f"kubectl create -f {tmp_path}/stack/run.yaml") == (target == "stack")
+    folder = apply.removeprefix("kubectl apply -k ")
     assert (Path(folder) / "kustomization.yaml").exists()
 
 

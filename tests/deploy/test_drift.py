@@ -9,8 +9,7 @@ import pytest
 from recmill import __version__
 from recmill.recipe.load import load_recipe
 from recmill.stages.deploy.context import DeployContext
-from recmill.stages.deploy.deploy import TARGETS
-from recmill.stages.deploy.examples import example
+from recmill.stages.deploy.examples import EXAMPLES, example
 from recmill.stages.deploy.helm import values
 from recmill.stages.deploy.settings import DeployConfig
 from recmill.stages.deploy.templates import read
@@ -20,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent / "deploy"
 AGAIN = "Run: python -m recmill.stages.deploy.examples deploy"
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", EXAMPLES)
 def test_an_example_is_what_is_rendered_now(target: str) -> None:
     there = {
         path.relative_to(ROOT / target).as_posix(): path.read_text(encoding="utf-8")
@@ -33,7 +32,7 @@ def test_an_example_is_what_is_rendered_now(target: str) -> None:
 
 
 def test_nothing_else_lies_beside_the_examples() -> None:
-    assert {path.name for path in ROOT.iterdir()} == set(TARGETS)
+    assert {path.name for path in ROOT.iterdir()} == set(EXAMPLES)
 
 
 def test_the_chart_has_the_version_of_the_package() -> None:

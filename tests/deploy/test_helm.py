@@ -83,16 +83,25 @@ def test_commands_and_their_secrets_are_those_of_the_command_line(chart: Path, c
     for one in templated(chart, tree(CHOICES[choice]), "quickstart", flags=["--skip-tests"]):
         if one["kind"] not in ("Deployment", "Job"):
             continue
-        (container,) = one["spec"]["template"]["spec"]["containers"]
-        command = [word.replace("$(CPUS)", "2") for word in container["command"]]
-        assert command[0] == "recmill"
-        given = build_parser().parse_args(command[1:])
-        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
-        files = [value for value in vars(given).values() if str(value).startswith("/")]
-        assert files
-        assert all(any(str(file).startswith(f"{mount}/") for mount in mounts) for file in files)
-        variables = {variable["name"] for variable in container["env"]}
-        assert ("$(REDIS_PASSWORD)" in " ".join(command)) == ("REDIS_PASSWORD" in variables)
+        pod = one["spec"]["template"]["spec"]
+        for container in (*pod["initContainers"], *pod["containers"]):
+            command = [word.replace("$(CPUS)", "2") for word in container["command"]]
+            assert command[0] == "recmill"
+            given = build_parser().parse_args(command[1:])
+            mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+            files = [value for value in vars(given).values() if str(value).startswith("/")]
+            assert files
+            assert all(any(str(file).startswith(f"{mount}/") for mount in mounts) for file in files)
+            variables = {variable["name"] for variable in container["env"]}
+            assert ("$(REDIS_PASSWORD)" in " ".join(command)) == ("REDIS_PASSWORD" in variables)
+
+
+@pytest.mark.parametrize("choice", ["defaults", "all"])
+def test_what_reads_bundles_waits_for_the_first(chart: Path, choice: str) -> None:
+    for one in templated(chart, tree(CHOICES[choice]), "quickstart", flags=["--skip-tests"]):
+        if one["kind"] in ("Deployment", "Job"):
+            (first,) = one["spec"]["template"]["spec"]["initContainers"]
+            assert first["command"] == ["recmill", "bundle", "wait", "/runs/bundle"]
 
 
 def test_servers_ask_for_tokens_when_clients_come_from_outside(chart: Path) -> None:
@@ -124,9 +133,10 @@ def test_every_service_and_policy_selects_pods_that_are_there(chart: Path) -> No
             assert any(wanted.items() <= labels.items() for labels in pods), one["metadata"]["name"]
 
 
-@pytest.mark.parametrize("kind", ["pvc", "nfs"])
+@pytest.mark.parametrize("kind", ["pvc", "nfs", "hostpath"])
 def test_storage_is_made_when_asked_for_and_kept_when_the_release_goes(chart: Path, kind: str) -> None:
-    values = {"storage": {"kind": kind, "nfs": {"server": "10.0.0.5", "path": "/exports/shop/"}}}
+    nfs = {"server": "10.0.0.5", "path": "/exports/shop/"}
+    values = {"storage": {"kind": kind, "nfs": nfs, "host_path": "/srv/shop/"}}
     objects = templated(chart, values, "quickstart")
     validate(objects)
     made = [one for one in objects if one["kind"].startswith("PersistentVolume")]
@@ -134,9 +144,12 @@ def test_storage_is_made_when_asked_for_and_kept_when_the_release_goes(chart: Pa
     (claim,) = [one for one in made if one["kind"] == "PersistentVolumeClaim"]
     assert claim["metadata"]["name"] == "quickstart-runs"
     assert claim["spec"]["resources"]["requests"]["storage"] == "1Gi"
-    if kind == "nfs":
+    if kind != "pvc":
         volume = made[0]
-        assert volume["spec"]["nfs"] == {"server": "10.0.0.5", "path": "/exports/shop/runs"}
+        if kind == "nfs":
+            assert volume["spec"]["nfs"] == {"server": "10.0.0.5", "path": "/exports/shop/runs"}
+        else:
+            assert volume["spec"]["hostPath"] == {"path": "/srv/shop/runs", "type": "Directory"}
         assert claim["spec"]["volumeName"] == volume["metadata"]["name"] == "recmill-quickstart-runs"
 
 

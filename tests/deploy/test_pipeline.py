@@ -130,11 +130,13 @@ def test_every_command_is_one_of_todays_commands(name: str) -> None:
 def test_each_overlay_has_one_kind_of_storage(quickstart: Recipe) -> None:
     files = render(quickstart, DeployConfig())
     shared = "".join(text for name, text in files.items() if not name.startswith("overlays/"))
-    assert "nfs" not in shared
-    assert "nfs" not in files["overlays/pvc/claims.yaml"]
-    volumes = [one for one in loads(files["overlays/nfs/claims.yaml"]) if one["kind"] == "PersistentVolume"]
-    assert all("nfs" in one["spec"] for one in volumes)
-    assert loads(files["overlays/nfs-daily/kustomization.yaml"])[0]["resources"] == ["../nfs", "../../daily"]
+    of_kind = {"nfs": {"nfs:"}, "hostpath": {"hostPath:"}, "pvc": set()}
+    assert not any(field in shared for fields in of_kind.values() for field in fields)
+    for kind, fields in of_kind.items():
+        claims = files[f"overlays/{kind}/claims.yaml"]
+        assert {field for field in ("nfs:", "hostPath:") if field in claims} == fields
+        (daily,) = loads(files[f"overlays/{kind}-daily/kustomization.yaml"])
+        assert daily["resources"] == [f"../{kind}", "../../daily"]
 
 
 def test_the_daily_run_is_the_same_workflow(quickstart: Recipe) -> None:
@@ -142,6 +144,7 @@ def test_the_daily_run_is_the_same_workflow(quickstart: Recipe) -> None:
     (cron,), (run,) = loads(files["daily/cron.yaml"]), loads(files["run.yaml"])
     assert cron["spec"]["schedules"] == ["30 4 * * 1-5"]
     assert cron["spec"]["concurrencyPolicy"] == "Forbid"
+    assert run["metadata"]["namespace"] == "recmill"  # `kubectl create -f` needs no flag
     assert cron["spec"]["workflowSpec"] == run["spec"] == {"workflowTemplateRef": {"name": "shop-pipeline"}}
     (template,) = loads(files["base/workflow.yaml"])
     assert template["spec"]["synchronization"] == {"mutexes": [{"name": "shop-pipeline"}]}

@@ -9,26 +9,27 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from cluster import Cluster, NoUser, Server, Workflow, deployed, folder_for_all, submit
+from validate import kustomized
 
 from recmill.artifacts.bundle.bundle import Bundle, current_of, versions_of
 from recmill.cli import main
 from recmill.recipe.load import load_recipe
 from recmill.recipe.recipe import Recipe
-from recmill.stages.deploy.deploy import render
+from recmill.stages.deploy.deploy import deploy
 from recmill.stages.deploy.settings import DeployConfig
-from recmill.stages.deploy.yaml import loads
 
-pytestmark = [pytest.mark.stages, pytest.mark.processes]
+pytestmark = [pytest.mark.stages, pytest.mark.processes, pytest.mark.services]
 
 PIPELINE = "quickstart-pipeline"
 
 
 @dataclass
 class Site:
-    """A cluster with both targets applied, a log on its volume, and what runs leave behind."""
+    """A cluster with target stack applied, a log on its volume, and what runs leave behind."""
 
     cluster: Cluster
 
@@ -49,12 +50,10 @@ class Site:
 
 
 def applied(cluster: Cluster, recipe: Recipe, settings: DeployConfig) -> None:
-    """Base and PVC overlay of both targets, as files say them."""
-    for target in ("pipeline", "serve"):
-        files = render(recipe, target, settings)
-        for name, text in files.items():
-            if name.startswith(("base/", "overlays/pvc/")) and not name.endswith("kustomization.yaml"):
-                cluster.apply(loads(text))
+    """`kubectl apply -k stack/overlays/pvc`."""
+    with TemporaryDirectory() as into:
+        deploy(recipe, "stack", Path(into), settings)
+        cluster.apply(kustomized(Path(into, "stack/overlays/pvc")))
 
 
 def write_log(folder: Path, rows: int) -> None:
@@ -80,7 +79,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def server(site: Site) -> Iterator[Server]:
-    """The Deployment of target serve. Where nothing is published yet, it waits for its first bundle."""
+    """The Deployment of servers. Where nothing is published yet, it waits for its first bundle."""
     with deployed(site.cluster, "quickstart-serve") as server:
         yield server
 
@@ -106,6 +105,11 @@ def test_a_raw_log_becomes_a_served_bundle(site: Site, server: Server, first: Wo
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         server.wait(probe)
     assert server.ask("/v1/status")["version"] == version
+    # It waited for the bundle, and was started once.
+    assert [one.output for one in server.initialized] == [
+        f"wait   {site.bundles}: no version yet\nfound  {version}\n"
+    ]
+    assert server.ended == []
     user = (site.log / "users.csv").read_text().splitlines()[1].split(",")[0]
     assert len(server.ask("/v1/recommend", {"user": user, "k": 5})["items"]) == 5
 

@@ -64,7 +64,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("overlay", ["pvc", "nfs"])
+@pytest.mark.parametrize("overlay", ["pvc", "nfs", "hostpath"])
 def test_every_overlay_is_what_a_cluster_takes(rendered: Path, overlay: str) -> None:
     found = kustomized(rendered / "overlays" / overlay)
     validate(found)
@@ -83,7 +83,7 @@ def test_kustomize_of_years_ago_makes_the_same(rendered: Path) -> None:
 def test_everything_at_once_is_what_a_cluster_takes(quickstart: Recipe, tmp_path: Path) -> None:
     deploy(quickstart, "serve", tmp_path, DeployConfig.of(ALL))
     validate(kustomized(tmp_path / "serve/overlays/pvc"))
-    assert sorted(path.name for path in (tmp_path / "serve/overlays").iterdir()) == ["nfs", "pvc"]
+    assert sorted(path.name for path in (tmp_path / "serve/overlays").iterdir()) == ["hostpath", "nfs", "pvc"]
 
 
 def test_servers_are_confined_and_say_what_they_need(quickstart: Recipe) -> None:
@@ -211,6 +211,18 @@ def test_every_mount_has_a_volume_also_for_a_recipe_of_ones_own(quickstart: Reci
             volumes = {volume["name"] for volume in one["spec"]["template"]["spec"]["volumes"]}
             volumes |= {claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", [])}
             assert {mount["name"] for mount in container_of(one)["volumeMounts"]} == volumes
+
+
+def test_all_roles_and_the_load_job_wait_for_the_first_bundle(quickstart: Recipe) -> None:
+    waiting = {
+        one["metadata"]["name"]: [
+            first["command"] for first in one["spec"]["template"]["spec"]["initContainers"]
+        ]
+        for one in objects(quickstart, *ALL)
+        if one["kind"] in ("Deployment", "Job")
+    }
+    assert waiting.keys() == {"quickstart-load", *(f"quickstart-{role}" for role in ("serve", *ROLES))}
+    assert all(first == [["recmill", "bundle", "wait", "/runs/bundle"]] for first in waiting.values())
 
 
 def test_only_the_claim_of_bundles_is_made(quickstart: Recipe) -> None:

@@ -71,7 +71,7 @@ def test_a_value_may_hold_equals_signs() -> None:
         ("image.serve=Recmill:1", "image.serve must be an image with its tag"),
         ("image.pull_policy=always", 'image.pull_policy must be one of Always, IfNotPresent, Never, got "always"'),
         ("storage.class_name=", "storage.class_name must be the name of a storage class; leave it out for"),
-        ("storage.kind=hostpath", 'storage.kind must be one of pvc, nfs, got "hostpath"'),
+        ("storage.kind=local", 'storage.kind must be one of pvc, nfs, hostpath, got "local"'),
         ("storage.size=10GB", 'storage.size must be a quantity of bytes, such as 2Gi or 512Mi, got "10GB"'),
         ("storage.size=0Gi", "storage.size must be a quantity of bytes"),
         ("train.memory=500m", "train.memory must be a quantity of bytes"),
@@ -156,6 +156,7 @@ def test_images_with_a_tag_or_a_digest_are_taken(image: str) -> None:
             ["storage.kind=nfs", "storage.nfs.server=10.0.0.5", "storage.class_name=fast"],
             "storage.class_name is for storage.kind=pvc",
         ),
+        (["storage.kind=hostpath", "storage.class_name=fast"], "volumes of hostpath have none"),
         (
             ["serve.replicas=4", "serve.max_replicas=2"],
             "serve.max_replicas must be at least serve.replicas (4)",

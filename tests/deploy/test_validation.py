@@ -106,8 +106,8 @@ def test_files_that_are_no_part_of_a_kustomization_are_pod_templates() -> None:
 def test_an_old_kustomize_builds_the_same(tmp_path: Path) -> None:
     """One overlay of each shape: claims, several bases, a base in a folder above."""
     for target, folder in (
-        ("serve", "overlays/nfs"),
-        ("pipeline", "overlays/pvc-daily"),
+        ("serve", "overlays/hostpath"),
+        ("stack", "overlays/pvc-daily"),
         ("ray", "overlays/nfs/train"),
     ):
         deploy(load_recipe("quickstart"), target, tmp_path, DeployConfig())
@@ -135,7 +135,7 @@ BROKEN: dict[str, tuple[str, Any, str]] = {
     "Ingress": ("spec.rules", {}, "spec.rules.0.http.paths.0.pathType"),
     "Job": ("spec.backoffLimit", "three", "spec.template"),
     "NetworkPolicy": ("spec.policyTypes", "Ingress", "metadata.name"),
-    "PersistentVolume": ("spec.accessModes", "ReadWriteMany", "spec.nfs.server"),
+    "PersistentVolume": ("spec.accessModes", "ReadWriteMany", "spec.hostPath.path"),
     "PersistentVolumeClaim": ("spec.accessModes", "ReadWriteMany", "metadata.name"),
     "PodDisruptionBudget": ("spec.selector", "app", "metadata.name"),
     "RayCluster": ("spec.workerGroupSpecs.0.maxReplicas", "2", "spec.headGroupSpec"),

@@ -8,18 +8,24 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from recmill import __version__
 from recmill.recipe.load import load_recipe, shipped_recipes
 from recmill.recipe.recipe import Recipe
 from recmill.recipe.write import toml_of
-from recmill.stages.deploy.settings import MAX_NAME, DeployConfig, DeployError, is_app_name, number_of
+from recmill.stages.deploy.settings import (
+    MAX_NAME,
+    STORAGE,
+    DeployConfig,
+    DeployError,
+    is_app_name,
+    number_of,
+)
 from recmill.stages.deploy.sizing import MB, Resources, Sizing, size, smallest_bound
 from recmill.stages.deploy.templates import Files, fill, read
 
 RECIPE_FOLDER = "/etc/recmill"
-STORAGE: tuple[Literal["pvc", "nfs"], ...] = ("pvc", "nfs")
 
 
 @dataclass(frozen=True)
@@ -92,8 +98,8 @@ class DeployContext:
             return None
         return fill(read("manifests/recipe.yaml"), {**self.values(), "recipe_toml": toml_of(self.recipe)})
 
-    def claims(self, kind: Literal["pvc", "nfs"], folders: Sequence[str] = ("runs", "data")) -> str:
-        """The claims that pods mount, and for NFS the volumes behind them; not one that is there already."""
+    def claims(self, kind: str, folders: Sequence[str] = ("runs", "data")) -> str:
+        """The claims that pods mount, and the volumes behind them; not one that is there already."""
         storage = self.settings.storage
         num_bytes = {"runs": self.sizing.runs_bytes, "data": self.sizing.log_bytes}
         values = {
@@ -101,6 +107,7 @@ class DeployContext:
             "access": storage.access,
             "nfs_server": storage.nfs.server,
             "nfs_path": storage.nfs.path.rstrip("/"),
+            "host_path": storage.host_path.rstrip("/"),
         }
         made = [folder for folder in folders if folder == "runs" or not self.settings.data.claim]
         template = read(f"manifests/storage/{kind}.yaml")
@@ -110,7 +117,7 @@ class DeployContext:
         )
 
     def storage_overlays(self, folders: Sequence[str] = ("runs", "data"), inside: str = "") -> Files:
-        """claims.yaml of overlays/pvc and overlays/nfs."""
+        """claims.yaml of the overlay of each kind of storage."""
         return {f"overlays/{kind}/{inside}claims.yaml": self.claims(kind, folders) for kind in STORAGE}
 
 

@@ -19,6 +19,7 @@ RENDERED = "rendered.json"  # digests of what was rendered, by which changes by 
 # Target -> its module, which is imported when it is rendered: PyYAML is an optional package.
 TARGETS = {
     "train-job": "train_job",
+    "stack": "stack",
     "pipeline": "pipeline",
     "serve": "serve",
     "helm": "helm",

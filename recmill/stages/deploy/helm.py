@@ -52,6 +52,7 @@ def values(context: DeployContext) -> dict[str, Any]:
             "size": quantity(sizing.runs_bytes),
             "access": settings.storage.access,
             "nfs": {"server": settings.storage.nfs.server, "path": settings.storage.nfs.path},
+            "host_path": settings.storage.host_path,
         },
         "serve": _serve_values(context),
         "redis": {

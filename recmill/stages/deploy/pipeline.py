@@ -15,7 +15,7 @@ from typing import Any
 
 from recmill.recipe.recipe import Ranking, Recipe, Retrieval
 from recmill.stages.deploy.context import DeployContext, check_measured, resources
-from recmill.stages.deploy.serve import TLS_FOLDER, TOKENS_FOLDER, enabled_parts
+from recmill.stages.deploy.serve import BUNDLE, TLS_FOLDER, TOKENS_FOLDER, enabled_parts, startup_seconds
 from recmill.stages.deploy.settings import DeployConfig, DeployError, template_in
 from recmill.stages.deploy.sizing import MB, Resources
 from recmill.stages.deploy.templates import Files, render_folder
@@ -129,8 +129,9 @@ def _lengths(recipe: Recipe) -> list[tuple[str, float | int]]:
 
 
 def _rollout_command(context: DeployContext) -> list[str]:
-    command = ["recmill", "bundle", "rollout", "/runs/bundle", "--server", "{{workflow.parameters.server}}"]
-    command += ["--timeout", "600"]
+    command = ["recmill", "bundle", "rollout", BUNDLE, "--server", "{{workflow.parameters.server}}"]
+    # Servers may have to start, the first time, or to read a large bundle.
+    command += ["--timeout", str(600 + startup_seconds(context.sizing.bundle_bytes))]
     chosen = enabled_parts(context.settings)
     if "tokens" in chosen:
         command += ["--token-file", f"{TOKENS_FOLDER}/read-token"]

@@ -30,7 +30,7 @@ _STORE_FRACTION, _LEAST_STORE = (
 
 
 def render(recipe: Recipe, settings: DeployConfig) -> Files:
-    """base/{prepare,train,cluster}: one each; overlays/{pvc,nfs}/...: the same with the storage that they mount."""
+    """base/{prepare,train,cluster}: one each; overlays/<kind>/...: the same with the storage that they mount."""
     context = DeployContext.of(recipe, settings)
     _check(context)
     check_shared_storage(context)

@@ -1,6 +1,6 @@
 """serve: servers and what stands beside them, as a kustomize base and overlays.
 
-The base has what the settings ask for: manifests/serve/base always, files of manifests/serve/parts by choice.
+The base has what the settings ask for: manifests/serve/base always, files of manifests/parts by choice.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from recmill.stages.deploy.sizing import GB, MB
 from recmill.stages.deploy.templates import Files, fill, read, render_folder
 
 ROLES = ("recall", "features", "rank")  # servers that `serve` asks when roles run apart
+BUNDLE = "/runs/bundle"
 TOKENS_FOLDER, TLS_FOLDER = "/var/run/secrets/recmill/tokens", "/var/run/secrets/recmill/tls"
 CPU_PERCENT = 70
 # Time to start beside reading the bundle, which is read at so many bytes a second.
@@ -38,20 +39,14 @@ def render(recipe: Recipe, settings: DeployConfig) -> Files:
             server = _server(values, context, role)
             base[f"{role}.yaml"] = server + fill(_part("role"), {**values, "component": role})
         base["roles.yaml"] = fill(_part("roles"), values)
-    files = render_folder("manifests/serve/base", values)
-    files["kustomization.yaml"] += "".join(f"  - {name}\n" for name in base)
-    return {
-        **{f"base/{name}": text for name, text in {**files, **base}.items()},
-        **{
-            f"overlays/{name}": text
-            for name, text in render_folder("manifests/serve/overlays", values).items()
-        },
-        **context.storage_overlays(folders=["runs"]),
-    }
+    files = render_folder("manifests/serve", values)
+    files["base/kustomization.yaml"] += "".join(f"  - {name}\n" for name in base)
+    files |= {f"base/{name}": text for name, text in base.items()}
+    return files | context.storage_overlays(folders=["runs"])
 
 
 def _part(name: str) -> str:
-    return read(f"manifests/serve/parts/{name}.yaml")
+    return read(f"manifests/parts/{name}.yaml")
 
 
 def _server(values: dict[str, Any], context: DeployContext, component: str) -> str:
@@ -119,6 +114,7 @@ def _values(context: DeployContext) -> dict[str, Any]:
     startup = startup_seconds(sizing.bundle_bytes)
     return {
         **context.values(),
+        "bundle": BUNDLE,
         "serve_resources": resources(sizing.serve),
         "min_servers": sizing.replicas,
         "max_servers": max_servers(context),
@@ -175,7 +171,7 @@ def max_servers(context: DeployContext) -> int:
 
 def serve_command(context: DeployContext, component: str) -> list[str]:
     enabled = enabled_parts(context.settings)
-    command = ["recmill", "serve", "--bundle", "/runs/bundle", "--host", "0.0.0.0", "--http-port", "8080"]
+    command = ["recmill", "serve", "--bundle", BUNDLE, "--host", "0.0.0.0", "--http-port", "8080"]
     command += ["--grpc-port", "8081", "--processes", "$(CPUS)", "--drain-seconds", "30"]
     command += [*_role_flags(context, component, enabled), *_trust_flags(context.recipe)]
     if "redis" in enabled:
@@ -203,7 +199,7 @@ def _role_flags(context: DeployContext, component: str, enabled: frozenset[str])
 
 
 def _load_command(context: DeployContext) -> list[str]:
-    command = ["recmill", "load", "--bundle", "/runs/bundle", "--features", _redis_url(context)]
+    command = ["recmill", "load", "--bundle", BUNDLE, "--features", _redis_url(context)]
     return [*command, "--resume", "--quiet", *_trust_flags(context.recipe)]
 
 

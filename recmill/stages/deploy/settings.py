@@ -17,6 +17,7 @@ from recmill.recipe.convert import Problems, Reader
 from recmill.recipe.numbers import AboveZero, Bounds, Positive, Whole
 
 EXAMPLE_SERVER = "nfs.example.com"
+STORAGE = ("pvc", "nfs", "hostpath")  # each is an overlay
 MAX_NAME = 40  # leaves room for what is added to it: 63 characters are the most that a Service may have
 
 
@@ -174,13 +175,17 @@ class Nfs:
 
 @dataclass(frozen=True)
 class Storage:
-    """Where the log and what is made of it lie. Without a class, the cluster's default; without a size, computed."""
+    """Where the log and what is made of it lie. Without a class, the cluster's default; without a size, computed.
 
-    kind: Literal["pvc", "nfs"] = "pvc"
+    `host_path` is a folder of the node, for a cluster of one; it holds `data` and `runs`.
+    """
+
+    kind: Literal["pvc", "nfs", "hostpath"] = "pvc"
     class_name: StorageClass | None = None
     size: Memory | None = None
     access: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
     nfs: Nfs = Nfs()
+    host_path: Folder = "/srv/recmill"
 
 
 @dataclass(frozen=True)
@@ -375,9 +380,9 @@ def _conflicts(settings: DeployConfig) -> list[str]:
     serve, storage = settings.serve, settings.storage
     if storage.kind == "nfs" and storage.nfs.server == EXAMPLE_SERVER:
         problems.append("storage.nfs.server is missing: storage.kind=nfs needs the address of the NFS server")
-    if storage.kind == "nfs" and storage.class_name:
+    if storage.kind != "pvc" and storage.class_name:
         problems.append(
-            "storage.class_name is for storage.kind=pvc; NFS volumes have none. Remove one of them"
+            f"storage.class_name is for storage.kind=pvc; volumes of {storage.kind} have none. Remove one of them"
         )
     if serve.replicas and serve.max_replicas and serve.max_replicas < serve.replicas:
         problems.append(

@@ -12,6 +12,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
+from recmill.stages.deploy.settings import STORAGE
 from recmill.stages.deploy.yaml import scalar
 
 Files = dict[str, str]  # relative path -> content
@@ -21,6 +22,7 @@ Values = Mapping[str, Any]
 _PLACEHOLDER = re.compile(r"\$\{([a-z][a-z0-9_]*)\}")
 _WHOLE_VALUE = re.compile(r"(?P<indent> *)(?P<key>[\w.-]+): \$\{(?P<name>[a-z][a-z0-9_]*)\}")
 _PLAIN = re.compile(r"[\w./:@+=~%-]*", re.ASCII)  # means nothing to YAML inside of a longer text
+_EACH = "overlays/each"
 _BEFORE, _AFTER = " [{", " ,]}"
 
 
@@ -35,8 +37,13 @@ def files_in(folder: str) -> Files:
 
 
 def render_folder(folder: str, values: Values) -> Files:
-    """All templates of a folder of the package, filled."""
-    return {name: fill_file(name, text, values) for name, text in files_in(folder).items()}
+    """All templates of a folder of the package, filled; those of overlays/each once for each kind of storage."""
+    rendered: Files = {}
+    for name, text in files_in(folder).items():
+        for kind in STORAGE if name.startswith(_EACH) else ("",):
+            path = name.replace(_EACH, f"overlays/{kind}")
+            rendered[path] = fill_file(name, text, {**values, "storage_kind": kind})
+    return rendered
 
 
 def fill_file(name: str, text: str, values: Values) -> str:

@@ -87,6 +87,21 @@ requests: {cpu: {{ .Values.serve.cpus | quote }}, memory: {{ .Values.serve.memor
 limits: {cpu: {{ .Values.serve.cpus | quote }}, memory: {{ .Values.serve.memory | quote }}}
 {{- end -}}
 
+{{/* An init container: there is nothing to serve before a first bundle is published. */}}
+{{- define "recmill.firstBundle" -}}
+- name: first-bundle
+  image: {{ .Values.image.serve | quote }}
+  imagePullPolicy: {{ .Values.image.pull_policy }}
+  command: [recmill, bundle, wait, /runs/bundle]
+  env: [{name: HOME, value: /tmp}, {name: USER, value: recmill}]
+  resources:
+    {{- include "recmill.serverResources" . | nindent 4 }}
+  securityContext: {{ include "recmill.containerSecurity" . }}
+  volumeMounts:
+    - {name: tmp, mountPath: /tmp}
+    - {name: runs, mountPath: /runs, readOnly: true}
+{{- end -}}
+
 {{- define "recmill.toDns" -}}
 - to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kube-system}}}]
   ports: [{protocol: UDP, port: 53}, {protocol: TCP, port: 53}]
