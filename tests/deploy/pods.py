@@ -47,6 +47,7 @@ class Pods:
             (one["kind"], one["metadata"]["name"]): one for one in objects if one["kind"] in WORKLOADS
         }
         self.addresses = {key: address_of(place) for place, key in enumerate(self.workloads)}
+        self.names = {name: address for key in self.workloads for name, address in self._replicas(key)}
         self.services = {
             one["metadata"]["name"]: self._behind(one) for one in objects if one["kind"] == "Service"
         }
@@ -63,8 +64,16 @@ class Pods:
         assert len(found) == 1, f"{service['metadata']['name']} selects {len(found)} workloads"
         return found[0]
 
-    def start(self, kind: str, name: str) -> Pod:
-        pod = Pod(self, (kind, name))
+    def _replicas(self, key: tuple[str, str]) -> Iterator[tuple[str, str]]:
+        """The name in DNS of each pod of a StatefulSet, and its address; the first has that of the workload."""
+        spec = self.workloads[key]["spec"]
+        for number in range(spec["replicas"] if key[0] == "StatefulSet" else 0):
+            address = address_of(len(self.workloads) + number) if number else self.addresses[key]
+            yield f"{key[1]}-{number}.{spec['serviceName']}", address
+
+    def start(self, kind: str, name: str, number: int = 0, container: str | None = None) -> Pod:
+        """One container of the pod of a workload; `number` is that of a StatefulSet's replica."""
+        pod = Pod(self, (kind, name), number, container)
         self.started.append(pod)
         return pod
 
@@ -76,18 +85,20 @@ class Pods:
 class Pod:
     """One container, running, after its init containers have ended."""
 
-    def __init__(self, pods: Pods, key: tuple[str, str], init_seconds: float = 60) -> None:
+    def __init__(self, pods: Pods, key: tuple[str, str], number: int, container: str | None) -> None:
         self.pods = pods
-        self.spec = pods.workloads[key]["spec"]["template"]["spec"]
-        (container,) = self.spec["containers"]
-        self.address = pods.addresses[key]
-        self.folder = pods.folder / f"{key[0]}-{key[1]}".lower()
-        self.folder.mkdir()
-        self.claims = pods.workloads[key]["spec"].get("volumeClaimTemplates", [])
-        self.log = self.folder / "output"
+        spec = pods.workloads[key]["spec"]
+        self.spec = spec["template"]["spec"]
+        (main,) = [one for one in self.spec["containers"] if container in (None, one["name"])]
+        self.name = f"{key[1]}-{number}"
+        self.address = pods.names.get(f"{self.name}.{spec.get('serviceName')}", pods.addresses[key])
+        self.folder = pods.folder / f"{key[0]}-{self.name}".lower()
+        self.folder.mkdir(exist_ok=True)
+        self.claims = spec.get("volumeClaimTemplates", [])
+        self.log = self.folder / f"output-{main['name']}"
         for one in self.spec.get("initContainers", ()):
-            assert self._started(one).wait(init_seconds) == 0, self.log.read_text()
-        self.process = self._started(container)
+            assert self._started(one).wait(60) == 0, self.log.read_text()
+        self.process = self._started(main)
 
     def _started(self, container: Object) -> subprocess.Popen[bytes]:
         self.container = container
@@ -114,7 +125,7 @@ class Pod:
             assert volume["persistentVolumeClaim"]["claimName"] == "quickstart-runs"
             return self.pods.node.runs
         path = self.folder / f"volume-{mount['name']}"
-        if path.exists():  # an init container had it before
+        if path.exists():  # another container of the pod has it
             return path
         path.mkdir()
         if "secret" in volume:
@@ -150,7 +161,9 @@ class Pod:
             "PYTHONPATH": python_path(),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        own = {one["name"]: self._value(one) for one in self.container.get("env", [])}
+        own: dict[str, str] = {}
+        for one in self.container.get("env", []):
+            own[one["name"]] = re.sub(r"\$\((\w+)\)", lambda found: own[found[1]], self._value(one))
         return image | {name: self._translated(value) for name, value in own.items()}
 
     def _value(self, one: Object) -> str:
@@ -159,6 +172,8 @@ class Pod:
         source = one["valueFrom"]
         if "secretKeyRef" in source:
             return self.pods.secrets[source["secretKeyRef"]["name"]][source["secretKeyRef"]["key"]]
+        if source.get("fieldRef") == {"fieldPath": "metadata.name"}:
+            return self.name
         kind, resource = source["resourceFieldRef"]["resource"].split(".")
         return str(math.ceil(number_of(self.container["resources"][kind][resource])))
 
@@ -169,6 +184,8 @@ class Pod:
 
     def _translated(self, text: str) -> str:
         text = Paths(self.mounts).here(text)
+        for name, address in self.pods.names.items():
+            text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", address, text)
         for name in sorted(self.pods.services, key=len, reverse=True):
             text = re.sub(rf"(?<![\w-]){name}(?=:)", self.pods.services[name], text)
         return re.sub(r"\b(0\.0\.0\.0|127\.0\.0\.1)\b", self.address, text)

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rendered import base_objects, named
 from shop import Shop
 from tools import helm
 from validate import Invalid, templated, validate
 
 from recmill.cli import build_parser
 from recmill.recipe.load import load_recipe
+from recmill.recipe.recipe import Recipe
 from recmill.stages.deploy.deploy import deploy
 from recmill.stages.deploy.settings import DeployConfig, DeployError
 from recmill.stages.deploy.yaml import loads
@@ -30,6 +32,7 @@ pytestmark = pytest.mark.services
 CHOICES = {
     "defaults": [],
     "redis": ["redis.enabled=true", "redis.auth_secret=mine", "storage.class_name=fast", "redis.memory=1Gi"],
+    "replicas": ["redis.enabled=true", "redis.replicas=3", "monitoring.enabled=true"],
     "split": ["serve.split=true", "serve.hpa.metric=rate", "user=2000", "group=3000"],
     "monitoring": ["monitoring.enabled=true", "image.pull_secret=registry", "serve.hpa.target=55"],
     "ingress": ["serve.ingress.host=shop.example.com", "serve.ingress.class_name=nginx"],
@@ -153,6 +156,22 @@ def test_storage_is_made_when_asked_for_and_kept_when_the_release_goes(chart: Pa
         assert claim["spec"]["volumeName"] == volume["metadata"]["name"] == "recmill-quickstart-runs"
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_redis_is_that_of_kustomize(chart: Path, quickstart: Recipe, replicas: int) -> None:
+    pairs = ["redis.enabled=true", f"redis.replicas={replicas}"]
+    ours = [one for one in base_objects(quickstart, "serve", *pairs) if "redis" in one["metadata"]["name"]]
+    assert len(ours) == 4 + (replicas > 1)
+    charts = templated(chart, tree(pairs), "quickstart")
+    for one in ours:
+        other = named(charts, one["kind"], one["metadata"]["name"])
+        assert other["spec"] == one["spec"]
+    (server,) = [one for one in charts if one["kind"] == "Deployment"]
+    command = server["spec"]["template"]["spec"]["containers"][0]["command"]
+    (ours_server,) = [one for one in base_objects(quickstart, "serve", *pairs) if one["kind"] == "Deployment"]
+    theirs = ours_server["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert f"--features={theirs[theirs.index('--features') + 1]}" in command
+
+
 def test_values_of_a_recipe_are_taken_by_the_chart(tmp_path: Path) -> None:
     settings = DeployConfig.of(["name=ads", "serve.replicas=5", "user=2000", "serve.hpa.metric=rate"])
     deploy(load_recipe("criteo-dlrm"), "helm", tmp_path, settings)
@@ -204,6 +223,7 @@ def test_notes_name_what_was_made(chart: Path, tmp_path: Path) -> None:
         "storage.class_name=Fast SSD",
         "image.serve=recmill-serve",
         "image.pull_policy=Sometimes",
+        "redis.replicas=2",
         "user=0",
         "name=Shop",
         "redis.memory=-1Gi",

@@ -179,6 +179,21 @@ def test_servers_are_asked_at_a_name_that_target_serve_has(quickstart: Recipe) -
     assert services[host]["clusterIP"] == "None"  # so that it has an address for each server
 
 
+def test_redis_is_filled_from_a_new_bundle_before_it_is_rolled_out(quickstart: Recipe) -> None:
+    templates = templates_of(quickstart, "redis.enabled=true", "redis.auth_secret=mine")
+    assert [called for called, _ in calls(templates, "accept")] == ["export", "publish", "load", "roll-out"]
+    step = templates["load"]["container"]
+    files = render_serve(quickstart, DeployConfig.of(["redis.enabled=true", "redis.auth_secret=mine"]))
+    objects = {(one["kind"], one["metadata"]["name"]): one for one in loads(files["base/redis.yaml"])}
+    (job,) = objects["Job", "quickstart-load"]["spec"]["template"]["spec"]["containers"]
+    assert {key: step[key] for key in ("image", "command", "env")} == {
+        key: job[key] for key in ("image", "command", "env")
+    }
+    (rule,) = objects["NetworkPolicy", "quickstart-redis"]["spec"]["ingress"]
+    assert "pipeline" in rule["from"][0]["podSelector"]["matchExpressions"][0]["values"]
+    assert "load" not in templates_of(quickstart)
+
+
 def test_tokens_and_certificates_come_from_the_secrets_of_the_servers(quickstart: Recipe) -> None:
     pairs = ["serve.token_secret=my-tokens", "serve.tls_secret=my-tls"]
     spec, rollout = spec_of(quickstart, *pairs), templates_of(quickstart, *pairs)["roll-out"]["container"]

@@ -7,14 +7,15 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from cluster import NoUser
-from pods import Node, Pods, a_node, address_of
+from pods import Node, Pod, Pods, a_node, address_of
 from rendered import base_objects, named
 from shop import Shop
 from tools import old_kustomize
@@ -384,6 +385,77 @@ def _check_that_redis_was_asked(redis: Any) -> None:
     config = subprocess.run([*command, "config", "get", "maxmemory"], **with_password).stdout.split()  # type: ignore[call-overload]
     limit = number_of(redis.container["resources"]["limits"]["memory"])
     assert 0.75 * limit < int(config[1]) < limit
+
+
+@pytest.mark.services
+@pytest.mark.processes
+def test_servers_go_on_when_the_primary_of_redis_is_lost(
+    node: Node, secrets: dict[str, dict[str, str]], quickstart: Recipe, tmp_path: Path
+) -> None:
+    asked = ["redis.enabled=true", "redis.replicas=3", "serve.cpus=1"]
+    deploy(quickstart, "serve", tmp_path, DeployConfig.of(asked))
+    pods = Pods(node, kustomized(tmp_path / "serve/overlays/pvc"), secrets, ["redis"])
+    try:
+        redis = [_replica(pods, number) for number in range(3)]
+        for container in (one for pod in redis for one in pod):
+            container.wait_until_started()
+        for _, sentinel in redis:  # as fast as a test wants it
+            cli(sentinel, "sentinel", "set", "features", "down-after-milliseconds", "500", port=26379)
+        until(lambda: roles(redis) == ["master", "slave", "slave"])
+        until(lambda: cli(redis[0][1], "sentinel", "ckquorum", "features", port=26379).startswith("OK 3"))
+        until(lambda: "min_slaves_good_slaves:2" in cli(redis[0][0], "info", "replication"))
+        pods.start("Job", "quickstart-load").wait_until_ended()
+        server = pods.start("Deployment", "quickstart-serve")
+        server.wait_until_started()
+        assert recommended(server.address).json().get("degraded", []) == []
+        for container in redis[0]:
+            container.process.kill()
+        assert recommended(server.address).status_code == 200
+        until(lambda: sorted(roles(redis[1:])) == ["master", "slave"])
+        event = {"events": [{"user": "u1", "item": "i7"}]}
+        httpx.post(f"http://{server.address}:8080/v1/events", json=event, timeout=20).raise_for_status()
+        primary = redis[1 + roles(redis[1:]).index("master")][0]
+        until(lambda: wrote(primary))
+        until(lambda: recommended(server.address).json().get("degraded", []) == [])
+        # The one that was lost comes back, and follows.
+        redis[0] = _replica(pods, 0)
+        until(lambda: sorted(roles(redis)) == ["master", "slave", "slave"])
+        assert roles(redis)[0] == "slave"
+    finally:
+        pods.close()
+
+
+def _replica(pods: Pods, number: int) -> tuple[Pod, Pod]:
+    """Both containers of one pod, started at once."""
+    started = [pods.start("StatefulSet", "quickstart-redis", number, name) for name in ("redis", "sentinel")]
+    return started[0], started[1]
+
+
+def cli(pod: Pod, *command: str, port: int = 6379) -> str:
+    done = subprocess.run(
+        ["redis-cli", "-h", pod.address, "-p", str(port), *command],
+        env={**os.environ, "REDISCLI_AUTH": pod.env["REDISCLI_AUTH"]},
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout
+
+
+def roles(redis: list[tuple[Pod, Pod]]) -> list[str]:
+    return [(cli(pod, "role").splitlines() or ["none"])[0] for pod, _ in redis]
+
+
+def wrote(primary: Pod) -> bool:
+    """Whether the primary has taken a command that changes something from a client."""
+    stats = cli(primary, "info", "commandstats")
+    return any(f"cmdstat_{name}:" in stats for name in ("set", "hset", "eval", "evalsha", "rpush", "lpush"))
+
+
+def until(holds: Callable[[], bool], seconds: float = 40) -> None:
+    ends_at = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < ends_at, "it never came to hold"
+        time.sleep(0.1)
 
 
 def test_servers_trust_the_functions_that_the_recipe_itself_names(quickstart: Recipe) -> None:

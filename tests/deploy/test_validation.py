@@ -43,6 +43,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "serve.hpa.metric=rate",
         "redis.enabled=true",
         "redis.auth_secret=shop-redis",
+        "redis.replicas=3",
         "monitoring.enabled=true",
         "train.workers=4",
         "spark.executors=8",

@@ -57,6 +57,7 @@ def values(context: DeployContext) -> dict[str, Any]:
         "serve": _serve_values(context),
         "redis": {
             "enabled": settings.redis.enabled,
+            "replicas": settings.redis.replicas,
             "auth_secret": settings.redis.auth_secret or "",
             "memory": quantity(sizing.redis_bytes),
             "disk": quantity(redis_disk_bytes(sizing.redis_bytes)),

@@ -2,7 +2,7 @@
 
 main      tidy -> check -> prepare -> improve
 improve   train -> evaluate -> accept | improve again | reject
-accept    export -> publish -> roll out
+accept    export -> publish -> fill Redis, if it is there -> roll out
 reject    set aside -> refuse
 
 roll-back alone, as an entry of its own, serves the version before again. The steps are in manifests/pipeline.
@@ -15,10 +15,18 @@ from typing import Any
 
 from recmill.recipe.recipe import Ranking, Recipe, Retrieval
 from recmill.stages.deploy.context import DeployContext, check_measured, resources
-from recmill.stages.deploy.serve import BUNDLE, TLS_FOLDER, TOKENS_FOLDER, enabled_parts, startup_seconds
+from recmill.stages.deploy.serve import (
+    BUNDLE,
+    TLS_FOLDER,
+    TOKENS_FOLDER,
+    enabled_parts,
+    load_command,
+    redis_secret,
+    startup_seconds,
+)
 from recmill.stages.deploy.settings import DeployConfig, DeployError, template_in
 from recmill.stages.deploy.sizing import MB, Resources
-from recmill.stages.deploy.templates import Files, render_folder
+from recmill.stages.deploy.templates import Files, fill, read, render_folder
 
 _SMALL = Resources(1, 512 * MB)  # a command that looks, copies or waits
 _HOUR = 3600
@@ -37,7 +45,10 @@ def render(recipe: Recipe, settings: DeployConfig) -> Files:
     """base: the WorkflowTemplate and its rights; overlays: storage, and storage with a daily run; run.yaml: one run."""
     context = DeployContext.of(recipe, settings)
     check_measured(recipe)
-    files = render_folder("manifests/pipeline", {**context.values(), **_values(context)})
+    values = {**context.values(), **_values(context)}
+    files = render_folder("manifests/pipeline", values)
+    if settings.redis.enabled:
+        files["base/workflow.yaml"] += fill(read("manifests/parts/load-step.yaml"), values)
     if recipe_map := context.recipe_map():
         files["base/recipe.yaml"] = recipe_map
     return files | context.storage_overlays()
@@ -59,6 +70,10 @@ def _values(context: DeployContext) -> dict[str, Any]:
         "prepare_command": _prepare_command(context),
         "train_command": _train_command(context),
         "rollout_command": _rollout_command(context),
+        "load_template": "load" if settings.redis.enabled else None,
+        "load_command": load_command(context),
+        "serve_resources": resources(sizing.serve),
+        "redis_secret": redis_secret(context),
         "token_secret": (settings.serve.token_secret or f"{context.name}-tokens") if tokens else None,
         "tokens_folder": TOKENS_FOLDER if tokens else None,
         "tls_secret": settings.serve.tls_secret if tls else None,

@@ -21,6 +21,7 @@ ROLES = ("recall", "features", "rank")  # servers that `serve` asks when roles r
 BUNDLE = "/runs/bundle"
 TOKENS_FOLDER, TLS_FOLDER = "/var/run/secrets/recmill/tokens", "/var/run/secrets/recmill/tls"
 CPU_PERCENT = 70
+_REDIS_PORT, _SENTINEL_PORT = 6379, 26379
 # Time to start beside reading the bundle, which is read at so many bytes a second.
 _START_SECONDS, _READ_BYTES = 120, 20 * MB
 
@@ -31,9 +32,12 @@ def render(recipe: Recipe, settings: DeployConfig) -> Files:
     check(context)
     values = _values(context)
     base = {"servers.yaml": _server(values, context, "serve") + fill(_part("services"), values)}
-    for part in ("redis", "monitoring", "ingress", "nodeport"):
+    for part in ("monitoring", "ingress", "nodeport"):
         if part in enabled_parts(settings):
             base[f"{part}.yaml"] = fill(_part(part), values)
+    if settings.redis.enabled:
+        redis = "redis" if settings.redis.replicas == 1 else "redis-replicas"
+        base["redis.yaml"] = fill(_part(redis) + _part("load"), values)
     if settings.serve.split:
         for role in ROLES:
             server = _server(values, context, role)
@@ -112,6 +116,8 @@ def _values(context: DeployContext) -> dict[str, Any]:
     tokens, tls = "tokens" in enabled, "tls" in enabled
     by_rate = serve.hpa.metric == "rate"
     startup = startup_seconds(sizing.bundle_bytes)
+    replicas = context.settings.redis.replicas
+    ports = [_REDIS_PORT] if replicas == 1 else [_REDIS_PORT, _SENTINEL_PORT]
     return {
         **context.values(),
         "bundle": BUNDLE,
@@ -133,15 +139,19 @@ def _values(context: DeployContext) -> dict[str, Any]:
         "ingress_class": serve.ingress.class_name,
         "ingress_secret": serve.tls_secret or f"{context.name}-tls",
         "backend_protocol": "HTTPS" if tls else None,
-        "redis_secret": _redis_secret(context) if "redis" in enabled else None,
+        "redis_secret": redis_secret(context) if "redis" in enabled else None,
+        "redis_replicas": replicas,
+        "redis_peers": " ".join(redis_peers(context)),
+        "redis_quorum": str(replicas // 2 + 1),
+        "redis_ports": [{"protocol": "TCP", "port": port} for port in ports],
         "redis_memory": quantity(sizing.redis_bytes),
         "redis_disk": quantity(redis_disk_bytes(sizing.redis_bytes)),
-        "load_command": _load_command(context),
+        "load_command": load_command(context),
         "dashboard": read("chart/files/dashboard.json"),
     }
 
 
-def _redis_secret(context: DeployContext) -> str:
+def redis_secret(context: DeployContext) -> str:
     return context.settings.redis.auth_secret or f"{context.name}-redis"
 
 
@@ -198,13 +208,22 @@ def _role_flags(context: DeployContext, component: str, enabled: frozenset[str])
     return [*flags, "--peer-ca", f"{TLS_FOLDER}/ca.crt"] if "tls" in enabled else flags
 
 
-def _load_command(context: DeployContext) -> list[str]:
+def load_command(context: DeployContext) -> list[str]:
     command = ["recmill", "load", "--bundle", BUNDLE, "--features", _redis_url(context)]
     return [*command, "--resume", "--quiet", *_trust_flags(context.recipe)]
 
 
 def _redis_url(context: DeployContext) -> str:
-    return f"redis://:$(REDIS_PASSWORD)@{context.name}-redis:6379"
+    if context.settings.redis.replicas == 1:
+        return f"redis://:$(REDIS_PASSWORD)@{context.name}-redis:{_REDIS_PORT}"
+    sentinels = ",".join(f"{peer}:{_SENTINEL_PORT}" for peer in redis_peers(context))
+    return f"redis+sentinel://:$(REDIS_PASSWORD)@{sentinels}/features?sentinel_password=$(REDIS_PASSWORD)"
+
+
+def redis_peers(context: DeployContext) -> list[str]:
+    """The name of each replica of Redis."""
+    redis = f"{context.name}-redis"
+    return [f"{redis}-{number}.{redis}" for number in range(context.settings.redis.replicas)]
 
 
 def _trust_flags(recipe: Recipe) -> Sequence[str]:

@@ -146,6 +146,10 @@ Gate = Annotated[
     Bounds('conditions such as "auc>=0.80,ne<=live"', _like(rf"\s*{_GATE}\s*(,\s*{_GATE}\s*)*", 1000)),
 ]
 NodePort = Annotated[int, Bounds("a port from 30000 to 32767", lambda port: 30_000 <= port <= 32_767)]
+RedisReplicas = Annotated[
+    int,
+    Bounds("1, 3, 5 or 7: most of them must agree on who is primary", lambda number: number in (1, 3, 5, 7)),
+]
 NotRoot = Annotated[
     int, Bounds("a number from 1 to 4294967294; 0 is root", lambda number: 1 <= number < 2**32 - 1)
 ]
@@ -248,9 +252,10 @@ class Serve:
 
 @dataclass(frozen=True)
 class Redis:
-    """A store of features beside the servers."""
+    """A store of features beside the servers; of several replicas, sentinels choose the primary."""
 
     enabled: bool = False
+    replicas: RedisReplicas = 1
     auth_secret: Name | None = None
     memory: Memory | None = None
 

@@ -58,7 +58,27 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- end -}}
 
 {{- define "recmill.redisUrl" -}}
+{{- if eq (int .Values.redis.replicas) 1 -}}
 redis://:$(REDIS_PASSWORD)@{{ include "recmill.name" . }}-redis:6379
+{{- else -}}
+{{- $sentinels := list -}}
+{{- range splitList " " (include "recmill.redisPeers" .) -}}
+  {{- $sentinels = append $sentinels (printf "%s:26379" .) -}}
+{{- end -}}
+redis+sentinel://:$(REDIS_PASSWORD)@{{ join "," $sentinels }}/features?sentinel_password=$(REDIS_PASSWORD)
+{{- end -}}
+{{- end -}}
+
+{{/* The name of each replica. */}}
+{{- define "recmill.redisPeers" -}}
+{{- $redis := printf "%s-redis" (include "recmill.name" .) -}}
+{{- range $number := until (int .Values.redis.replicas) -}}
+{{- if $number }} {{ end }}{{ $redis }}-{{ $number }}.{{ $redis }}
+{{- end -}}
+{{- end -}}
+
+{{- define "recmill.redisPorts" -}}
+[{protocol: TCP, port: 6379}{{ if gt (int .Values.redis.replicas) 1 }}, {protocol: TCP, port: 26379}{{ end }}]
 {{- end -}}
 
 {{/* Fields of every pod: not root, no token of the cluster. */}}
