@@ -239,7 +239,7 @@ def evaluate(
         only=only,
         by=tuple(by),
         gate=gate,
-        live=None if live is None else Path(_path_of(live)),
+        live=None if live is None else str(_path_of(live)),
         allow_no_live=allow_no_live,
         threads=threads,
     )

@@ -81,6 +81,7 @@ def _next(target: str, folder: Path, name: str, settings: DeployConfig) -> str:
         return f"helm install {name} {files} --namespace {settings.namespace}"
     overlay = folder / "overlays" / settings.storage.kind
     # Targets of several stages begin with the storage, which is filled with the log before the first of them.
-    begin = overlay if (overlay / "kustomization.yaml").exists() else overlay / "storage"
+    overlays = (overlay, overlay / "storage", folder / "base")
+    begin = next(path for path in overlays if (path / "kustomization.yaml").exists())
     run = f" && kubectl create -f {folder / 'run.yaml'}" if target == "stack" else ""
     return f"kubectl apply -k {begin}{run}"

@@ -21,6 +21,7 @@ from recmill.storage.objects import ObjectStore
 INDEX = "index.json"
 _FORMAT = 1
 _TRIES = 5
+_LEVELS = 2  # a kept checkpoint is called checkpoints/<version>
 T = TypeVar("T")
 
 
@@ -112,10 +113,13 @@ def find_index(store: ObjectStore) -> tuple[ObjectStore, Index] | None:
     if index is not None:
         return store, index
     above, name = _split(store)
-    index = read_index(above) if name else None
-    if index is None or name not in index.folders:
-        return None
-    return store, folder_index(above, index, name)
+    for _ in range(_LEVELS):
+        index = read_index(above) if name else None
+        if index is not None:
+            return (store, folder_index(above, index, name)) if name in index.folders else None
+        above, first = _split(above)
+        name = f"{first}/{name}" if first and name else ""
+    return None
 
 
 def folder_index(store: ObjectStore, index: Index, name: str) -> Index:

@@ -164,7 +164,12 @@ class Pod:
         own: dict[str, str] = {}
         for one in self.container.get("env", []):
             own[one["name"]] = re.sub(r"\$\((\w+)\)", lambda found: own[found[1]], self._value(one))
-        return image | {name: self._translated(value) for name, value in own.items()}
+        given = {
+            name: value
+            for one in self.container.get("envFrom", [])
+            for name, value in self.pods.secrets[one["secretRef"]["name"]].items()
+        }
+        return image | given | {name: self._translated(value) for name, value in own.items()}
 
     def _value(self, one: Object) -> str:
         if "value" in one:
@@ -188,6 +193,8 @@ class Pod:
             text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", address, text)
         for name in sorted(self.pods.services, key=len, reverse=True):
             text = re.sub(rf"(?<![\w-]){name}(?=:)", self.pods.services[name], text)
+        if "://" in text:  # of another program on this machine
+            return text
         return re.sub(r"\b(0\.0\.0\.0|127\.0\.0\.1)\b", self.address, text)
 
     # what it would do while the container runs

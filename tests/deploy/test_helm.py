@@ -33,6 +33,11 @@ CHOICES = {
     "defaults": [],
     "redis": ["redis.enabled=true", "redis.auth_secret=mine", "storage.class_name=fast", "redis.memory=1Gi"],
     "replicas": ["redis.enabled=true", "redis.replicas=3", "monitoring.enabled=true"],
+    "url": [
+        "publish.url=s3://models/shop/bundle?region=eu-west-1",
+        "publish.secret=s3",
+        "redis.enabled=true",
+    ],
     "split": ["serve.split=true", "serve.hpa.metric=rate", "user=2000", "group=3000"],
     "monitoring": ["monitoring.enabled=true", "image.pull_secret=registry", "serve.hpa.target=55"],
     "ingress": ["serve.ingress.host=shop.example.com", "serve.ingress.class_name=nginx"],
@@ -93,7 +98,7 @@ def test_commands_and_their_secrets_are_those_of_the_command_line(chart: Path, c
             given = build_parser().parse_args(command[1:])
             mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
             files = [value for value in vars(given).values() if str(value).startswith("/")]
-            assert files
+            assert files or choice == "url"
             assert all(any(str(file).startswith(f"{mount}/") for mount in mounts) for file in files)
             variables = {variable["name"] for variable in container["env"]}
             assert ("$(REDIS_PASSWORD)" in " ".join(command)) == ("REDIS_PASSWORD" in variables)
@@ -154,6 +159,23 @@ def test_storage_is_made_when_asked_for_and_kept_when_the_release_goes(chart: Pa
         else:
             assert volume["spec"]["hostPath"] == {"path": "/srv/shop/runs", "type": "Directory"}
         assert claim["spec"]["volumeName"] == volume["metadata"]["name"] == "recmill-quickstart-runs"
+
+
+def test_servers_of_a_url_are_those_of_kustomize(chart: Path, quickstart: Recipe) -> None:
+    pairs = [*CHOICES["url"], "serve.split=true"]
+    ours = base_objects(quickstart, "serve", *pairs)
+    charts = templated(chart, tree(pairs), "quickstart", flags=["--skip-tests"])
+    assert not [one for one in charts if one["kind"] == "PersistentVolumeClaim"]
+    for one in ours:
+        if one["metadata"]["name"] == "quickstart-to-storage":
+            assert named(charts, one["kind"], one["metadata"]["name"])["spec"] == one["spec"]
+        if one["kind"] == "Deployment":
+            pod = one["spec"]["template"]["spec"]
+            other = named(charts, one["kind"], one["metadata"]["name"])["spec"]["template"]["spec"]
+            assert other["volumes"] == pod["volumes"]
+            assert other["initContainers"] == pod["initContainers"]
+            for key in ("env", "envFrom", "volumeMounts"):
+                assert other["containers"][0][key] == pod["containers"][0][key]
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
@@ -224,6 +246,7 @@ def test_notes_name_what_was_made(chart: Path, tmp_path: Path) -> None:
         "image.serve=recmill-serve",
         "image.pull_policy=Sometimes",
         "redis.replicas=2",
+        "publish.url=http://models/shop",
         "user=0",
         "name=Shop",
         "redis.memory=-1Gi",
@@ -279,7 +302,13 @@ def test_the_chart_takes_every_default_by_the_name_that_deploy_knows(chart: Path
             found |= paths(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name}
         return found
 
-    own = {"serve.startup_seconds", "serve.hpa.requests_per_second", "redis.disk"}  # computed by deploy
+    own = {
+        "publish.port",
+        "publish.cache",
+        "serve.startup_seconds",
+        "serve.hpa.requests_per_second",
+        "redis.disk",
+    }  # computed by deploy
     own |= {"recipe.trust_code", "recipe.can_split", "recipe.can_use_redis"}
     known = paths(loads((chart / "values.yaml").read_text())[0])
     assert known - own <= defaults().keys()

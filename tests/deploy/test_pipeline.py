@@ -179,6 +179,18 @@ def test_servers_are_asked_at_a_name_that_target_serve_has(quickstart: Recipe) -
     assert services[host]["clusterIP"] == "None"  # so that it has an address for each server
 
 
+def test_a_pipeline_publishes_at_a_url_with_its_credentials(quickstart: Recipe) -> None:
+    url = "s3://models/shop/bundle?region=eu-west-1"
+    templates = templates_of(quickstart, f"publish.url={url}", "publish.secret=s3", "redis.enabled=true")
+    users = {name for name, one in templates.items() if url in one.get("container", {}).get("command", [])}
+    assert users == {"evaluate", "publish", "load", "roll-out", "roll-back"}
+    assert "/runs/bundle" not in str([one.get("container", {}).get("command") for one in templates.values()])
+    for name in users:
+        container = templates[name]["container"]
+        assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
+        assert {"name": "RECMILL_CACHE", "value": "/runs/work/{{workflow.name}}/cache"} in container["env"]
+
+
 def test_redis_is_filled_from_a_new_bundle_before_it_is_rolled_out(quickstart: Recipe) -> None:
     templates = templates_of(quickstart, "redis.enabled=true", "redis.auth_secret=mine")
     assert [called for called, _ in calls(templates, "accept")] == ["export", "publish", "load", "roll-out"]

@@ -17,6 +17,7 @@ import pytest
 from cluster import NoUser
 from pods import Node, Pod, Pods, a_node, address_of
 from rendered import base_objects, named
+from s3_server import ENVIRONMENT, running_s3
 from shop import Shop
 from tools import old_kustomize
 from validate import kustomized, validate
@@ -28,6 +29,7 @@ from recmill.stages.deploy.deploy import deploy, render
 from recmill.stages.deploy.serve import ROLES, startup_seconds
 from recmill.stages.deploy.settings import DeployConfig, DeployError, number_of
 from recmill.stages.deploy.yaml import loads
+from recmill.stages.export.publish import publish_at
 
 Object = dict[str, Any]
 ALL = (
@@ -423,6 +425,38 @@ def test_servers_go_on_when_the_primary_of_redis_is_lost(
         assert roles(redis)[0] == "slave"
     finally:
         pods.close()
+
+
+@pytest.mark.services
+@pytest.mark.processes
+def test_servers_of_a_url_wait_for_a_bundle_there_and_mount_no_volume(
+    node: Node, shop: Shop, quickstart: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECMILL_CACHE", str(tmp_path / "cache"))
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with running_s3() as s3:
+        url = s3.url("published")
+        settings = DeployConfig.of([f"publish.url={url}", "publish.secret=s3", "serve.cpus=1"])
+        deploy(quickstart, "serve", tmp_path, settings)
+        objects = kustomized(tmp_path / "serve/base")
+        validate(objects)
+        assert "persistentVolumeClaim" not in str(objects)
+        policy = named(objects, "NetworkPolicy", "quickstart-to-storage")["spec"]
+        assert policy["egress"][-1] == {"ports": [{"protocol": "TCP", "port": s3.port}]}
+        pods = Pods(node, objects, {"s3": ENVIRONMENT})
+        # Pods have addresses of their own here, and the storage is at this machine's.
+        publisher = threading.Timer(3, publish_at, [shop.bundles, url], {"despite_gate": True})
+        publisher.start()
+        try:
+            server = pods.start("Deployment", "quickstart-serve")
+            server.wait_until_started()
+            first = server.log.read_text()
+            assert "no version yet\nfound  " in first
+            assert len(recommended(server.address).json()["items"]) == 3
+        finally:
+            publisher.join()
+            pods.close()
 
 
 def _replica(pods: Pods, number: int) -> tuple[Pod, Pod]:

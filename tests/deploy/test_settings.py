@@ -79,6 +79,7 @@ def test_a_value_may_hold_equals_signs() -> None:
         ("storage.nfs.path=exports", "storage.nfs.path must be an absolute path"),
         ("data.path=../other", "data.path must be a path inside the volume"),
         ("data.path=/logs", "data.path must be a path inside the volume"),
+        ("publish.url=http://models/shop", "publish.url must be a URL such as s3://models/shop/bundle"),
         ("gate=auc>0.7", 'gate must be conditions such as "auc>=0.80,ne<=live", got "auc>0.7"'),
         ("retry_limit=-1", "retry_limit must be a whole number from 0, got -1"),
         ("serve.node_port=8080", "serve.node_port must be a port from 30000 to 32767, got 8080"),
@@ -156,6 +157,7 @@ def test_images_with_a_tag_or_a_digest_are_taken(image: str) -> None:
             ["storage.kind=nfs", "storage.nfs.server=10.0.0.5", "storage.class_name=fast"],
             "storage.class_name is for storage.kind=pvc",
         ),
+        (["publish.secret=s3"], "publish.url, which is missing"),
         (["storage.kind=hostpath", "storage.class_name=fast"], "volumes of hostpath have none"),
         (
             ["serve.replicas=4", "serve.max_replicas=2"],

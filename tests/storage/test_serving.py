@@ -24,7 +24,9 @@ import recmill
 from recmill.artifacts.bundle.bundle import Bundle, current_of, publish_bundle
 from recmill.artifacts.bundle.delta import Changes, TableChange, deltas_of, write_delta
 from recmill.artifacts.bundle.remote import BundleCopy, bundles_written, deltas_written
+from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.errors import ArtifactError
+from recmill.stages.evaluate.live import find_live
 from recmill.stages.export.publish import publish_at
 from recmill.stages.export.rollback import rollback
 from recmill.stages.export.rollout import RolloutError, Server, roll_out, wait_for_version
@@ -268,3 +270,15 @@ def test_a_first_version_is_waited_for_and_one_that_no_server_takes_is_rolled_ba
     with pytest.raises(RolloutError, match=f"did not serve {second} .* {first} is current again"):
         roll_out(url, nobody, 0.01, every_seconds=0.01)
     assert wait_for_version(url) == first
+
+
+def test_the_gate_measures_the_model_that_is_live_under_a_url(address: Address, shop: Shop) -> None:
+    url = address("live")
+    assert find_live(url, "best", allow_none=True) is None
+    with pytest.raises(ArtifactError, match="holds no live model"):
+        find_live(url, "best", allow_none=False)
+    publish_at(shop.bundles, url, shop.checkpoint, despite_gate=True)
+    live = find_live(url, "best", allow_none=False)
+    assert live is not None
+    assert live.steps == Bundle.open(shop.bundles).manifest["checkpoint"]["steps"]
+    assert live.folder.models == Checkpoint.open(shop.checkpoint).models

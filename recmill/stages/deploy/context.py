@@ -59,6 +59,11 @@ class DeployContext:
         return "/data" if path == "." else f"/data/{path.removeprefix('./')}"
 
     @property
+    def bundle(self) -> str:
+        """Where bundles are published and served from."""
+        return self.settings.publish.url or "/runs/bundle"
+
+    @property
     def prepare_bound(self) -> str:
         """--memory of `recmill prepare`, so that all of it stays within the container's memory."""
         return f"{self.sizing.prepare_bound // MB}MB"
@@ -67,7 +72,8 @@ class DeployContext:
         """What templates of several targets use. A line with a value of None is left out of a manifest."""
         settings = self.settings
         own = None if self.is_shipped else f"{self.name}-recipe"
-        pull_secret = settings.image.pull_secret
+        pull_secret, secret = settings.image.pull_secret, settings.publish.secret
+        credentials = [{"secretRef": {"name": secret}}] if secret else None
         return {
             "name": self.name,
             "namespace": settings.namespace,
@@ -82,6 +88,8 @@ class DeployContext:
             "storage_class": settings.storage.class_name,
             "data_claim": settings.data.claim or f"{self.name}-data",
             "retry_limit": settings.retry_limit,
+            "bundle": self.bundle,
+            "credentials": credentials,
             "recipe": self.recipe_argument,
             "recipe_map": own,
             "recipe_folder": own and RECIPE_FOLDER,

@@ -8,12 +8,14 @@ from recmill.recipe.recipe import Recipe
 from recmill.recipe.trust import modules_of
 from recmill.stages.deploy.context import DeployContext, quantity, resources
 from recmill.stages.deploy.serve import (
+    cache_bytes,
     check,
     max_servers,
     misfit,
     rate_of_server,
     redis_disk_bytes,
     startup_seconds,
+    storage_port,
 )
 from recmill.stages.deploy.settings import DeployConfig
 from recmill.stages.deploy.templates import Files, files_in
@@ -53,6 +55,12 @@ def values(context: DeployContext) -> dict[str, Any]:
             "access": settings.storage.access,
             "nfs": {"server": settings.storage.nfs.server, "path": settings.storage.nfs.path},
             "host_path": settings.storage.host_path,
+        },
+        "publish": {
+            "url": settings.publish.url or "",
+            "secret": settings.publish.secret or "",
+            "port": storage_port(settings.publish.url or ""),
+            "cache": quantity(cache_bytes(sizing.bundle_bytes)),
         },
         "serve": _serve_values(context),
         "redis": {

@@ -16,7 +16,6 @@ from typing import Any
 from recmill.recipe.recipe import Ranking, Recipe, Retrieval
 from recmill.stages.deploy.context import DeployContext, check_measured, resources
 from recmill.stages.deploy.serve import (
-    BUNDLE,
     TLS_FOLDER,
     TOKENS_FOLDER,
     enabled_parts,
@@ -70,6 +69,7 @@ def _values(context: DeployContext) -> dict[str, Any]:
         "prepare_command": _prepare_command(context),
         "train_command": _train_command(context),
         "rollout_command": _rollout_command(context),
+        "work_cache": f"{_WORK}/cache" if settings.publish.url else None,
         "load_template": "load" if settings.redis.enabled else None,
         "load_command": load_command(context),
         "serve_resources": resources(sizing.serve),
@@ -144,7 +144,7 @@ def _lengths(recipe: Recipe) -> list[tuple[str, float | int]]:
 
 
 def _rollout_command(context: DeployContext) -> list[str]:
-    command = ["recmill", "bundle", "rollout", BUNDLE, "--server", "{{workflow.parameters.server}}"]
+    command = ["recmill", "bundle", "rollout", context.bundle, "--server", "{{workflow.parameters.server}}"]
     # Servers may have to start, the first time, or to read a large bundle.
     command += ["--timeout", str(600 + startup_seconds(context.sizing.bundle_bytes))]
     chosen = enabled_parts(context.settings)

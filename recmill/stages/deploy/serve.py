@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from recmill.recipe.kinds import crossed_features
 from recmill.recipe.recipe import Recipe
@@ -18,7 +19,6 @@ from recmill.stages.deploy.sizing import GB, MB
 from recmill.stages.deploy.templates import Files, fill, read, render_folder
 
 ROLES = ("recall", "features", "rank")  # servers that `serve` asks when roles run apart
-BUNDLE = "/runs/bundle"
 TOKENS_FOLDER, TLS_FOLDER = "/var/run/secrets/recmill/tokens", "/var/run/secrets/recmill/tls"
 CPU_PERCENT = 70
 _REDIS_PORT, _SENTINEL_PORT = 6379, 26379
@@ -43,9 +43,13 @@ def render(recipe: Recipe, settings: DeployConfig) -> Files:
             server = _server(values, context, role)
             base[f"{role}.yaml"] = server + fill(_part("role"), {**values, "component": role})
         base["roles.yaml"] = fill(_part("roles"), values)
+    if settings.publish.url:
+        base["storage-network.yaml"] = fill(_part("storage-network"), values)
     files = render_folder("manifests/serve", values)
     files["base/kustomization.yaml"] += "".join(f"  - {name}\n" for name in base)
     files |= {f"base/{name}": text for name, text in base.items()}
+    if settings.publish.url:  # servers mount nothing
+        return {name: text for name, text in files.items() if not name.startswith("overlays/")}
     return files | context.storage_overlays(folders=["runs"])
 
 
@@ -81,7 +85,7 @@ def check(context: DeployContext) -> None:
     """Raises when settings and recipe do not go together."""
     settings, servers = context.settings, context.sizing.replicas
     problems = [problem for name in enabled_parts(settings) if (problem := misfit(context.recipe, name))]
-    if settings.storage.access == "ReadWriteOnce" and servers > 1:
+    if settings.storage.access == "ReadWriteOnce" and servers > 1 and not settings.publish.url:
         problems.append(
             f"storage.access=ReadWriteOnce lets one node mount the bundles, and this recipe needs {servers} servers. "
             "Add serve.replicas=1, or take ReadWriteMany"
@@ -116,11 +120,15 @@ def _values(context: DeployContext) -> dict[str, Any]:
     tokens, tls = "tokens" in enabled, "tls" in enabled
     by_rate = serve.hpa.metric == "rate"
     startup = startup_seconds(sizing.bundle_bytes)
-    replicas = context.settings.redis.replicas
+    replicas, url = context.settings.redis.replicas, context.settings.publish.url
     ports = [_REDIS_PORT] if replicas == 1 else [_REDIS_PORT, _SENTINEL_PORT]
     return {
         **context.values(),
-        "bundle": BUNDLE,
+        "runs_folder": None if url else "/runs",
+        "runs_claim": None if url else f"{context.name}-runs",
+        "cache_folder": "/var/cache/recmill" if url else None,
+        "cache_size": quantity(cache_bytes(sizing.bundle_bytes)),
+        "storage_port": storage_port(url) if url else None,
         "serve_resources": resources(sizing.serve),
         "min_servers": sizing.replicas,
         "max_servers": max_servers(context),
@@ -165,6 +173,18 @@ def redis_disk_bytes(memory: int) -> int:
     return math.ceil(3 * memory / GB) * GB
 
 
+def cache_bytes(bundle_bytes: int) -> int:
+    """For the current version, the one before, and the next while it is copied, with their deltas."""
+    return math.ceil(4 * bundle_bytes / GB) * GB
+
+
+def storage_port(url: str) -> int:
+    """That the storage answers at: HTTPS, unless the URL names another."""
+    options = dict(parse_qsl(urlsplit(url).query))
+    port = urlsplit(f"//{options.get('endpoint_override', '')}").port
+    return port or (80 if options.get("scheme") == "http" else 443)
+
+
 def rate_of_server(context: DeployContext) -> int:
     """Requests/s of one server."""
     return max(1, math.floor(context.sizing.requests_per_core * context.sizing.serve.cpus))
@@ -181,7 +201,7 @@ def max_servers(context: DeployContext) -> int:
 
 def serve_command(context: DeployContext, component: str) -> list[str]:
     enabled = enabled_parts(context.settings)
-    command = ["recmill", "serve", "--bundle", BUNDLE, "--host", "0.0.0.0", "--http-port", "8080"]
+    command = ["recmill", "serve", "--bundle", context.bundle, "--host", "0.0.0.0", "--http-port", "8080"]
     command += ["--grpc-port", "8081", "--processes", "$(CPUS)", "--drain-seconds", "30"]
     command += [*_role_flags(context, component, enabled), *_trust_flags(context.recipe)]
     if "redis" in enabled:
@@ -209,7 +229,7 @@ def _role_flags(context: DeployContext, component: str, enabled: frozenset[str])
 
 
 def load_command(context: DeployContext) -> list[str]:
-    command = ["recmill", "load", "--bundle", BUNDLE, "--features", _redis_url(context)]
+    command = ["recmill", "load", "--bundle", context.bundle, "--features", _redis_url(context)]
     return [*command, "--resume", "--quiet", *_trust_flags(context.recipe)]
 
 

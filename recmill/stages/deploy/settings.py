@@ -136,6 +136,13 @@ InnerFolder = Annotated[
         _like(rf"(?!.*\.\.)(?!/)[{_PATH}]+", 1024),
     ),
 ]
+BundleUrl = Annotated[
+    str,
+    Bounds(
+        "a URL such as s3://models/shop/bundle",
+        _like(rf"(s3|gs)://{_LABEL}[{_PATH}]*(\?[&:{_PATH}]+)?", 1024),
+    ),
+]
 Cpus = Annotated[str, Bounds("a number of cores, such as 2, 0.5 or 500m", _is_cpus)]
 Memory = Annotated[str, Bounds("a quantity of bytes, such as 2Gi or 512Mi", _is_memory)]
 Cron = Annotated[
@@ -199,6 +206,14 @@ class Data:
     claim: Name | None = None
     path: InnerFolder = "."
     size: Memory | None = None
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Where bundles are published and served from: /runs/bundle, or a URL, with a secret that has its credentials."""
+
+    url: BundleUrl | None = None
+    secret: Name | None = None
 
 
 @dataclass(frozen=True)
@@ -306,6 +321,7 @@ class DeployConfig:
     image: Image = Image()
     storage: Storage = Storage()
     data: Data = Data()
+    publish: Publish = Publish()
     prepare: Prepare = Prepare()
     train: Train = Train()
     serve: Serve = Serve()
@@ -383,6 +399,8 @@ def _conflicts(settings: DeployConfig) -> list[str]:
     """Values that are right alone but not together."""
     problems = []
     serve, storage = settings.serve, settings.storage
+    if settings.publish.secret and not settings.publish.url:
+        problems.append("publish.secret has the credentials of publish.url, which is missing. Add it")
     if storage.kind == "nfs" and storage.nfs.server == EXAMPLE_SERVER:
         problems.append("storage.nfs.server is missing: storage.kind=nfs needs the address of the NFS server")
     if storage.kind != "pvc" and storage.class_name:

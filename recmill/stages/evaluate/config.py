@@ -1,7 +1,6 @@
 """The config of evaluate."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from recmill.config import Flag
@@ -29,9 +28,10 @@ class EvaluateConfig:
         ),
     ] = None
     live: Annotated[
-        Path | None,
+        str | None,
         Flag(
-            "the live model, measured on the same rows: its checkpoint, or where `recmill export` published it"
+            "the live model, measured on the same rows: its checkpoint, or where it is published, also a URL",
+            metavar="DIR",
         ),
     ] = None
     allow_no_live: Annotated[

@@ -12,6 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from recmill.artifacts.bundle.bundle import Bundle, current_of, kept_checkpoint
+from recmill.artifacts.bundle.remote import named_at
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.manifest import is_published, read_manifest
 from recmill.dataset.shard import ShardFile, checksums_of
@@ -19,6 +20,7 @@ from recmill.dataset.table import Table
 from recmill.errors import ArtifactError
 from recmill.recipe.load import recipe_to_dict
 from recmill.recipe.recipe import Recipe
+from recmill.storage.objects import ObjectStore, is_url
 
 _ROWS_AT_ONCE = 1 << 16
 
@@ -35,20 +37,19 @@ class Live:
         return str(self.steps[model]) if model in self.steps else self.otherwise
 
 
-def find_live(path: Path, which: str, allow_none: bool) -> Live | None:
+def find_live(address: str | Path, which: str, allow_none: bool) -> Live | None:
     """A checkpoint, or that of the version that is current where bundles are published.
 
     None, if that is allowed, when nothing was published yet.
     """
+    if is_url(address):
+        return _live_under(str(address), which, allow_none)
+    path = Path(address)
     if is_published(path) and not _is_bundle(path):
         return Live(Checkpoint.open(path), {}, which)
     if current_of(path) is None and not is_published(path):
-        if allow_none:
-            return None
-        raise ArtifactError(
-            f"{path} holds no live model: neither a checkpoint nor a published version. "
-            "Correct --live, or add --allow-no-live for the first model."
-        )
+        _check_allowed(path, allow_none)
+        return None
     bundle = Bundle.open(path)
     kept = kept_checkpoint(bundle.path.parent, bundle.version)
     made_of = bundle.manifest["checkpoint"]
@@ -59,6 +60,24 @@ def find_live(path: Path, which: str, allow_none: bool) -> Live | None:
             "Publish with `recmill bundle publish --checkpoint DIR`, which keeps it, or name it with --live."
         )
     return Live(Checkpoint.open(folder), made_of["steps"], which)
+
+
+def _live_under(url: str, which: str, allow_none: bool) -> Live | None:
+    """The same of a URL where bundles are published with their checkpoints."""
+    version, _ = named_at(url)
+    if version is None:
+        _check_allowed(url, allow_none)
+        return None
+    made_of = Bundle.open(url).manifest["checkpoint"]
+    return Live(Checkpoint.open(ObjectStore(url).address(f"checkpoints/{version}")), made_of["steps"], which)
+
+
+def _check_allowed(address: str | Path, allow_none: bool) -> None:
+    if not allow_none:
+        raise ArtifactError(
+            f"{address} holds no live model: neither a checkpoint nor a published version. "
+            "Correct --live, or add --allow-no-live for the first model."
+        )
 
 
 def _is_bundle(path: Path) -> bool:

@@ -14,11 +14,14 @@
 {{- if and (eq .Values.serve.hpa.metric "cpu") (gt $target 100) -}}
   {{- fail (printf "serve.hpa.target must be a percentage with serve.hpa.metric=cpu, got %d" $target) -}}
 {{- end -}}
-{{- if and (eq .Values.storage.access "ReadWriteOnce") (gt $most 1) -}}
+{{- if and (eq .Values.storage.access "ReadWriteOnce") (gt $most 1) (not .Values.publish.url) -}}
   {{- fail (printf "storage.access=ReadWriteOnce needs serve.max_replicas of 1, got %d" $most) -}}
 {{- end -}}
 {{- if and .Values.serve.split (not .Values.recipe.can_split) -}}
   {{- fail "serve.split must be false for this recipe: its features and ranking cannot run apart" -}}
+{{- end -}}
+{{- if and .Values.publish.url (ne .Values.storage.kind "none") -}}
+  {{- fail "storage.kind must be none with publish.url: servers mount nothing" -}}
 {{- end -}}
 {{- if and .Values.redis.enabled (not .Values.recipe.can_use_redis) -}}
   {{- fail "redis.enabled must be false for this recipe: it scores rows, without users and items" -}}
@@ -112,14 +115,52 @@ limits: {cpu: {{ .Values.serve.cpus | quote }}, memory: {{ .Values.serve.memory 
 - name: first-bundle
   image: {{ .Values.image.serve | quote }}
   imagePullPolicy: {{ .Values.image.pull_policy }}
-  command: [recmill, bundle, wait, /runs/bundle]
-  env: [{name: HOME, value: /tmp}, {name: USER, value: recmill}]
+  command: [recmill, bundle, wait, {{ include "recmill.bundle" . | quote }}]
+  {{- include "recmill.credentials" . | nindent 2 }}
+  env:
+    {{- include "recmill.env" . | nindent 4 }}
   resources:
     {{- include "recmill.serverResources" . | nindent 4 }}
   securityContext: {{ include "recmill.containerSecurity" . }}
   volumeMounts:
-    - {name: tmp, mountPath: /tmp}
-    - {name: runs, mountPath: /runs, readOnly: true}
+    {{- include "recmill.mounts" . | nindent 4 }}
+{{- end -}}
+
+{{- define "recmill.bundle" -}}
+{{- .Values.publish.url | default "/runs/bundle" -}}
+{{- end -}}
+
+{{- define "recmill.credentials" -}}
+{{- with .Values.publish.secret -}}
+envFrom: [{secretRef: {name: {{ . | quote }}}}]
+{{- end -}}
+{{- end -}}
+
+{{/* What reads bundles: from a volume, or from a URL by way of a cache. */}}
+{{- define "recmill.env" -}}
+- {name: HOME, value: /tmp}
+- {name: USER, value: recmill}
+{{- if .Values.publish.url }}
+- {name: RECMILL_CACHE, value: /var/cache/recmill}
+{{- end -}}
+{{- end -}}
+
+{{- define "recmill.mounts" -}}
+- {name: tmp, mountPath: /tmp}
+{{- if .Values.publish.url }}
+- {name: cache, mountPath: /var/cache/recmill}
+{{- else }}
+- {name: runs, mountPath: /runs, readOnly: true}
+{{- end -}}
+{{- end -}}
+
+{{- define "recmill.volumes" -}}
+- {name: tmp, emptyDir: {sizeLimit: 2Gi}}
+{{- if .Values.publish.url }}
+- {name: cache, emptyDir: {sizeLimit: {{ .Values.publish.cache | quote }}}}
+{{- else }}
+- {name: runs, persistentVolumeClaim: {claimName: {{ include "recmill.name" . }}-runs}}
+{{- end -}}
 {{- end -}}
 
 {{- define "recmill.toDns" -}}
