@@ -2,6 +2,7 @@
 # make test   set up, then the whole suite      make test-quick   without other programs, training and random examples
 # make lint   format, lint and types            make bench        measure, beside peers
 # make wheels a manylinux wheel in dist/, tried in a new environment without a compiler
+# make cluster-test   apply every rendered target to the cluster of KUBECONFIG, in a namespace of its own
 PYTHON ?= python3
 MAKEFLAGS += --no-builtin-rules
 BIN := .venv/bin
@@ -12,7 +13,7 @@ PYTEST := $(BIN)/python tests/supervise.py $(BIN)/pytest -n auto --dist loadgrou
 # Hundreds of processes import the package: none should compile it again because the environment says to keep nothing.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-quick lint format bench wheels clean
+.PHONY: run test test-quick cluster-test lint format bench wheels clean
 
 run: .venv/installed
 	$(BIN)/recmill run quickstart --into runs/quickstart
@@ -23,6 +24,9 @@ test: .venv/installed-dev
 
 test-quick: .venv/installed-dev
 	$(PYTEST) -m "not (services or processes or stages or load or hypothesis)"
+
+cluster-test: .venv/installed-dev
+	PYTHONPATH=tests:tests/deploy $(BIN)/python tests/deploy/apply_to_cluster.py
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
