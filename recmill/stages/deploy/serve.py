@@ -127,7 +127,7 @@ def _values(context: DeployContext) -> dict[str, Any]:
         "runs_folder": None if url else "/runs",
         "runs_claim": None if url else f"{context.name}-runs",
         "cache_folder": "/var/cache/recmill" if url else None,
-        "cache_size": quantity(cache_bytes(sizing.bundle_bytes)),
+        "cache_size": quantity(cache_bytes(sizing.bundle_bytes)) if url else None,
         "storage_port": storage_port(url) if url else None,
         "serve_resources": resources(sizing.serve),
         "min_servers": sizing.replicas,
