@@ -12,6 +12,7 @@ void register_dense(nanobind::module_& m);
 void register_neighbours(nanobind::module_& m);
 void register_recall(nanobind::module_& m);
 void register_rank(nanobind::module_& m);
+void register_inflate(nanobind::module_& m);
 
 NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);  // threads of a server may still hold objects when the process ends
@@ -27,4 +28,5 @@ NB_MODULE(_native, m) {
   register_neighbours(m);
   register_recall(m);
   register_rank(m);
+  register_inflate(m);
 }

@@ -21,6 +21,7 @@ from recmill.config import FRACTION, SIZE
 from recmill.recipe.load import shipped_recipes
 from recmill.recipe.recipe import Shape
 from recmill.synthetic.generate import SHAPES as GENERATED_SHAPES
+from recmill.synthetic.generate import generate
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -189,6 +190,20 @@ def test_check_looks_at_the_files(recmill: Run, shop: Path) -> None:
     assert (code, answer["good"], answer["recipe"], answer["features"]) == (0, True, "quickstart", 13)
     assert sorted(answer["files"]) == ["log", "tables.items", "tables.users"]
     assert answer["files"]["log"]["matches"]["events.csv"][0][0] == "events.csv"
+
+
+def test_check_warns_of_missing_and_empty_files(recmill: Run, tmp_path: Path) -> None:
+    generate("criteo", 100, 1, tmp_path)
+    for day in (0, 1, 4, 23):
+        (tmp_path / f"day_{day}").write_bytes((tmp_path / "train.txt").read_bytes() if day != 1 else b"")
+    code, out, _ = recmill("check", "criteo-full-dlrm", "--data", tmp_path)
+    assert code == 0
+    assert "first rows: 300 parse, 0 do not" in out
+    assert (
+        "log has a gap: day_2, day_3, day_5, day_6, day_7, day_8, day_9, day_10, day_11, day_12, and 10 more"
+        in out
+    )
+    assert "log has files without any row: day_1." in out
 
 
 def test_check_finds_missing_files_and_bad_rows(recmill: Run, shop: Path, tmp_path: Path) -> None:

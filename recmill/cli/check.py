@@ -25,7 +25,8 @@ recmill check mine.toml --set split.held_out=0.2
     parser.add_argument(
         "--data",
         metavar="DIR",
-        help="also look at the log's files there: parse their first rows, and see whether labels are 0 and 1",
+        help="also look at the log's files there: parse the first rows of each, name files that a sequence such as "
+        "day_0, day_1, day_3 leaves out, and see whether labels are 0 and 1",
     )
     add_json(parser)
 
@@ -76,6 +77,8 @@ def _files_json(report: Any) -> dict[str, Any]:
         "first_rows_bad": [[row.file, row.offset, row.reason, row.column] for row in report.bad],
         "problem": report.problem,
         "hint": report.hint,
+        "missing": list(report.missing),
+        "empty": list(report.empty),
     }
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import polars as pl
 
@@ -16,6 +17,7 @@ from recmill.logs.columns import explain_missing
 from recmill.recipe.kinds import kind_of
 from recmill.recipe.recipe import POSITION, Column, Log, SideTable
 
+T = TypeVar("T")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 DEFAULT_UNIT_BYTES = 64 << 20
 
@@ -37,7 +39,7 @@ class LogFile:
 
 @dataclass(frozen=True)
 class LogRange:
-    """A piece of one file: bytes of plain text, rows of Parquet, or all of a file that cannot be cut."""
+    """A piece of one file: bytes of text, rows of Parquet, or all of a file that cannot be cut before it is read."""
 
     file_index: int
     start: int
@@ -91,6 +93,10 @@ class LogFiles(ABC):
         target = max(1, target_bytes or (-(-total // parts) if parts else DEFAULT_UNIT_BYTES))
         return [unit for index, file in enumerate(self.files) for unit in self._cut(index, file, target)]
 
+    def units_of(self, file_index: int) -> list[LogRange]:
+        """The units of one file, of the usual size."""
+        return self._cut(file_index, self.files[file_index], DEFAULT_UNIT_BYTES)
+
     @abstractmethod
     def _cut(self, index: int, file: LogFile, target_bytes: int) -> list[LogRange]:
         """The units of one file."""
@@ -100,11 +106,15 @@ class LogFiles(ABC):
 
         LogError when the file is no longer the one that was found: its rows could be of two versions.
         """
+        return self._unchanged(unit, self._read(unit, chunk_bytes))
+
+    def _unchanged(self, unit: LogRange, items: Iterable[T]) -> Iterator[T]:
+        """What is read of a unit, if its file stays the one that was found."""
         from recmill.logs.files import check_unchanged
 
         file = self.files[unit.file_index]
         try:
-            yield from self._read(unit, chunk_bytes)
+            yield from items
         except LogError:
             check_unchanged([file], self.may_grow)  # the better reason, if it is one
             raise

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import polars as pl
 
-from recmill.dataset.positions import offset_of
+from recmill.dataset.positions import offset_of, position
 from recmill.features.kernels import Counter, CountOptions
 from recmill.logs.base import LogFiles, LogRange, open_source
+from recmill.logs.gzip_text import Mark
 from recmill.logs.reduced import ReducedRows
 from recmill.logs.rows import RowFunction, row_functions
-from recmill.logs.scan import scan
+from recmill.logs.scan import note_rows, scan
 from recmill.logs.splits import (
     SplitFunction,
     all_train,
@@ -24,7 +26,9 @@ from recmill.logs.splits import (
     held_out_positions,
     last_rows,
     last_rows_of_each,
+    needs_counts,
     random_rows,
+    rows_of_splits,
     split_function,
     time_cuts,
 )
@@ -35,10 +39,31 @@ from recmill.reporting.machine import available_cores
 
 P = TypeVar("P")
 T = TypeVar("T")
+Rows = np.ndarray[Any, np.dtype[np.int64]]  # of each split
 Piece = tuple[LogRange, ...]  # one unit; or the same range of offsets of several files, whose rows take turns
 
 # Large enough that the fixed cost of a call is spread over thousands of rows, small enough to be read ahead.
 PIECE_BYTES = 4 << 20
+
+
+_BATCHES_OF_PIECE = 4  # of a file that is surveyed: pieces end behind a batch
+_MOST_MARKS = 1 << 14  # in all gzip files of a log: 13 KB each
+
+
+@dataclass
+class SurveyedPiece:
+    """What the pass over a file that cannot be cut has found from one row to another."""
+
+    file_index: int
+    start: int
+    has_splits: bool  # if not, `rows` are all the first split's
+    end: int = 0
+    tally: Tally = field(default_factory=Tally)
+    rows: Rows = field(default_factory=lambda: np.zeros(len(SPLITS), np.int64))
+
+    @property
+    def unit(self) -> LogRange:
+        return LogRange(self.file_index, self.start, self.end)
 
 
 class Each(Protocol):
@@ -53,6 +78,7 @@ class CountedLog:
 
     Opening it reads the log: once to count, and once before that when the split depends on the values of all rows;
     `each` says where that is done, on `num_workers` threads by default. `keep` may drop rows when all else is done.
+    Files that cannot be cut anywhere (gzip, zstd, quoted, UTF-16) are cut into pieces by the pass that counts them.
     """
 
     def __init__(
@@ -70,13 +96,15 @@ class CountedLog:
             recipe, data, memory, "Run `recmill prepare` and train from its Table instead.", max_bad
         )
         each = each or partial(on_threads, num_workers or available_cores())
-        units = self.source.units(target_bytes=PIECE_BYTES)
+        self.keep = keep
+        self._surveys: dict[LogRange, SurveyedPiece] = {}
+        units = self._survey(recipe.split, each)
         self.pieces: list[Piece] = [(unit,) for unit in units]
-        self.functions.append(self._split_function(units, recipe.split, each))
-        if keep is not None:
-            self.functions.append(keep)
+        split = self._split_function(units, recipe.split, each)
+        self.functions += [split, *([keep] if keep else [])]
         self.pieces, self.notes = _in_order(self.source, self.pieces, recipe.table.order)
-        self.rows, self.tally = self._count(each)
+        self.rows, self.tally = self._count(split, each)
+        self._surveys = {}  # so that what is sent to other processes stays small
         self.source.check_unchanged()
         self.tally.check(self.source, max_bad)
 
@@ -92,23 +120,87 @@ class CountedLog:
             if frame.height:
                 yield frame
 
-    def _count(self, each: Each) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Tally]:
-        """Rows of each piece and split, and the bad rows of all."""
-        rows, total = [], Tally()
-        for rows_of_piece, tally in each(self._count_piece, self.pieces):
-            rows.append(rows_of_piece)
-            total.add(tally)
-        return np.array(rows).reshape(-1, len(SPLITS)), total
+    def _survey(self, split: Holdout | None, each: Each) -> list[LogRange]:
+        """All units of the log, those of files that cannot be cut as one pass over each of them finds them."""
+        units, source = self.source.units(target_bytes=PIECE_BYTES), self.source
+        if not isinstance(source, TextSource):
+            return units
+        whole = [unit for unit in units if not source.can_cut(source.files[unit.file_index])]
+        function = None if needs_counts(split) else split_function(source, units, split, lambda units: [])
+        spacing = max(PIECE_BYTES, sum(map(source.text_bytes, whole)) // _MOST_MARKS)
+        surveys = dict(zip(whole, each(partial(self._survey_file, function, spacing), whole), strict=True))
+        for unit, (pieces, marks) in surveys.items():
+            source.cut_at_rows(unit.file_index, marks)
+            self._surveys |= {piece.unit: piece for piece in pieces}
+        return [
+            cut
+            for unit in units
+            for cut in ([p.unit for p in surveys[unit][0]] if unit in surveys else [unit])
+        ]
 
-    def _count_piece(self, piece: Piece) -> tuple[Any, Tally]:
+    def _survey_file(
+        self, split: SplitFunction | None, spacing: int, unit: LogRange
+    ) -> tuple[list[SurveyedPiece], list[Mark]]:
+        """The pieces of a file that cannot be cut: what they hold, and marks to begin at any of them."""
+        assert isinstance(self.source, TextSource)
+        batch_bytes = max(1, PIECE_BYTES // _BATCHES_OF_PIECE)
+        piece = SurveyedPiece(unit.file_index, unit.start, split is not None)
+        pieces, marks = list[SurveyedPiece](), list[Mark]()
+        for batch, end, found in self.source.survey(unit, batch_bytes, spacing):
+            note_rows(batch, piece.tally)
+            piece.rows += self._rows_of_splits(batch.frame, split or all_train)
+            piece.end = end
+            marks += found
+            if end - piece.start > PIECE_BYTES - batch_bytes:
+                pieces.append(piece)
+                piece = SurveyedPiece(unit.file_index, end, split is not None)
+        return [*pieces, piece] if piece.tally.rows else pieces, marks
+
+    def _rows_of_splits(self, frame: pl.DataFrame, split: SplitFunction) -> Rows:
+        """How many rows of each split a frame has in the end."""
+        for function in (*self.functions, split, *([self.keep] if self.keep else [])):
+            if frame.height:
+                frame = function(frame)
+        return _count_splits(frame) if frame.height else np.zeros(len(SPLITS), np.int64)
+
+    def _count(self, split: SplitFunction, each: Each) -> tuple[Rows, Tally]:
+        """Rows of each piece and split, and the bad rows of all."""
+        known = [self._known_rows(split, piece) for piece in self.pieces]
+        counted = each(
+            self._count_piece, [piece for piece, rows in zip(self.pieces, known, strict=True) if rows is None]
+        )
+        total = Tally()
+        for number, found in enumerate(known):
+            known[number] = found or next(counted)
+        for _, tally in filter(None, known):
+            total.add(tally)
+        return np.array([rows for rows, _ in filter(None, known)]).reshape(-1, len(SPLITS)), total
+
+    def _known_rows(self, split: SplitFunction, piece: Piece) -> tuple[Rows, Tally] | None:
+        """What a survey has found in a piece, if that tells how many rows of each split there are."""
+        survey = self._surveys.get(piece[0])
+        if survey is None:
+            return None
+        if survey.has_splits:
+            return survey.rows, survey.tally
+        if self.keep is not None:
+            return None
+        first, last = (position(survey.file_index, offset) for offset in (survey.start, survey.end - 1))
+        rows = rows_of_splits(split, first, last, int(survey.rows.sum()))
+        return None if rows is None else (np.array(rows), survey.tally)
+
+    def _count_piece(self, piece: Piece) -> tuple[Rows, Tally]:
         tally, rows = Tally(), np.zeros(len(SPLITS), np.int64)
         for frame in self.read(piece, tally):
-            rows += np.bincount(frame[SPLIT].to_numpy(), minlength=len(SPLITS))
+            rows += _count_splits(frame)
         return rows, tally
 
     def _split_function(self, units: list[LogRange], split: Holdout | None, each: Each) -> SplitFunction:
         def count_rows(units: list[LogRange]) -> list[int]:
-            return list(each(self.source.count_rows, units))
+            counts = each(self.source.count_rows, [unit for unit in units if unit not in self._surveys])
+            return [
+                self._surveys[unit].tally.rows if unit in self._surveys else next(counts) for unit in units
+            ]
 
         function = split_function(self.source, units, split, count_rows)
         if function is not None:
@@ -157,6 +249,10 @@ def on_threads(num_threads: int, function: Callable[[P], T], parts: Sequence[P])
         yield from pool.map(function, parts)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _count_splits(frame: pl.DataFrame) -> Rows:
+    return np.bincount(frame[SPLIT].to_numpy(), minlength=len(SPLITS))
 
 
 def _select(columns: list[str], frame: pl.DataFrame) -> pl.DataFrame:

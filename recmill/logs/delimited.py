@@ -52,16 +52,15 @@ class DelimitedSource(TextSource):
     def can_cut(self, file: LogFile) -> bool:
         return super().can_cut(file) and not self._quote
 
-    def _read(self, unit: LogRange, chunk_bytes: int) -> Iterator[LogBatch]:
+    def _batches(self, window: Window, unit: LogRange) -> Iterator[LogBatch]:
         stop = self.stop_of(unit)
-        with self.open_window(unit, chunk_bytes) as window:
-            parser = self._parser(self.seek_unit(window, unit))
-            while window.is_before(stop):
-                window.fill(stop)
-                batch, num_bytes = self._parse(parser, window, unit.file_index, stop)
-                window.skip(num_bytes)
-                if batch.num_rows:
-                    yield batch
+        parser = self._parser(self.seek_unit(window, unit))
+        while window.is_before(stop):
+            window.fill(stop)
+            batch, num_bytes = self._parse(parser, window, unit.file_index, stop)
+            window.skip(num_bytes)
+            if batch.num_rows:
+                yield batch
 
     def count_rows(self, unit: LogRange) -> int:
         if self._quote:

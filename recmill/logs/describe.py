@@ -1,51 +1,79 @@
-"""A look at a log before any work: which files there are, and whether the first rows can be read."""
+"""A look at a log before any work: which files there are, and whether the first rows of each can be read."""
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from recmill.errors import LogError
-from recmill.logs.base import BadRow, LogFile, open_source
+from recmill.logs.base import BadRow, LogFile, LogFiles, open_source
 from recmill.logs.files import match_pattern
 from recmill.logs.hint import format_hint
+from recmill.logs.sequence import missing_names
 from recmill.recipe.recipe import Log, SideTable
 
 _NUM_FIRST_ROWS = 100
 _FIRST_BYTES = 64 << 10
+_FILES_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class FilesReport:
-    """What a log's patterns match, and how its first rows read. `problem` is set when they cannot be."""
+    """What a log's patterns match, and how the first rows of each file read. `problem` is set when they cannot be."""
 
     matches: dict[str, tuple[LogFile, ...]]
     num_good: int = 0
     bad: tuple[BadRow, ...] = ()
     problem: str | None = None
     hint: str | None = None  # what to change in the recipe, where most rows do not parse
+    missing: tuple[str, ...] = ()  # names that a sequence such as day_0, day_1, day_3 leaves out
+    empty: tuple[str, ...] = ()  # files without any row
 
 
 def describe_files(spec: Log | SideTable, data: str) -> FilesReport:
-    """Match every pattern and read about a hundred rows. Problems are part of the report, never raised."""
+    """Match every pattern and read about a hundred rows of each file. Problems are part of the report, never raised."""
     matches: dict[str, tuple[LogFile, ...]] = {}
     try:
         for pattern in spec.files:
             matches[pattern] = match_pattern(pattern, data)
-        num_good, bad = _read_first_rows(spec, data)
+        source = open_source(spec, data, may_grow=True)
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
+            read = list(threads.map(partial(_read_first_rows, source), range(len(source.files))))
     except LogError as error:
         return FilesReport(matches, problem=str(error))
+    num_good, bad = sum(good for good, _ in read), tuple(row for _, rows in read for row in rows)
     first = next(iter(file for files in matches.values() for file in files))
-    hint = format_hint(spec, first) if len(bad) > num_good else None
-    return FilesReport(matches, num_good, bad, hint=hint)
+    return FilesReport(
+        matches,
+        num_good,
+        bad,
+        hint=format_hint(spec, first) if len(bad) > num_good else None,
+        missing=_missing(matches),
+        empty=tuple(
+            file.name for file, (good, rows) in zip(source.files, read, strict=True) if not good and not rows
+        ),
+    )
 
 
-def _read_first_rows(spec: Log | SideTable, data: str) -> tuple[int, tuple[BadRow, ...]]:
-    source = open_source(spec, data, may_grow=True)
+def _missing(matches: dict[str, tuple[LogFile, ...]]) -> tuple[str, ...]:
+    """Of each glob; what is named must be there anyway."""
+    return tuple(
+        name
+        for pattern, files in matches.items()
+        if re.search(r"[*?\[]", pattern)
+        for name in missing_names(file.name for file in files)
+    )
+
+
+def _read_first_rows(source: LogFiles, file_index: int) -> tuple[int, list[BadRow]]:
+    """How many rows at the beginning of a file are good, and the others."""
     num_good, bad = 0, list[BadRow]()
-    for unit in source.units(parts=1):
+    for unit in source.units_of(file_index):
         for batch in source.read(unit, _FIRST_BYTES):
             num_good += len(batch.frame)
             bad += batch.bad
             if num_good + len(bad) >= _NUM_FIRST_ROWS:
-                return num_good, tuple(bad)
-    return num_good, tuple(bad)
+                return num_good, bad
+    return num_good, bad

@@ -15,6 +15,7 @@ from pyarrow import fs
 
 from recmill.errors import LogError, first_line
 from recmill.logs.base import COMPRESSIONS, LogFile
+from recmill.logs.gzip_text import GzipText
 
 _UNCHANGED = (
     "A log must not change while it is read: name only finished files, or read a copy (which keeps its times, "
@@ -95,8 +96,8 @@ def is_parquet(file: LogFile) -> bool:
         return bool(stream.read(len(_PARQUET)) == _PARQUET)
 
 
-def decompressed(stream: pa.NativeFile, file: LogFile) -> pa.NativeFile:
-    """The file's text, which is not seekable if the file's suffix says that it is compressed."""
+def decompressed(stream: pa.NativeFile, file: LogFile) -> Any:
+    """The file's text as a stream, which is not seekable if the file's suffix says that it is compressed."""
     if file.name.endswith(_UNREADABLE_SUFFIXES):
         raise LogError(f"{file.path}: cannot read this kind of compression. Use .gz, .zst or plain text.")
     if file.compression is None:
@@ -105,7 +106,9 @@ def decompressed(stream: pa.NativeFile, file: LogFile) -> pa.NativeFile:
         raise LogError(
             f"{file.path}: the {file.compression} stream is empty, not even a header. Copy it again."
         )
-    return pa.CompressedInputStream(stream, file.compression)
+    return (
+        GzipText(stream) if file.compression == "gzip" else pa.CompressedInputStream(stream, file.compression)
+    )
 
 
 @contextmanager

@@ -36,19 +36,17 @@ _Positions = npt.NDArray[np.int64]
 class JsonLinesSource(TextSource):
     """Objects, one a line. Keys that the recipe does not name are ignored; a missing key is a null."""
 
-    def _read(self, unit: LogRange, chunk_bytes: int) -> Iterator[LogBatch]:
+    def _batches(self, window: Window, unit: LogRange) -> Iterator[LogBatch]:
         stop = self.stop_of(unit)
         decoder = LineDecoder(self.columns)
-        with self.open_window(unit, chunk_bytes) as window:
-            self.seek_unit(window, unit)
-            while window.is_before(stop):
-                window.fill(stop)
-                starts = _native.line_starts(
-                    window.view, stop - window.offset, window.ended, _MAX_BATCH_LINES
-                )
-                if len(starts) > 1:
-                    yield self._batch(decoder, window, starts, unit.file_index)
-                window.skip(int(starts[-1]))
+        self.seek_unit(window, unit)
+        while window.is_before(stop):
+            window.fill(stop)
+            starts = _native.line_starts(window.view, stop - window.offset, window.ended, _MAX_BATCH_LINES)
+            batch = self._batch(decoder, window, starts, unit.file_index) if len(starts) > 1 else None
+            window.skip(int(starts[-1]))
+            if batch is not None:
+                yield batch
 
     def _batch(self, decoder: LineDecoder, window: Window, starts: _Positions, file_index: int) -> LogBatch:
         values, problems = decoder.decode(window.view[: starts[-1]], starts)

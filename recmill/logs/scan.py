@@ -15,7 +15,7 @@ import polars as pl
 from recmill.artifacts.manifest import unique_aside
 from recmill.artifacts.work import read_record, write_record
 from recmill.dataset.positions import position
-from recmill.logs.base import LogFile, LogFiles, LogRange
+from recmill.logs.base import LogBatch, LogFile, LogFiles, LogRange
 from recmill.logs.tally import Tally, too_many
 
 _UNIT_BYTES = 64 << 20
@@ -32,13 +32,20 @@ def scan(
     """Good rows of some units, in order. Bad ones are counted in the tally; `set_aside` gets a record of each."""
     for unit in units:
         for batch in source.read(unit, chunk_bytes):
-            tally.rows += batch.num_rows
-            for row in batch.bad:
-                record = tally.note(row)
-                if set_aside is not None:
-                    set_aside(record)
+            note_rows(batch, tally, set_aside)
             if batch.frame.height:
                 yield batch.frame
+
+
+def note_rows(
+    batch: LogBatch, tally: Tally, set_aside: Callable[[dict[str, Any]], None] | None = None
+) -> None:
+    """Count the rows of a batch."""
+    tally.rows += batch.num_rows
+    for row in batch.bad:
+        record = tally.note(row)
+        if set_aside is not None:
+            set_aside(record)
 
 
 class LogScan:

@@ -41,6 +41,25 @@ def split_function(
     return None
 
 
+def needs_counts(split: Holdout | None) -> bool:
+    """Whether `split_function` asks for numbers of rows."""
+    return split is not None and (split.by == "tail" or (split.by == "files" and split.halve))
+
+
+def rows_of_splits(function: SplitFunction, first: int, last: int, num_rows: int) -> list[int] | None:
+    """Rows of each split among those from one position to another, if positions alone tell."""
+    if function is all_train:
+        return [num_rows, 0, 0]
+    assert isinstance(function, partial)
+    if function.func is by_positions:
+        held = [np.searchsorted(some, last, "right") - np.searchsorted(some, first) for some in function.args]
+        return [num_rows - int(held[0]) - int(held[1]), int(held[0]), int(held[1])]
+    if function.func not in (by_position, by_files):
+        return None
+    ends = function(pl.DataFrame({POSITION: [first, last]}))[SPLIT].to_list()
+    return [num_rows * (split == ends[0]) for split in range(3)] if ends[0] == ends[1] else None
+
+
 def all_train(frame: pl.DataFrame) -> pl.DataFrame:
     return _with_split(frame, np.zeros(frame.height, dtype=np.int8))
 

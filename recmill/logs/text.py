@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from typing import Any, Self
@@ -14,9 +17,10 @@ import pyarrow as pa
 from recmill import _native
 from recmill.dataset.positions import END_OF_FILE
 from recmill.errors import LogError
-from recmill.logs.base import BadRow, LogFile, LogFiles, LogRange
+from recmill.logs.base import BadRow, LogBatch, LogFile, LogFiles, LogRange
 from recmill.logs.decode import Decode, DecodedStream, decoder_of
 from recmill.logs.files import decompressed, explained, open_bytes
+from recmill.logs.gzip_text import GzipText, Mark, mark_before
 from recmill.recipe.recipe import Log, SideTable
 
 MAX_ROW_BYTES = 256 << 20
@@ -28,10 +32,16 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class Window:
     """The part of a text that is in memory. `offset` is where it starts; `ended` says nothing follows it."""
 
-    def __init__(self, file: LogFile, chunk_bytes: int, decode: Decode | None = None) -> None:
+    def __init__(
+        self, file: LogFile, chunk_bytes: int, decode: Decode | None = None, marks: Sequence[Mark] = ()
+    ) -> None:
+        """`marks` are those of a gzip file, to seek by."""
         self.file = file
         self.offset = 0
         self.ended = False
+        self.is_begun = False  # whether what stands before the first row is read
+        self.preamble: Any = None
+        self._marks = marks
         self._buffer = bytearray(max(chunk_bytes, 1))
         self._begin = 0
         self._end = 0
@@ -44,6 +54,9 @@ class Window:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._stream.close()
 
     def __len__(self) -> int:
@@ -68,12 +81,34 @@ class Window:
         self.offset += num_bytes
 
     def seek(self, offset: int) -> None:
-        """Go on at another offset of an uncompressed file."""
+        """Go on at a later offset. Compressed or decoded text is read up to there, gzip from the mark before it."""
+        if self._is_as_on_disk:
+            self._go_to(offset)
+            with explained(self.file.path):
+                self._stream.seek(offset)
+            return
+        mark = mark_before(self._marks, offset)
+        if mark is not None and mark.offset > self.end_offset:
+            self._go_to(mark.offset)
+            self._stream = GzipText(self._bytes, mark)
+        while self.end_offset < offset and not self.ended:
+            self.skip(len(self))
+            self.fill(offset)
+        self.skip(min(offset - self.offset, len(self)))
+
+    def _go_to(self, offset: int) -> None:
         self._begin = self._end = 0
         self.offset = offset
         self.ended = False
-        with explained(self.file.path):
-            self._stream.seek(offset)
+
+    def mark_every(self, spacing: int) -> None:
+        """Leave marks in gzip from here on, by which a later window can seek."""
+        if isinstance(self._stream, GzipText):
+            self._stream.mark_every(spacing)
+
+    def take_marks(self) -> list[Mark]:
+        """The marks that were left since the last call."""
+        return self._stream.take_marks() if isinstance(self._stream, GzipText) else []
 
     def fill(self, until: int) -> None:
         """Read on to the offset `until` and a little further: a row that begins before it mostly ends there."""
@@ -157,16 +192,64 @@ def expansion(file: LogFile) -> float:
 class TextSource(LogFiles):
     """Rows that end in newlines.
 
-    A row belongs to the unit that holds its first byte, so any cutting gives the same rows.
+    A row belongs to the unit that holds its first byte, so any cutting gives the same rows. A file that is compressed,
+    decoded or quoted is cut at rows that one pass over it has found.
     """
 
     def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...], may_grow: bool = False) -> None:
         super().__init__(spec, files, may_grow)
         self._is_decoded = decoder_of(spec) is not None
+        self._marks: dict[int, Sequence[Mark]] = {}  # of the files that were surveyed
 
-    def open_window(self, unit: LogRange, chunk_bytes: int) -> Window:
-        decoder = decoder_of(self.spec)
-        return Window(self.files[unit.file_index], chunk_bytes, None if decoder is None else decoder())
+    @contextmanager
+    def open_window(self, unit: LogRange, chunk_bytes: int) -> Iterator[Window]:
+        """A window over a unit's file, at or before its first row.
+
+        A file that was surveyed and cannot be entered anywhere stays open: its next unit is likely to be read next.
+        """
+        file = self.files[unit.file_index]
+        may_stay = unit.file_index in self._marks and not self._marks[unit.file_index]
+        window = _left_open.take(file, unit.start) if may_stay else None
+        window = window or self._new_window(unit, chunk_bytes)
+        try:
+            yield window
+        except BaseException:
+            window.close()
+            raise
+        if may_stay and not window.ended:
+            _left_open.leave(file, window)
+        else:
+            window.close()
+
+    def _new_window(self, unit: LogRange, chunk_bytes: int) -> Window:
+        decoder, marks = decoder_of(self.spec), self._marks.get(unit.file_index, ())
+        return Window(self.files[unit.file_index], chunk_bytes, decoder() if decoder else None, marks)
+
+    def _read(self, unit: LogRange, chunk_bytes: int) -> Iterator[LogBatch]:
+        with self.open_window(unit, chunk_bytes) as window:
+            yield from self._batches(window, unit)
+
+    @abstractmethod
+    def _batches(self, window: Window, unit: LogRange) -> Iterator[LogBatch]:
+        """Rows of a unit. The window is behind those of a batch when it is given."""
+
+    def survey(
+        self, unit: LogRange, chunk_bytes: int, spacing: int
+    ) -> Iterator[tuple[LogBatch, int, list[Mark]]]:
+        """All rows of a file that cannot be cut, each time with the offset behind them and marks to come back by."""
+        return self._unchanged(unit, self._surveyed(unit, chunk_bytes, spacing))
+
+    def _surveyed(
+        self, unit: LogRange, chunk_bytes: int, spacing: int
+    ) -> Iterator[tuple[LogBatch, int, list[Mark]]]:
+        with self._new_window(unit, chunk_bytes) as window:
+            window.mark_every(spacing)
+            for batch in self._batches(window, unit):
+                yield batch, window.offset, window.take_marks()
+
+    def cut_at_rows(self, file_index: int, marks: Sequence[Mark]) -> None:
+        """From now on, units of this file begin where a survey has found a row."""
+        self._marks[file_index] = marks
 
     def can_cut(self, file: LogFile) -> bool:
         return file.compression is None and not self._is_decoded
@@ -178,7 +261,9 @@ class TextSource(LogFiles):
 
     def text_bytes(self, unit: LogRange) -> int:
         file = self.files[unit.file_index]
-        return int(unit.end - unit.start) if file.compression is None else int(file.size * expansion(file))
+        if file.compression is None or unit.file_index in self._marks:
+            return unit.end - unit.start
+        return int(file.size * expansion(file))
 
     def max_offset(self) -> int:
         return max(int(file.size * expansion(file)) for file in self.files)
@@ -219,17 +304,51 @@ class TextSource(LogFiles):
 
     def seek_unit(self, window: Window, unit: LogRange) -> Any:
         """Move to the first row that starts in the unit. Returns what `read_preamble` found."""
-        if window.starts_with(_BYTE_ORDER_MARK):
-            window.skip(len(_BYTE_ORDER_MARK))
-        preamble = self.read_preamble(window)
-        if unit.start > window.offset:
+        if not window.is_begun:
+            if window.starts_with(_BYTE_ORDER_MARK):
+                window.skip(len(_BYTE_ORDER_MARK))
+            window.preamble = self.read_preamble(window)
+            window.is_begun = True
+        if unit.start > window.offset and unit.file_index in self._marks:
+            window.seek(unit.start)
+        elif unit.start > window.offset:
             window.seek(unit.start - 1)
             window.skip_line()
-        return preamble
+        return window.preamble
 
     def read_preamble(self, window: Window) -> Any:
         """Read past what stands before the first row, such as a header."""
 
     def stop_of(self, unit: LogRange) -> int:
         """Rows that start here or later are not the unit's. The length of a compressed text is not known before."""
-        return unit.end if self.can_cut(self.files[unit.file_index]) else END_OF_FILE
+        is_cut = unit.file_index in self._marks or self.can_cut(self.files[unit.file_index])
+        return unit.end if is_cut else END_OF_FILE
+
+
+class _LeftOpen:
+    """Windows over files that can only be read from the beginning on, for whoever reads on in this process."""
+
+    MOST = 4  # each holds a buffer and what its decompression needs
+
+    def __init__(self) -> None:
+        self._windows: list[tuple[LogFile, Window]] = []
+        self._lock = threading.Lock()
+
+    def take(self, file: LogFile, offset: int) -> Window | None:
+        """The window that is nearest before an offset; nobody else has it then."""
+        with self._lock:
+            fitting = [held for held in self._windows if held[0] == file and held[1].offset <= offset]
+            if not fitting:
+                return None
+            nearest = max(fitting, key=lambda held: held[1].offset)
+            self._windows.remove(nearest)
+            return nearest[1]
+
+    def leave(self, file: LogFile, window: Window) -> None:
+        with self._lock:
+            self._windows.append((file, window))
+            if len(self._windows) > self.MOST:
+                self._windows.pop(0)[1].close()
+
+
+_left_open = _LeftOpen()

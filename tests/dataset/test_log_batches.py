@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 from examples import examples
 from hypothesis import given
@@ -20,7 +22,7 @@ from recmill.dataset.schedule import Cursor
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError, LogError, TooManyBadRows
 from recmill.features.plan import Plan
-from recmill.logs import counted, reduced
+from recmill.logs import counted, gzip_text, reduced, text
 from recmill.logs.base import open_source
 from recmill.recipe.load import load_recipe, recipe_from_dict
 from recmill.recipe.recipe import SPLITS, Recipe
@@ -59,8 +61,8 @@ def write_events(folder: Path, num_rows: int, files: int = 1, bad_every: int | N
         tags = ",".join(f"t{tag}" for tag in range(n % 4))
         row = f"u{n * n % 23}\t{n % 17}\t{n}\t{n % 13 / 4}\t{tags}\t{n % 3 % 2}\n"
         texts[n * files // num_rows] += row + ("nonsense\n" if bad_every and n % bad_every == 0 else "")
-    for number, text in enumerate(texts):
-        (folder / f"events{number}.tsv").write_text(text)
+    for number, content in enumerate(texts):
+        (folder / f"events{number}.tsv").write_text(content)
     return folder
 
 
@@ -238,20 +240,123 @@ def test_too_many_bad_rows_is_an_error_before_training(tmp_path):
         LogBatches(recipe_of(), plan, str(data), 50)
 
 
-def test_compressed_files_are_units_of_their_own_and_resume_inside(tmp_path):
-    data = write_events(tmp_path / "log", 300, files=2)
-    table = table_of(recipe_of(), data, tmp_path / "table")
-    packed = tmp_path / "packed"
-    packed.mkdir()
+def gzip_in_blocks(text: bytes) -> bytes:
+    """Two members, the first one with a block for every 200 bytes; a large file has one for some 100 KB."""
+    packer = zlib.compressobj(wbits=31)
+    half = len(text) // 2
+    blocks = [
+        packer.compress(text[at : min(at + 200, half)]) + packer.flush(zlib.Z_BLOCK)
+        for at in range(0, half, 200)
+    ]
+    return b"".join(blocks) + packer.flush() + gzip.compress(text[half:])
+
+
+def zstd(text: bytes) -> bytes:
+    return bytes(pa.compress(text, "zstd", asbytes=True))
+
+
+PACKED = {
+    "gz": ({"files": ["events*.tsv.gz"]}, gzip_in_blocks),
+    "zst": ({"files": ["events*.tsv.zst"]}, zstd),
+    "quoted": ({"quote": '"'}, bytes),
+    "utf-16": ({"encoding": "utf-16"}, lambda text: text.decode().encode("utf-16")),
+    "utf-16.gz": (
+        {"files": ["events*.gz"], "encoding": "utf-16"},
+        lambda text: gzip.compress(text.decode().encode("utf-16")),
+    ),
+}
+
+
+def packed(kind: str, data: Path, into: Path, **changes: Any) -> tuple[Recipe, Path]:
+    """The same events in files that cannot be cut anywhere."""
+    log, pack = PACKED[kind]
+    suffix = "." + kind.partition(".")[2] if "." in kind else {"gz": ".gz", "zst": ".zst"}.get(kind, "")
+    into.mkdir()
     for file in data.iterdir():
-        (packed / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
-    recipe = recipe_of(log={**log_tree(recipe_of()), "files": ["events*.gz"]})
-    batches = LogBatches(recipe, table.plan, str(packed), 64)
-    assert [unit.rows for unit in batches.units] == [150, 150]
-    found = list(batches.read())
-    assert [signature(batch) for batch, _ in found] == signatures(Batches(table, 64))
-    assert found[2][1] == Cursor(0, 1, 42)
-    assert signatures(batches, found[2][1]) == [signature(batch) for batch, _ in found[3:]]
+        (into / f"{file.name}{suffix}").write_bytes(pack(file.read_bytes()))
+    return recipe_of(log={**log_tree(recipe_of()), **log}, **changes), into
+
+
+@pytest.mark.parametrize("name", SPLITS_OF_RECIPES)
+def test_splits_of_compressed_files_are_those_of_plain_ones(tmp_path, name):
+    data = write_events(tmp_path / "log", 300, files=3, bad_every=40)
+    recipe = recipe_of(split=SPLITS_OF_RECIPES[name]) if SPLITS_OF_RECIPES[name] else recipe_of()
+    table = table_of(recipe, data, tmp_path / "table")
+    recipe, data = packed("gz", data, tmp_path / "packed", split=SPLITS_OF_RECIPES[name])
+    batches = assert_same_rows_in_every_split(recipe, data, table)
+    assert len(batches.units) > 5
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_files_that_cannot_be_cut_anywhere_are_read_in_pieces(tmp_path, kind):
+    data = write_events(tmp_path / "log", 300, files=2, bad_every=40)
+    table = table_of(recipe_of(), data, tmp_path / "table")
+    recipe, data = packed(kind, data, tmp_path / "packed")
+    batches = LogBatches(recipe, table.plan, str(data), 64, max_bad=0.2)
+    assert [signature(batch) for batch, _ in batches.read()] == signatures(Batches(table, 64))
+    assert max(unit.rows for unit in batches.units) < 60
+    assert batches.bad == LogBatches(recipe_of(), table.plan, str(tmp_path / "log"), 64, max_bad=0.2).bad
+    alone = [signature(batches.unit(number, 0)) for number in range(len(batches.units))]
+    backwards = [signature(batches.unit(number, 0)) for number in reversed(range(len(batches.units)))]
+    assert backwards[::-1] == alone
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_a_cursor_inside_a_compressed_file_goes_on_with_the_very_next_row(tmp_path, kind):
+    data = write_events(tmp_path / "log", 300)
+    plan = table_of(recipe_of(), data, tmp_path / "table").plan
+    recipe, data = packed(kind, data, tmp_path / "packed")
+    whole = list(LogBatches(recipe, plan, str(data), 64).read())
+    assert whole[1][1].unit > 0
+    for stop, (_, cursor) in enumerate(whole[:-1], start=1):
+        again = LogBatches(recipe, plan, str(data), 64)
+        assert signatures(again, cursor) == [signature(batch) for batch, _ in whole[stop:]]
+
+
+def test_a_gzip_file_is_decompressed_once_to_count_it_and_its_pieces_from_marks(tmp_path, monkeypatch):
+    monkeypatch.setattr(counted, "PIECE_BYTES", 40_000)
+    data = write_events(tmp_path / "log", 20_000)
+    plan = table_of(recipe_of(), data, tmp_path / "table").plan
+    recipe, packed_data = packed("gz", data, tmp_path / "packed", split=SPLITS_OF_RECIPES["hash"])
+    text_bytes = (data / "events0.tsv").stat().st_size
+    text.expansion(open_source(recipe.log, str(packed_data)).files[0])  # looks at the first 4 MB, once
+    read = count_decompressed(monkeypatch)
+    batches = LogBatches(recipe, plan, str(packed_data), 64)
+    assert sum(read) == text_bytes
+    read.clear()
+    for unit in range(6):
+        batches.unit(unit, 0)
+    assert (
+        sum(read) < 6 * 200_000
+    )  # of the first half, which has a block for every 200 bytes; 64 KB are read ahead
+
+
+def test_only_pieces_that_a_split_cuts_are_counted_again(tmp_path, monkeypatch):
+    data = write_events(tmp_path / "log", 3000)
+    plan = table_of(recipe_of(), data, tmp_path / "table").plan
+    recipe, packed_data = packed("gz", data, tmp_path / "packed", split=SPLITS_OF_RECIPES["tail"])
+    again, count_piece = [], counted.CountedLog._count_piece
+
+    def noted(self: counted.CountedLog, piece: counted.Piece) -> Any:
+        again.append(piece)
+        return count_piece(self, piece)
+
+    monkeypatch.setattr(counted.CountedLog, "_count_piece", noted)
+    batches = LogBatches(recipe, plan, str(packed_data), 64)
+    assert len(again) == 2 < len(batches.log.pieces) / 20
+    assert [batches.log.num_rows(split) for split in SPLITS] == [2400, 300, 300]
+
+
+def count_decompressed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of text that each call from here on gives."""
+    read, readinto = [], gzip_text.GzipText.readinto
+
+    def counted_readinto(self: gzip_text.GzipText, room: memoryview) -> int:
+        read.append(readinto(self, room))
+        return read[-1]
+
+    monkeypatch.setattr(gzip_text.GzipText, "readinto", counted_readinto)
+    return read
 
 
 @pytest.mark.parametrize("sizes", [(100, 100, 100), (150, 20, 130)])

@@ -167,6 +167,17 @@ def test_report_tells_which_patterns_match_and_how_rows_read(tmp_path: Path) -> 
     assert report.problem is None
 
 
+def test_report_looks_into_every_file_and_names_those_that_a_sequence_leaves_out(tmp_path: Path) -> None:
+    for day in (0, 1, 3, 23):
+        (tmp_path / f"day_{day}.gz").write_bytes(gzip.compress(b"x\n" if day == 3 else b"1\n" * 300))
+    (tmp_path / "day_2").write_bytes(b"")
+    report = describe_files(log_of("day_*"), str(tmp_path))
+    assert [(row.file, row.reason) for row in report.bad] == [("day_3.gz", "not an integer")]
+    assert report.num_good == 900
+    assert report.missing == tuple(f"day_{day}" for day in range(4, 23))
+    assert report.empty == ("day_2",)
+
+
 def test_report_tells_what_is_missing_instead_of_raising(tmp_path: Path) -> None:
     write_files(tmp_path, "log.tsv")
     report = describe_files(log_of("log.tsv", "day_*"), str(tmp_path))

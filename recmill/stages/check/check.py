@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from recmill.logs.describe import FilesReport
 
 _FIRST_LABELS = 10_000  # rows whose labels are looked at
+_MOST_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class CheckResult:
 
 
 def check(recipe: Recipe, data: str | None = None) -> CheckResult:
-    """Look at what a recipe names and, with `data`, at the first rows of its files.
+    """Look at what a recipe names and, with `data`, at the first rows of each of its files.
 
     Raises what is wrong with the recipe; what is wrong with files is in the result. Without `data`, nothing heavy is
     imported.
@@ -54,7 +55,7 @@ def check(recipe: Recipe, data: str | None = None) -> CheckResult:
     if data is None:
         return CheckResult(recipe, warnings=_warnings(recipe))
     files = _describe_files(recipe, data)
-    result = CheckResult(recipe, files, warnings=_warnings(recipe))
+    result = CheckResult(recipe, files, warnings=(*_warnings(recipe), *_file_warnings(files)))
     if not result.files_parse:
         return result
     _check_held_out_files(recipe, data)
@@ -68,6 +69,26 @@ def _warnings(recipe: Recipe) -> tuple[str, ...]:
             'Hold some out, such as: [split] by = "tail", held_out = 0.1',
         )
     return ()
+
+
+def _file_warnings(files: Mapping[str, FilesReport]) -> Iterator[str]:
+    for name, report in files.items():
+        if report.missing:
+            yield (
+                f"{name} has a gap: {_listed(report.missing)} {_are(report.missing)} not there. "
+                "Copy what is missing, or go on without."
+            )
+        if report.empty:
+            yield f"{name} has files without any row: {_listed(report.empty)}. Should they have some?"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"and {len(names) - _MOST_NAMED:,} more"] if len(names) > _MOST_NAMED else []
+    return ", ".join([*names[:_MOST_NAMED], *more])
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def _check_named(recipe: Recipe) -> None:

@@ -21,9 +21,11 @@ from recmill.features.plan_artifact import check_plan, plan_at
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.learner.trees import fit_trees
+from recmill.logs.base import LogFiles
 from recmill.logs.config import DEFAULT_MAX_BAD
 from recmill.logs.counted import Each
 from recmill.logs.inputs import open_inputs
+from recmill.logs.text import TextSource
 from recmill.models.trees import BlendedRanker, TreeRanker
 from recmill.recipe import recipe as r
 from recmill.recipe.crosses import is_open, with_crosses_of
@@ -222,8 +224,15 @@ def _absolute(data: str) -> str:
 
 def _digest(recipe: r.Recipe, data: str) -> str:
     """Identifies the files of a log, its side tables and functions."""
-    text = json.dumps(open_inputs(recipe, data).fingerprint(), sort_keys=True)
+    inputs = open_inputs(recipe, data)
+    text = json.dumps({**inputs.fingerprint(), **_cutting(inputs.log)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _cutting(log: LogFiles) -> dict[str, int]:
+    """The version of how files that cannot be cut anywhere are: cursors depend on it. They were units of their own."""
+    is_surveyed = isinstance(log, TextSource) and not all(map(log.can_cut, log.files))
+    return {"cutting": 2} if is_surveyed else {}
 
 
 def _ranker(learner: Learners) -> Ranker:

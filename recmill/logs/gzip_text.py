@@ -1,0 +1,68 @@
+"""gzip text that is read from the beginning, or from any mark that an earlier reading left."""
+
+from __future__ import annotations
+
+import bisect
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recmill import _native
+
+_CHUNK_BYTES = 256 << 10
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where decompression may begin: an offset of the text, the bit of the file, and the 32 KB of text before it."""
+
+    offset: int
+    bit: int
+    window: bytes  # compressed
+
+    @classmethod
+    def of(cls, offset: int, bit: int, window: bytes) -> Mark:
+        return cls(offset, bit, zlib.compress(window))
+
+
+def mark_before(marks: Sequence[Mark], offset: int) -> Mark | None:
+    """The last one, of some in order, that is not behind an offset of the text."""
+    number = bisect.bisect_right(marks, offset, key=lambda mark: mark.offset)
+    return marks[number - 1] if number else None
+
+
+class GzipText:
+    """The text of a seekable stream of gzip, as a stream. Every member's checksum is compared, if it is read whole."""
+
+    def __init__(self, stream: Any, mark: Mark | None = None) -> None:
+        self._bytes = stream
+        if mark is None:
+            self._text = _native.GzipStream()
+        else:
+            self._bytes.seek(mark.bit >> 3)
+            self._text = _native.GzipStream.at(mark.offset, mark.bit, zlib.decompress(mark.window))
+
+    def mark_every(self, spacing: int) -> None:
+        """Leave marks from here on, about so many bytes of text apart: where blocks of the file begin."""
+        self._text.mark_every(spacing)
+
+    def take_marks(self) -> list[Mark]:
+        """Those that were left since the last call."""
+        return [Mark.of(*mark) for mark in self._text.take_marks()]
+
+    def readinto(self, room: memoryview) -> int:
+        """0 at the end only. OSError when the file is damaged."""
+        into = np.frombuffer(room, dtype=np.uint8)
+        while not (num_read := self._text.read(into)) and not self._text.is_finished:
+            self._text.feed(self._bytes.read(_CHUNK_BYTES))
+        return int(num_read)
+
+    def read(self, num_bytes: int) -> bytes:
+        room = bytearray(num_bytes)
+        return bytes(room[: self.readinto(memoryview(room))])
+
+    def close(self) -> None:
+        self._bytes.close()
