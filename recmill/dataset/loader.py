@@ -113,6 +113,15 @@ def read_rows(shard: ShardFile, group: int, layout: Layout) -> pl.DataFrame:
     return rows
 
 
+def permuted(rows: pl.DataFrame, seed: int, epoch: int, unit: int) -> pl.DataFrame:
+    """The rows of a unit in the order of an epoch."""
+    return rows[random_of(seed, epoch, unit).permutation(rows.height)]
+
+
+def random_of(seed: int, epoch: int, unit: int) -> np.random.Generator:
+    return np.random.default_rng([seed, epoch, unit + 1])
+
+
 @dataclass(frozen=True)
 class ShardUnit:
     """One row group of one shard."""
@@ -125,8 +134,9 @@ class ShardUnit:
 class Batches(UnitReader):
     """The rows of a Table's split.
 
-    Without a seed, rows come in Table order. With one, each epoch has its own order of units and of the rows inside a
-    unit, which depends on nothing but seed and epoch. `where` names a label and `not_empty` a list feature: only rows
+    Without a seed, rows come in Table order. With one, each epoch has its own order of the rows inside a unit and, but
+    for the first, which may follow a Table that is still written, of units. Both depend on nothing but seed and epoch.
+    `where` names a label and `not_empty` a list feature: only rows
     that have the label 1, or something in the list, are there, and only they count.
     """
 
@@ -178,14 +188,16 @@ class Batches(UnitReader):
         return rows if self.not_empty is None else rows.filter(pl.col(self.not_empty).list.len() > 0)
 
     def order(self, epoch: int) -> list[int]:
-        order = np.arange(len(self.units))
-        return (order if self.seed is None else self._random(epoch, -1).permutation(order)).tolist()
+        order = list(range(len(self.units)))
+        if self.seed is None or epoch == 0:
+            return order
+        return [int(unit) for unit in random_of(self.seed, epoch, -1).permutation(order)]
 
     def chunks(self, unit: int, epoch: int) -> Iterator[Batch]:
         shard = self.units[unit]
         rows = self._filtered(read_rows(shard.shard, shard.group, self.layout))
         if self.seed is not None:
-            rows = rows[self._random(epoch, unit).permutation(rows.height)]
+            rows = permuted(rows, self.seed, epoch, unit)
         yield collate(rows, self.layout)
 
     @contextmanager
@@ -205,6 +217,3 @@ class Batches(UnitReader):
             yield fetch_after
         finally:
             threads.shutdown(cancel_futures=True)
-
-    def _random(self, epoch: int, unit: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed or 0, epoch, unit + 1])

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -19,12 +20,12 @@ from typing import Any, Literal, TypeVar
 from recmill.artifacts.manifest import WORK, is_published, write_whole
 from recmill.artifacts.work import read_record
 from recmill.dataset.batch import Batch, Layout, collate
-from recmill.dataset.loader import Batches, batches_from, read_rows
+from recmill.dataset.loader import Batches, batches_from, permuted, read_rows
 from recmill.dataset.prefetch import prefetch
 from recmill.dataset.schedule import Cursor, UnitRows
 from recmill.dataset.shard import ShardFile
 from recmill.dataset.table import Table
-from recmill.errors import ArtifactError, RecmillError
+from recmill.errors import ArtifactError
 from recmill.features.plan import Plan
 
 T = TypeVar("T")
@@ -100,7 +101,7 @@ def announced(table: Path) -> Iterator[Heartbeat]:
 
 
 class PartialTable:
-    """What there is so far of a Table in log order. What is not there yet is waited for, while its writer lives."""
+    """What there is so far of a Table. What is not there yet is waited for, while its writer lives."""
 
     def __init__(self, path: Path, patience_seconds: float | None = None) -> None:
         self.path = path
@@ -108,12 +109,6 @@ class PartialTable:
         self.note = Heartbeat(path)
         self.patience_seconds = patience_seconds
         self.job, self.plan = self._wait(self._find_plan)
-        order = self.plan.recipe.table.order
-        if order != "log":
-            raise RecmillError(
-                f'Table {path} has table.order "{order}": which rows come first is known only when all are there. '
-                "Prepare it with --set table.order=log, or train when it is finished."
-            )
 
     def is_finished(self) -> bool:
         return is_published(self.path)
@@ -140,7 +135,7 @@ class PartialTable:
         """Files of training rows, in their order, each when it is whole. `is_over` ends the waiting."""
         given: list[ShardFile] = []
         for number in itertools.count():
-            found = self._wait(partial(self._find_part, number), is_over)
+            found = self._wait(partial(self._find_part, number, "train"), is_over)
             if not isinstance(found, list):
                 break
             given += found
@@ -150,6 +145,30 @@ class PartialTable:
             if files[: len(given)] != given:
                 raise self._began_anew()
             yield from files[len(given) :]
+
+    def held_out(self, split: str) -> Table:
+        """A Table of the eval or test rows alone, once they are there; of all rows, if they come with training rows."""
+        self._wait(lambda: self.is_finished() or self._num_held_out_parts() or None)
+        records: list[dict[str, Any]] = []
+        first = self._num_held_out_parts()
+        for number in range(first, 2 * first):
+            found = self._wait(partial(self._find_records, number))
+            if isinstance(found, list):
+                records += [record for record in found if record["split"] == split]
+        if self.is_finished():
+            return self.finished
+        columns = [asdict(column) for column in self.plan.columns()]
+        return Table(self.path, {"shards": records, "columns": columns})
+
+    def _num_held_out_parts(self) -> int:
+        """How many parts hold the rows held out, and no others; 0 while it is not known, or without such parts.
+
+        They are written first, and have the numbers behind as many parts of training rows.
+        """
+        try:
+            return int(read_record(self.work / "held-out-parquet.buckets"))
+        except FileNotFoundError:
+            return 0
 
     def _find_plan(self) -> tuple[str, Plan] | None:
         if self.is_finished():
@@ -169,17 +188,22 @@ class PartialTable:
     def _find_table(self) -> Table | None:
         return Table.open(self.path) if self.is_finished() else None
 
-    def _find_part(self, number: int) -> list[ShardFile] | Literal["all"] | None:
-        """Training shards of a part of the log; "all" when the Table is finished."""
+    def _find_part(self, number: int, split: str) -> list[ShardFile] | Literal["all"] | None:
+        """Shards of a part of the Table; "all" when it is finished."""
+        found = self._find_records(number)
+        if not isinstance(found, list):
+            return found
+        return [ShardFile.of(self.path, record) for record in found if record["split"] == split]
+
+    def _find_records(self, number: int) -> list[dict[str, Any]] | Literal["all"] | None:
         if self.is_finished():
             return "all"
         try:
             if self._job() != self.job:
                 raise self._began_anew()
-            shards = read_record(self.work / "done" / f"parquet-{number:06d}.json")
+            return list(read_record(self.work / "done" / f"parquet-{number:06d}.json"))
         except FileNotFoundError:
             return None
-        return [ShardFile.of(self.path, shard) for shard in shards if shard["split"] == "train"]
 
     def _note(self) -> dict[str, str]:
         """What the writer says. A note from before the work was opened is of an earlier one, and says nothing."""
@@ -233,8 +257,15 @@ class PartialTableBatches:
     The first epoch is read while the Table grows. How many rows it will have is known from fitting.
     """
 
-    def __init__(self, table: PartialTable, batch_size: int, features: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        table: PartialTable,
+        batch_size: int,
+        features: Sequence[str] | None = None,
+        seed: int | None = None,
+    ) -> None:
         self.table = table
+        self.seed = seed
         self.batch_size = batch_size
         self.features = features
         self.layout = Layout.of(table.plan.columns(), features)
@@ -257,7 +288,7 @@ class PartialTableBatches:
         return self._read_as_it_grows(cursor)
 
     def _finished(self) -> Batches:
-        return Batches(self.table.finished, self.batch_size, "train", self.features)
+        return Batches(self.table.finished, self.batch_size, "train", self.features, self.seed)
 
     def _read_as_it_grows(self, cursor: Cursor) -> Iterator[tuple[Batch, Cursor]]:
         units = self._known = UnitRows(total=self.num_rows)
@@ -279,7 +310,10 @@ class PartialTableBatches:
                 unit = len(units.ends)
                 units.add(num_rows)
                 if unit >= cursor.unit:
-                    rows = read_rows(shard, group, self.layout)[cursor.row if unit == cursor.unit else 0 :]
+                    rows = read_rows(shard, group, self.layout)
+                    if self.seed is not None:
+                        rows = permuted(rows, self.seed, epoch=0, unit=unit)
+                    rows = rows[cursor.row if unit == cursor.unit else 0 :]
                     yield collate(rows, self.layout), units.ends[unit]
             num_known = units.begin(len(units.ends))
             self.table.check_rows(num_known <= self.num_rows)

@@ -174,8 +174,9 @@ class ClusterEngine(Engine):
         seed: int,
         format: Format = "parquet",
         folders: Sequence[str] = SPLITS,
+        held_out_first: bool = False,
     ) -> list[ShardRecord]:
-        shards = super().write(frame, into.absolute(), order, seed, format, folders)
+        shards = super().write(frame, into.absolute(), order, seed, format, folders, held_out_first)
         _check_visible([into / shard.file for shard in shards])
         return shards
 

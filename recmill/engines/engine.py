@@ -33,7 +33,7 @@ from recmill.features.kernels import (
     hash64,
     hash_positions,
 )
-from recmill.recipe.recipe import COPY, POSITION, SPLITS
+from recmill.recipe.recipe import COPY, POSITION, SPLIT, SPLITS
 from recmill.reporting.progress import Progress
 
 T = TypeVar("T")
@@ -209,16 +209,24 @@ class Engine(ABC):
         """The frame whose batches went through `function`, which is given what the tables have of a part's values."""
         raise NotImplementedError("this engine leaves no tables on disk")
 
-    def _ordered(self, frame: Frame, order: Order, seed: int, format: Format) -> Frame:
-        """The same rows in parts that follow each other in the order asked for."""
+    def _ordered(self, frame: Frame, order: Order, seed: int, format: Format, held_out_first: bool) -> Frame:
+        """The same rows in parts that follow each other in the order asked for.
+
+        With `held_out_first`, training rows have parts of their own, behind those of all others: who follows the work
+        can evaluate early.
+        """
         stage = f"order-{format}"
+        was_begun = buckets_of(self.work, stage).exists()  # by an earlier version, if nothing is kept below
         buckets = self._kept_number(
             stage, self._num_buckets(frame) if order != "log" else max(1, len(frame.starts))
         )
         key = partial(order_keys, order, seed)
         bounds = _bounds(frame, order, buckets)
-        bucket_of = partial(_bucket_in_order, key, bounds)
-        parts = self._scatter(frame, stage, bucket_of, len(bounds) + 1, partial(_sorted_by, key), "order")
+        held_out = len(bounds) + 1 if held_out_first and not was_begun else 0
+        held_out = self._kept_number(f"held-out-{format}", held_out)
+        bucket_of = partial(_bucket_in_order, key, bounds, held_out)
+        num_buckets = len(bounds) + 1 + held_out
+        parts = self._scatter(frame, stage, bucket_of, num_buckets, partial(_sorted_by, key), "order")
         return replace(frame, parts=parts, maps=(), grouped_by=())
 
     # running them
@@ -231,15 +239,16 @@ class Engine(ABC):
         seed: int,
         format: Format = "parquet",
         folders: Sequence[str] = SPLITS,
+        held_out_first: bool = False,
     ) -> list[ShardRecord]:
         """Write `<into>/<folder>/shard-*`, a folder for each value of SPLIT.
 
-        Resumes: shards that an earlier call finished are kept.
+        Resumes: shards that an earlier call finished are kept. `held_out_first` is for rows that are put in order.
         """
         if order != "log" or frame.grouped_by:
-            frame = self._ordered(frame, order, seed, format)
+            frame = self._ordered(frame, order, seed, format, held_out_first)
         forget_unfinished(into, folders)
-        task = partial(_write_part, self.work, into, format, tuple(folders))
+        task = partial(_write_part, self.work, into, format, tuple(folders), num_held_out(self.work, format))
         shards = [shard for found in self.run(frame, "write", task) for shard in found]
         return sorted(shards, key=lambda shard: (shard.split, shard.file))
 
@@ -256,7 +265,7 @@ class Engine(ABC):
 
     def _kept_number(self, stage: str, number: int) -> int:
         """The number of buckets that an interrupted run began this stage with, or the one given."""
-        kept = self.work / f"{stage}.buckets"
+        kept = buckets_of(self.work, stage)
         if not kept.exists():
             write_record(kept, number)
         return int(read_record(kept))
@@ -267,14 +276,28 @@ def record_of(work: Path, stage: str, number: int) -> Path:
     return work / "done" / f"{stage}-{number:06d}.json"
 
 
+def buckets_of(work: Path, stage: str) -> Path:
+    """The file with the number of buckets of a stage."""
+    return work / f"{stage}.buckets"
+
+
+def num_held_out(work: Path, format: Format) -> int:
+    """How many parts have all rows that are held out and no others; they follow as many parts of training rows."""
+    kept = buckets_of(work, f"held-out-{format}")
+    return int(read_record(kept)) if kept.exists() else 0
+
+
 def _write_part(
     work: Path,
     into: Path,
     format: Format,
     folders: tuple[str, ...],
+    held_out: int,
     number: int,
     batches: Iterator[pl.DataFrame],
 ) -> list[ShardRecord]:
+    # Those held out are written first, but training rows have the first numbers.
+    number = (number + held_out) % (2 * held_out) if held_out else number
     record = record_of(work, format, number)
     if record.exists():
         return _written(record, into)
@@ -318,8 +341,10 @@ def _bounds(frame: Frame, order: Order, buckets: int) -> Array:
     return np.array([top * number // buckets for number in range(1, buckets)], dtype=np.uint64)
 
 
-def _bucket_in_order(key: BucketOf, bounds: Array, rows: pl.DataFrame) -> Array:
-    return np.searchsorted(bounds, key(rows), side="right")
+def _bucket_in_order(key: BucketOf, bounds: Array, held_out: int, rows: pl.DataFrame) -> Array:
+    """The first buckets are of rows held out, if those have any of their own."""
+    buckets = np.searchsorted(bounds, key(rows), side="right")
+    return buckets + held_out * (rows[SPLIT].to_numpy() == 0) if held_out else buckets
 
 
 def _bucket_of_group(by: tuple[str, ...], buckets: int, rows: pl.DataFrame) -> Array:

@@ -46,7 +46,7 @@ Piece = tuple[LogRange, ...]  # one unit; or the same range of offsets of severa
 PIECE_BYTES = 4 << 20
 
 
-_BATCHES_OF_PIECE = 4  # of a file that is surveyed: pieces end behind a batch
+_BATCHES_OF_PIECE = 8  # of a file that is surveyed: pieces end behind a batch
 _MOST_MARKS = 1 << 14  # in all gzip files of a log: 13 KB each
 
 
@@ -127,7 +127,7 @@ class CountedLog:
             return units
         whole = [unit for unit in units if not source.can_cut(source.files[unit.file_index])]
         function = None if needs_counts(split) else split_function(source, units, split, lambda units: [])
-        spacing = max(PIECE_BYTES, sum(map(source.text_bytes, whole)) // _MOST_MARKS)
+        spacing = max(PIECE_BYTES * 3 // 4, sum(map(source.text_bytes, whole)) // _MOST_MARKS)
         surveys = dict(zip(whole, each(partial(self._survey_file, function, spacing), whole), strict=True))
         for unit, (pieces, marks) in surveys.items():
             source.cut_at_rows(unit.file_index, marks)
@@ -151,7 +151,9 @@ class CountedLog:
             piece.rows += self._rows_of_splits(batch.frame, split or all_train)
             piece.end = end
             marks += found
-            if end - piece.start > PIECE_BYTES - batch_bytes:
+            if (
+                found or end - piece.start > PIECE_BYTES - batch_bytes
+            ):  # little is read between a mark and a piece
                 pieces.append(piece)
                 piece = SurveyedPiece(unit.file_index, end, split is not None)
         return [*pieces, piece] if piece.tally.rows else pieces, marks

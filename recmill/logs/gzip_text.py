@@ -54,11 +54,15 @@ class GzipText:
         return [Mark.of(*mark) for mark in self._text.take_marks()]
 
     def readinto(self, room: memoryview) -> int:
-        """0 at the end only. OSError when the file is damaged."""
+        """Fills the room unless the text ends; 0 at the end only. OSError when the file is damaged."""
         into = np.frombuffer(room, dtype=np.uint8)
-        while not (num_read := self._text.read(into)) and not self._text.is_finished:
-            self._text.feed(self._bytes.read(_CHUNK_BYTES))
-        return int(num_read)
+        num_read = 0
+        while num_read < len(into) and not self._text.is_finished:
+            some = self._text.read(into[num_read:])
+            num_read += some
+            if not some and not self._text.is_finished:
+                self._text.feed(self._bytes.read(_CHUNK_BYTES))
+        return num_read
 
     def read(self, num_bytes: int) -> bytes:
         room = bytearray(num_bytes)

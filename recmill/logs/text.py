@@ -205,10 +205,10 @@ class TextSource(LogFiles):
     def open_window(self, unit: LogRange, chunk_bytes: int) -> Iterator[Window]:
         """A window over a unit's file, at or before its first row.
 
-        A file that was surveyed and cannot be entered anywhere stays open: its next unit is likely to be read next.
+        A file that was surveyed stays open: its next unit is likely to be read next, and needs nothing before it.
         """
         file = self.files[unit.file_index]
-        may_stay = unit.file_index in self._marks and not self._marks[unit.file_index]
+        may_stay = unit.file_index in self._marks
         window = _left_open.take(file, unit.start) if may_stay else None
         window = window or self._new_window(unit, chunk_bytes)
         try:

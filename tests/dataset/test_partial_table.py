@@ -14,7 +14,7 @@ from recmill.dataset.loader import Batches
 from recmill.dataset.partial_table import Heartbeat, PartialTable, PartialTableBatches, announced
 from recmill.dataset.schedule import Cursor
 from recmill.dataset.table import Table
-from recmill.errors import ArtifactError, RecmillError
+from recmill.errors import ArtifactError
 from recmill.stages.prepare.prepare import PrepareConfig, prepare
 
 BATCH = 50
@@ -86,11 +86,21 @@ def test_reading_goes_on_from_any_cursor(finished: Table, tmp_path: Path) -> Non
         assert read_all(growing, expected[place][1]) == expected[place + 1 :]
 
 
-def test_any_order_but_that_of_the_log_is_refused(tmp_path: Path) -> None:
-    data = write_log(tmp_path / "log", 100)
-    prepare(small_recipe(order="shuffle"), str(data), tmp_path / "table")
-    with pytest.raises(RecmillError, match=r'table.order "shuffle".*--set table.order=log'):
-        PartialTable(tmp_path / "table")
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_shuffled_table_is_followed_in_the_order_of_the_first_epoch(
+    tmp_path: Path, seed: int | None
+) -> None:
+    data = write_log(tmp_path / "log")
+    table = prepare(
+        small_recipe("shuffle"), str(data), tmp_path / "table", PrepareConfig(memory=256 << 20)
+    ).table
+    replay = Replay(table, tmp_path / "growing")
+    for number in replay.parts:
+        replay.write_part(number)
+    growing = PartialTableBatches(PartialTable(tmp_path / "growing"), BATCH, seed=seed)
+    expected = read_all(Batches(table, BATCH, seed=seed))
+    assert read_all(growing) == expected
+    assert read_all(growing, expected[3][1]) == expected[4:]
 
 
 def test_a_writer_that_failed_ends_the_waiting_with_its_reason(finished: Table, tmp_path: Path) -> None:

@@ -163,7 +163,9 @@ def _prepare(
         fitted = _fitted_plan(engine, frame, log, recipe, work, plan)
         seconds_fit = time.monotonic() - started
         features = _applied(engine, frame, fitted, attrgetter("apply"))
-        shards = engine.write(features, into, recipe.table.order, recipe.table.seed)
+        shards = engine.write(
+            features, into, recipe.table.order, recipe.table.seed, held_out_first=recipe.split is not None
+        )
         tally = log.check()
         if options.binary:
             ints = _applied(engine, frame, fitted, as_int32_rows)

@@ -126,7 +126,6 @@ def _run(
     if data is None:
         stage("generate", lambda: _generate(recipe, into / "log", options.rows))
     if options.at_once and models_of(recipe) and not is_published(into / "table"):
-        check_order(recipe)
         with preparing(recipe, ran.data, into / "table", options.prepare) as job:
             following = partial(open_growing, str((into / "table").absolute()), _known_place(ran.data))
             stage(
@@ -155,16 +154,6 @@ def _run(
             stage("export", lambda: _export(into, ran.data, progress))
     ran.total_seconds = time.perf_counter() - started
     return ran
-
-
-def check_order(recipe: Recipe) -> None:
-    """Fail at once, not when the features are fitted."""
-    if recipe.table.order != "log":
-        raise RecmillError(
-            f'Recipe "{recipe.name}" has table.order "{recipe.table.order}": which rows come first is known only when '
-            "all are there, so that training cannot begin before. Add --set table.order=log, or run the stages one by "
-            "one: recmill prepare, then recmill train."
-        )
 
 
 def _train(

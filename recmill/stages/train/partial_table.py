@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recmill.dataset.partial_table import PartialTable, PartialTableBatches
+from recmill.distributed.evaluation import evaluate_retriever
 from recmill.distributed.workers import SINGLE_WORKER, Workers
 from recmill.errors import ArtifactError
+from recmill.learner.ranking import Ranker
 from recmill.recipe import recipe as r
-from recmill.stages.train.source import Evaluation, Learners, TableData, check_prepared
+from recmill.stages.train.source import Evaluation, Learners, TableData, check_prepared, evaluate_on, seed_of
 from recmill.stages.train.trainer import BatchSource, Metrics
 
 FOLLOWED = "table of job "  # how the name of such a source begins
@@ -18,8 +20,9 @@ FOLLOWED = "table of job "  # how the name of such a source begins
 class PartialTableData:
     """Rows of a Table that another process prepares meanwhile, or has prepared. What is learned is the same.
 
-    Evaluations wait for the finished Table, since rows held out may come last. So does all training of a recipe whose
-    number of training rows is not known from fitting, and of a model that takes only rows with some label.
+    Evaluations of a ranker wait for the rows held out, which come first in a Table that is put in order; others wait
+    for the finished Table. So does all training of a recipe whose number of training rows is not known from fitting,
+    and of a model that takes only rows with some label.
     """
 
     def __init__(
@@ -41,7 +44,8 @@ class PartialTableData:
 
     def batches(self, learner: Learners) -> BatchSource:
         if learner.trains_on is None and self.plan.num_rows:
-            return PartialTableBatches(self.growing, learner.batch_size, learner.layout.features)
+            seed = seed_of(self.plan.recipe, learner)
+            return PartialTableBatches(self.growing, learner.batch_size, learner.layout.features, seed)
         if not self.growing.is_finished():
             self.note("how many rows there are to train on is known only at the end: waits for the Table")
         return self._finished().batches(learner)
@@ -57,13 +61,15 @@ class PartialTableData:
         return self.plan.num_rows if split == "train" else 0
 
     def _evaluate(self, learner: Learners, workers: Workers) -> Metrics:
-        evaluate = self._finished().evaluation(learner, workers)
-        if evaluate is None:
+        table = self.growing.held_out("eval") if isinstance(learner, Ranker) else self.growing.finished
+        if not table.num_rows("eval"):
             raise ArtifactError(
                 f"Table {self.growing.path} has no eval rows, though its recipe holds some out. "
-                "It is finished now: train from it with --table alone."
+                "Train from it with --table alone, when it is finished."
             )
-        return evaluate()
+        if isinstance(learner, Ranker):
+            return evaluate_on(table, learner, workers)
+        return evaluate_retriever(learner, table, workers).means()
 
     def _finished(self) -> TableData:
         return TableData(self.growing.finished)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -80,14 +81,12 @@ class TableData:
         check_prepared(recipe, self.table.recipe, self.table.path)
 
     def batches(self, learner: Learners) -> BatchSource:
-        train = learner.train_spec
-        seed = train.seed if self.table.recipe.table.order == "shuffle" else None
         return Batches(
             self.table,
             learner.batch_size,
             "train",
             learner.layout.features,
-            seed,
+            seed_of(self.table.recipe, learner),
             learner.trains_on,
             learner.trains_on_list,
         )
@@ -97,17 +96,23 @@ class TableData:
             return None
         if isinstance(learner, Retriever):
             return lambda: evaluate_retriever(learner, self.table, workers).means()
-        batches = Batches(self.table, EVALUATION_BATCH, "eval", learner.layout.features)
-
-        def evaluate() -> Metrics:
-            if isinstance(learner.model, BlendedRanker):
-                learner.fit_blend(batches.read())
-            return evaluate_ranker(learner, batches.read(), workers).metrics().as_dict()
-
-        return evaluate
+        return partial(evaluate_on, self.table, learner, workers)
 
     def num_rows(self, split: str) -> int:
         return self.table.num_rows(split)
+
+
+def seed_of(recipe: r.Recipe, learner: Learners) -> int | None:
+    """Of the order of rows in each epoch, if the Table's rows were shuffled."""
+    return learner.train_spec.seed if recipe.table.order == "shuffle" else None
+
+
+def evaluate_on(table: Table, ranker: Ranker, workers: Workers) -> Metrics:
+    """Metrics of a Table's eval rows."""
+    batches = Batches(table, EVALUATION_BATCH, "eval", ranker.layout.features)
+    if isinstance(ranker.model, BlendedRanker):
+        ranker.fit_blend(batches.read())
+    return evaluate_ranker(ranker, batches.read(), workers).metrics().as_dict()
 
 
 def fit_ranker_trees(
