@@ -55,7 +55,7 @@ void pack(dense::PackedMlp& mlp, const std::vector<InMatrix>& weights, const std
 // Features whose ids repeat in some rows.
 struct PyRepeats {
   size_t rows, width;
-  std::vector<dense::RepeatedFeature> features;
+  dense::RepeatedIds ids;
 };
 
 // Without ids: a feature that has not just one for each row.
@@ -69,8 +69,8 @@ std::optional<PyRepeats> find_repeats(const std::vector<std::optional<In<int64_t
     repeats.rows = of_feature->size();
   }
   nb::gil_scoped_release release;
-  repeats.features = dense::find_repeats(repeats.rows, pointers, width);
-  if (repeats.features.empty()) return std::nullopt;
+  repeats.ids = dense::find_repeats(repeats.rows, pointers, width);
+  if (repeats.ids.features.empty()) return std::nullopt;
   return repeats;
 }
 
@@ -78,8 +78,8 @@ std::optional<PyRepeats> find_repeats(const std::vector<std::optional<In<int64_t
 std::optional<dense::Repeats> repeats_of(const PyRepeats* repeats, size_t begin, size_t rows, size_t in) {
   if (!repeats) return std::nullopt;
   check(repeats->rows == rows, "repeats are those of " + std::to_string(repeats->rows) + " rows, got " + std::to_string(rows));
-  check(begin + (repeats->features.back().feature + 1) * repeats->width <= in, "repeats go beyond the inputs");
-  return dense::Repeats{repeats->features, begin, repeats->width};
+  check(begin + (repeats->ids.features.back().feature + 1) * repeats->width <= in, "repeats go beyond the inputs");
+  return dense::Repeats{repeats->ids, begin, repeats->width};
 }
 
 void forward(const dense::PackedMlp& mlp, InMatrix inputs, Matrix outputs, std::optional<InOut<float>> hidden,
@@ -191,7 +191,7 @@ std::vector<std::string> runnable_targets() {
 void register_dense(nb::module_& m) {
   nb::class_<PyRepeats>(m, "Repeats").def_prop_ro("features", [](const PyRepeats& repeats) {
     std::vector<size_t> features;
-    for (const auto& repeated : repeats.features) features.push_back(repeated.feature);
+    for (const auto& repeated : repeats.ids.features) features.push_back(repeated.feature);
     return features;
   });
   m.def("norm", &norm);

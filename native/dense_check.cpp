@@ -67,11 +67,15 @@ struct Problem {
 
   // Gives the last row what its id's rows have together, less what the others would have on their own.
   void spread(const dense::Repeats& repeats, float* of_x) const {
-    const dense::RepeatedFeature& last = repeats.features.back();
+    const auto& [features, index] = repeats.ids;
+    const size_t count = features.size();
+    const auto id_of = [&](size_t row) { return index[row * count + count - 1]; };
+    size_t before = 0;  // different ids of the other features
+    for (size_t f = 0; f + 1 < count; ++f) before += features[f].first.size();
     const size_t column = in - 1;
-    double sum = of_x[last.first[last.index[rows - 1]] * in + column];  // thousands of terms are taken from it
+    double sum = of_x[features.back().first[id_of(rows - 1) - before] * in + column];  // thousands of terms are taken from it
     for (size_t r = 0; r + 1 < rows; ++r)
-      if (last.index[r] == last.index[rows - 1])
+      if (id_of(r) == id_of(rows - 1))
         for (size_t u = 0; u < hidden; ++u) sum -= activation(r, u) > 0 ? second[u] * first[u * in + column] : 0;
     of_x[(rows - 1) * in + column] = static_cast<float>(sum);
   }
@@ -99,14 +103,18 @@ void check_repeats(const dense::Kernels& kernels, size_t begin, size_t width, si
   std::vector<std::vector<int64_t>> ids(3);
   for (size_t feature = 0; feature < ids.size(); ++feature)
     for (size_t row = 0; row < rows; ++row) ids[feature].push_back(static_cast<int64_t>(row * row % (2 + 3 * feature)));
-  const auto features = dense::find_repeats(rows, {ids[0].data(), nullptr, ids[2].data()}, width);
+  const auto found = dense::find_repeats(rows, {ids[0].data(), nullptr, ids[2].data()}, width);
   const Problem problem{rows, begin + ids.size() * width, 33};
-  for (const auto& repeated : features)
+  size_t before = 0;
+  for (size_t f = 0; f < found.features.size(); ++f) {
+    const auto& [feature, first] = found.features[f];
     for (size_t row = 0; row < rows; ++row)
-      std::copy_n(&problem.x[repeated.first[repeated.index[row]] * problem.in + begin + repeated.feature * width], width,
-                  &problem.x[row * problem.in + begin + repeated.feature * width]);
-  const dense::Repeats repeats{features, begin, width};
-  problem.solve(problem.pack(kernels), kernels.name, features.empty() ? nullptr : &repeats);
+      std::copy_n(&problem.x[first[found.index[row * found.features.size() + f] - before] * problem.in + begin + feature * width],
+                  width, &problem.x[row * problem.in + begin + feature * width]);
+    before += first.size();
+  }
+  const dense::Repeats repeats{found, begin, width};
+  problem.solve(problem.pack(kernels), kernels.name, found.features.empty() ? nullptr : &repeats);
 }
 
 }  // namespace

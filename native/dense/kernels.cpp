@@ -66,14 +66,12 @@ const Kernels& kernels(std::string_view name) {
   return *target.kernels;
 }
 
-size_t repeated_scratch(const RepeatedColumns* parts, size_t num_parts) {
+size_t repeated_scratch(const std::vector<RepeatedColumns>& parts) {
   constexpr size_t WIDEST_PANEL = 32;  // of any target
-  size_t vectors = 0, stride = 0;
-  for (size_t i = 0; i < num_parts; ++i) {
-    size_t together = 0;
-    for (size_t j = i; j < std::min(num_parts, i + REPEATED_TOGETHER); ++j) together += parts[j].num_vectors;
-    vectors = std::max(vectors, together);
-    stride = std::max(stride, vector_stride(parts[i].width));
+  size_t vectors = REPEATED_TOGETHER, stride = 0;
+  for (const RepeatedColumns& part : parts) {
+    vectors = std::max(vectors, part.num_vectors);
+    stride = std::max(stride, vector_stride(part.width));
   }
   return WIDEST_PANEL * (vectors + stride);
 }

@@ -8,11 +8,18 @@
 
 namespace dense {
 
-// Columns [begin, begin + width) of a matrix whose rows are a few different vectors: row r has vector index[r].
+// Columns [begin, begin + width) of a matrix whose rows are a few different vectors.
 struct RepeatedColumns {
   size_t begin, width, num_vectors;
-  const uint32_t* index;  // [rows]
-  const float* vectors;   // [num_vectors][vector_stride(width)], zeros beyond the width
+  const float* vectors;  // [num_vectors][vector_stride(width)], zeros beyond the width
+};
+
+// All repeated columns of a matrix. Row r has vector index[r * num_parts + p] of part p, counted over the vectors of all
+// parts one after the other.
+struct RepeatedMatrix {
+  const RepeatedColumns* parts;
+  size_t num_parts;
+  const uint32_t* index;  // [rows][num_parts]
 };
 
 // Matrices are rows with a stride in floats. Weights are packed before use: as panels of whole vectors, in an order that
@@ -24,7 +31,7 @@ struct Kernels {
 
   // Floats that k x n weights take when packed.
   size_t (*packed_size)(size_t k, size_t n);
-  // Packs w[k][n] = weights[k * k_stride + n * n_stride].
+  // Packs w[k][n] = weights[k * k_stride + n * n_stride], of which one stride is 1.
   void (*pack)(const float* weights, size_t k_stride, size_t n_stride, size_t k, size_t n, float* packed);
   // y[rows][n] = x[rows][k] w[k][n] + bias[n], and at least 0 with relu. A NaN stays a NaN.
   void (*forward)(size_t rows, size_t k, size_t n, const float* x, size_t x_stride, const float* packed, const float* bias,
@@ -40,22 +47,23 @@ struct Kernels {
 
   // Products with repeated columns multiply each vector once. First they are summed, then the other columns are added:
   // y[rows][n] = bias[n] + sum over parts of vectors[index[row]] w[part][n], for packed w[k][n].
-  void (*forward_repeated)(size_t rows, size_t k, size_t n, const RepeatedColumns* parts, size_t num_parts,
-                           const float* packed, const float* bias, float* scratch, float* y, size_t y_stride);
+  void (*forward_repeated)(size_t rows, size_t k, size_t n, const RepeatedMatrix& x, const float* packed,
+                           const float* bias, float* scratch, float* y, size_t y_stride);
   // y[rows][n] += x[rows][count] w[first...first + count][n], and at least 0 with relu, for packed w[k][n].
   void (*forward_add)(size_t rows, size_t first, size_t count, size_t k, size_t n, const float* x, size_t x_stride,
                       const float* packed, bool relu, float* y, size_t y_stride);
   // The gradients of the parts' weights, w_grad[out][part], and of each part's vectors, laid out like them.
   void (*backward_repeated)(size_t rows, size_t in, size_t out, const float* y_grad, size_t y_stride,
-                            const RepeatedColumns* parts, size_t num_parts, const float* weights, float* scratch,
-                            float* w_grad, float* const* vector_grads);
+                            const RepeatedMatrix& x, const float* weights, float* scratch, float* w_grad,
+                            float* const* vector_grads);
 };
 
-constexpr int REPEATED_TOGETHER = 4;  // parts whose products and sums are in the cache at once
+// Vectors whose products and sums, as wide as a panel, fit the second cache at once.
+constexpr size_t REPEATED_TOGETHER = 3072;
 
 inline size_t vector_stride(size_t width) { return (width + 15) / 16 * 16; }
 // Floats of scratch that forward_repeated and backward_repeated need.
-size_t repeated_scratch(const RepeatedColumns* parts, size_t num_parts);
+size_t repeated_scratch(const std::vector<RepeatedColumns>& parts);
 
 // The best target that this CPU runs and that RECMILL_SIMD allows. Throws std::invalid_argument on an unknown name there.
 const Kernels& kernels();

@@ -68,7 +68,7 @@ struct Range {
 std::vector<Range> other_columns(size_t columns, const Repeats& repeats) {
   std::vector<Range> others;
   size_t end = 0;
-  for (const RepeatedFeature& repeated : repeats.features) {
+  for (const RepeatedFeature& repeated : repeats.ids.features) {
     const size_t begin = repeats.begin + repeated.feature * repeats.width;
     if (begin > end) others.push_back({end, begin});
     end = begin + repeats.width;
@@ -81,29 +81,32 @@ std::vector<Range> other_columns(size_t columns, const Repeats& repeats) {
 struct RepeatedParts {
   std::vector<RepeatedColumns> columns;
   std::vector<float*> grads;
+  const uint32_t* index;
   float* scratch;
 
-  RepeatedParts(const Repeats& repeats, const float* x, size_t x_stride) {
+  RepeatedParts(const Repeats& repeats, const float* x, size_t x_stride) : index(repeats.ids.index.data()) {
     const size_t stride = vector_stride(repeats.width);
     size_t num_vectors = 0;
-    for (const RepeatedFeature& repeated : repeats.features) {
-      columns.push_back({repeats.begin + repeated.feature * repeats.width, repeats.width, repeated.first.size(),
-                         repeated.index.data(), nullptr});
+    for (const RepeatedFeature& repeated : repeats.ids.features) {
+      columns.push_back(
+          {repeats.begin + repeated.feature * repeats.width, repeats.width, repeated.first.size(), nullptr});
       num_vectors += repeated.first.size();
     }
     const size_t size = num_vectors * stride;
-    float* vectors = repeats_scratch.room(2 * size + repeated_scratch(columns.data(), columns.size()));
+    float* vectors = repeats_scratch.room(2 * size + repeated_scratch(columns));
     scratch = vectors + 2 * size;
     for (size_t p = 0; p < columns.size(); ++p) {
       columns[p].vectors = vectors;
       grads.push_back(vectors + size);
-      for (const uint32_t row : repeats.features[p].first) {
+      for (const uint32_t row : repeats.ids.features[p].first) {
         const float* from = x + row * x_stride + columns[p].begin;
         std::fill(std::copy_n(from, repeats.width, vectors), vectors + stride, 0.0f);
         vectors += stride;
       }
     }
   }
+
+  RepeatedMatrix matrix() const { return {columns.data(), columns.size(), index}; }
 };
 
 }  // namespace
@@ -182,8 +185,8 @@ void PackedMlp::forward(size_t rows, const float* x, size_t x_stride, float* y, 
 void PackedMlp::forward_repeats(size_t rows, const float* x, size_t x_stride, const Repeats& repeats, float* y,
                                 size_t y_stride) const {
   const RepeatedParts parts(repeats, x, x_stride);
-  kernels_.forward_repeated(rows, in(), shapes_[0].out, parts.columns.data(), parts.columns.size(),
-                            layers_[0].forward.data(), layers_[0].bias.data(), parts.scratch, y, y_stride);
+  kernels_.forward_repeated(rows, in(), shapes_[0].out, parts.matrix(), layers_[0].forward.data(),
+                            layers_[0].bias.data(), parts.scratch, y, y_stride);
 }
 
 void PackedMlp::backward(const Pass& pass, const float* output_grads, const Gradients& grads) const {
@@ -250,15 +253,15 @@ void PackedMlp::backward_repeats(const Pass& pass, const float* given, const Gra
   const size_t in = shapes_[0].in, out = shapes_[0].out;
   const Repeats& repeats = *pass.repeats;
   const RepeatedParts parts(repeats, pass.inputs, in);
-  kernels_.backward_repeated(pass.rows, in, out, given, padded_stride(out), parts.columns.data(), parts.columns.size(),
-                             pass.first_weights, parts.scratch, grads.weights[0], parts.grads.data());
+  kernels_.backward_repeated(pass.rows, in, out, given, padded_stride(out), parts.matrix(), pass.first_weights,
+                             parts.scratch, grads.weights[0], parts.grads.data());
   if (!grads.inputs) return;
   for (const RepeatedColumns& part : parts.columns)
     for (size_t row = 0; row < pass.rows; ++row) std::fill_n(grads.inputs + row * in + part.begin, part.width, 0.0f);
   for (size_t p = 0; p < parts.columns.size(); ++p)
     for (size_t v = 0; v < parts.columns[p].num_vectors; ++v)
       std::copy_n(parts.grads[p] + v * vector_stride(repeats.width), repeats.width,
-                  grads.inputs + repeats.features[p].first[v] * in + parts.columns[p].begin);
+                  grads.inputs + repeats.ids.features[p].first[v] * in + parts.columns[p].begin);
 }
 
 }  // namespace dense

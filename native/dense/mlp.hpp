@@ -18,7 +18,7 @@ struct LayerShape {
 // Repeated features among an MLP's inputs: columns [begin + feature * width, begin + (feature + 1) * width) are the vector
 // of a row's id, so that rows with the same id have the same values there.
 struct Repeats {
-  const std::vector<RepeatedFeature>& features;
+  const RepeatedIds& ids;
   size_t begin, width;
 };
 

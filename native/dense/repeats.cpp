@@ -48,22 +48,33 @@ thread_local Numbers numbers;
 
 }  // namespace
 
-std::vector<RepeatedFeature> find_repeats(size_t rows, const std::vector<const int64_t*>& ids, size_t width) {
-  std::vector<RepeatedFeature> found;
-  if (width <= COLUMNS_OF_A_ROW) return found;
+RepeatedIds find_repeats(size_t rows, const std::vector<const int64_t*>& ids, size_t width) {
+  RepeatedIds repeats;
+  if (width <= COLUMNS_OF_A_ROW) return repeats;
   const size_t most = rows * (width - COLUMNS_OF_A_ROW) / width;  // different ids
+  std::vector<uint32_t> columns;                                  // [features][rows]
+  uint32_t before = 0;                                            // different ids of the features so far
   for (size_t feature = 0; feature < ids.size(); ++feature) {
     if (!ids[feature]) continue;
-    RepeatedFeature repeated{feature, std::vector<uint32_t>(rows), {}};
+    RepeatedFeature repeated{feature, {}};
+    const size_t column = repeats.features.size() * rows;
+    columns.resize(column + rows);
     numbers.begin(rows);
     for (size_t row = 0; row < rows && repeated.first.size() <= most; ++row) {
       const uint32_t next = static_cast<uint32_t>(repeated.first.size());
-      repeated.index[row] = numbers.of(ids[feature][row], next);
-      if (repeated.index[row] == next) repeated.first.push_back(static_cast<uint32_t>(row));
+      const uint32_t number = numbers.of(ids[feature][row], next);
+      columns[column + row] = before + number;
+      if (number == next) repeated.first.push_back(static_cast<uint32_t>(row));
     }
-    if (repeated.first.size() <= most) found.push_back(std::move(repeated));
+    if (repeated.first.size() > most) continue;
+    before += static_cast<uint32_t>(repeated.first.size());
+    repeats.features.push_back(std::move(repeated));
   }
-  return found;
+  const size_t count = repeats.features.size();
+  repeats.index.resize(rows * count);
+  for (size_t row = 0; row < rows; ++row)
+    for (size_t f = 0; f < count; ++f) repeats.index[row * count + f] = columns[f * rows + row];
+  return repeats;
 }
 
 }  // namespace dense

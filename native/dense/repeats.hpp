@@ -6,14 +6,19 @@
 
 namespace dense {
 
-// The ids of one feature: row r has number index[r] of the different ones, each of which is first in row first[number].
+// One feature: each of its different ids is first in one of these rows.
 struct RepeatedFeature {
   size_t feature;  // which of those that were given
-  std::vector<uint32_t> index, first;
+  std::vector<uint32_t> first;
+};
+
+struct RepeatedIds {
+  std::vector<RepeatedFeature> features;
+  std::vector<uint32_t> index;  // [rows][features]: the row's id among the different ones of all features in their order
 };
 
 // Those of the features, each with an id for every row or null, whose ids repeat so often that it pays to multiply vectors of
 // `width` floats once for each id.
-std::vector<RepeatedFeature> find_repeats(size_t rows, const std::vector<const int64_t*>& ids, size_t width);
+RepeatedIds find_repeats(size_t rows, const std::vector<const int64_t*>& ids, size_t width);
 
 }  // namespace dense

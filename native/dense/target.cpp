@@ -63,11 +63,14 @@ RECMILL_INLINE void for_panels(size_t columns, size_t column, Run& run) {
   else if constexpr (WIDEST > 1) for_panels<WIDEST - 1>(columns, column, run);
 }
 
-// run(Constant<rows>, row) for each group of rows that one kernel takes: the largest first, then halves for the rest.
+constexpr int power_below(int value) { return value <= 2 ? 1 : 2 * power_below((value + 1) / 2); }
+
+// run(Constant<rows>, row) for each group of rows that one kernel takes: the largest first, then powers of two for the
+// rest, which is mostly one: fewer than 4 rows of 2 accumulators wait for each other.
 template <int MOST, class Run>
 RECMILL_INLINE void for_groups(size_t rows, size_t row, Run& run) {
   for (; row + MOST <= rows; row += MOST) run(Constant<MOST>{}, row);
-  if constexpr (MOST > 1) for_groups<MOST / 2>(rows, row, run);
+  if constexpr (MOST > 1) for_groups<power_below(MOST)>(rows, row, run);
 }
 
 // done(i, j, sums) for vector j of row i: the sum over k of a(i, k) * b[k][vector j].
@@ -107,20 +110,53 @@ RECMILL_INLINE size_t whole_vectors(size_t columns) { return (columns + LANES - 
 
 size_t packed_size(size_t k, size_t n) { return k * whole_vectors(n); }
 
+// Element j of row i becomes element i of row j.
+RECMILL_INLINE void transpose(Vector (&rows)[LANES]) {
+  typedef int Order __attribute__((vector_size(LANES * sizeof(int))));
+#pragma GCC unroll 4
+  for (size_t half = LANES / 2; half > 0; half /= 2) {
+    Order upper, lower;  // squares of this size change places across the diagonal
+    for (size_t j = 0; j < LANES; ++j) {
+      upper[j] = static_cast<int>(j & half ? LANES + j - half : j);
+      lower[j] = static_cast<int>(j & half ? LANES + j : j + half);
+    }
+#pragma GCC unroll 16
+    for (size_t i = 0; i < LANES; ++i) {
+      if (i & half) continue;
+      const Vector above = rows[i], below = rows[i + half];
+      rows[i] = __builtin_shuffle(above, below, upper);
+      rows[i + half] = __builtin_shuffle(above, below, lower);
+    }
+  }
+}
+
+// packed[row][c] = from[row + c * stride] for c < used, else 0.
+template <size_t WIDTH>
+RECMILL_INLINE void pack_transposed(const float* from, size_t stride, size_t k, size_t used, float* packed) {
+  size_t row = 0;
+  for (; row + LANES <= k; row += LANES)
+    for (size_t c = 0; c < WIDTH; c += LANES) {
+      Vector square[LANES];
+#pragma GCC unroll 16
+      for (size_t i = 0; i < LANES; ++i) square[i] = c + i < used ? load(from + (c + i) * stride + row) : Vector{};
+      transpose(square);
+#pragma GCC unroll 16
+      for (size_t i = 0; i < LANES; ++i) store(packed + (row + i) * WIDTH + c, square[i]);
+    }
+  for (; row < k; ++row)
+    for (size_t c = 0; c < WIDTH; ++c) packed[row * WIDTH + c] = c < used ? from[row + c * stride] : 0.0f;
+}
+
 void pack(const float* weights, size_t k_stride, size_t n_stride, size_t k, size_t n, float* packed) {
-  constexpr size_t SQUARE = 16;  // rows that are transposed at once, so that what is read stays in the first cache
   auto pack_panel = [&](auto vectors, auto whole, size_t column) {
     constexpr size_t WIDTH = decltype(vectors)::value * LANES;
     const size_t used = decltype(whole)::value ? WIDTH : n - column;
     const float* from = weights + column * n_stride;
-    if (n_stride == 1) {
+    if (k_stride == 1) {
+      pack_transposed<WIDTH>(from, n_stride, k, used, packed);
+    } else {
       for (size_t row = 0; row < k; ++row)
         for (size_t c = 0; c < WIDTH; ++c) packed[row * WIDTH + c] = c < used ? from[row * k_stride + c] : 0.0f;
-    } else {
-      for (size_t begin = 0; begin < k; begin += SQUARE)
-        for (size_t c = 0; c < WIDTH; ++c)
-          for (size_t row = begin; row < least(k, begin + SQUARE); ++row)
-            packed[row * WIDTH + c] = c < used ? from[row * k_stride + c * n_stride] : 0.0f;
     }
     packed += k * WIDTH;
   };
@@ -232,56 +268,60 @@ void bias_grad(size_t rows, size_t out, const float* y_grad, size_t y_stride, bo
   for_panels<4>(out, 0, sum_panel);
 }
 
-// What the vectors of some repeated columns give, [num_vectors][columns of a panel] for each of them.
-struct Tiles {
-  const uint32_t* index[REPEATED_TOGETHER];
-  float* values[REPEATED_TOGETHER];
+// Repeated columns whose products or sums are in the cache at once: [vectors][columns of a panel], from `base` on.
+struct Group {
+  size_t first, count;  // parts
+  size_t base, size;    // vectors
 };
 
-template <int PARTS, class TileWidth>
-RECMILL_INLINE Tiles tiles_of(const RepeatedColumns* parts, float* scratch, TileWidth) {
-  Tiles tiles;
-  for (int p = 0; p < PARTS; ++p) {
-    tiles.index[p] = parts[p].index;
-    tiles.values[p] = scratch;
-    scratch += parts[p].num_vectors * TileWidth::value;
+// run(group) for all parts, in groups that fit the cache; a larger part is one of its own.
+template <class Run>
+RECMILL_INLINE void for_part_groups(const RepeatedMatrix& x, Run run) {
+  Group group{0, 0, 0, 0};
+  for (size_t p = 0; p < x.num_parts; ++p) {
+    const size_t more = x.parts[p].num_vectors;
+    if (group.count > 0 && group.size + more > REPEATED_TOGETHER) {
+      run(group);
+      group = {p, 0, group.base + group.size, 0};
+    }
+    ++group.count, group.size += more;
   }
-  return tiles;
+  run(group);
 }
 
-void forward_repeated(size_t rows, size_t k, size_t n, const RepeatedColumns* parts, size_t num_parts, const float* packed,
-                      const float* bias, float* scratch, float* y, size_t y_stride) {
+void forward_repeated(size_t rows, size_t k, size_t n, const RepeatedMatrix& x, const float* packed, const float* bias,
+                      float* scratch, float* y, size_t y_stride) {
   auto add_panel = [&](auto vectors, auto whole, size_t column) {
     constexpr int WIDE = decltype(vectors)::value;
     constexpr bool WHOLE = decltype(whole)::value;
     constexpr size_t WIDTH = WIDE * LANES;
-    auto add_parts = [&](auto group, size_t first) {
-      constexpr int PARTS = decltype(group)::value;
-      const Tiles tiles = tiles_of<PARTS>(parts + first, scratch, Constant<WIDTH>{});
-      for (int p = 0; p < PARTS; ++p) {
-        const RepeatedColumns& part = parts[first + p];
+    auto add_parts = [&](Group group) __attribute__((always_inline)) {
+      float* tile = scratch;
+      for (size_t p = group.first; p < group.first + group.count; ++p) {
+        const RepeatedColumns& part = x.parts[p];
         const size_t stride = vector_stride(part.width);
         auto multiply_group = [&](auto size, size_t row) {
           multiply<decltype(size)::value, WIDE, true>(
               part.width, part.vectors + row * stride, stride, packed + column * k + part.begin * WIDTH, WIDTH,
               [&](int i, int j, Vector sums) __attribute__((always_inline)) {
-                store(tiles.values[p] + (row + i) * WIDTH + j * LANES, sums);
+                store(tile + (row + i) * WIDTH + j * LANES, sums);
               });
         };
         for_groups<ROWS>(part.num_vectors, 0, multiply_group);
+        tile += part.num_vectors * WIDTH;
       }
       for (size_t row = 0; row < rows; ++row) {
-        const float* from = first == 0 ? bias + column : y + row * y_stride + column;
-        for (int j = 0; j < WIDE; ++j) {
-          const size_t at = j * LANES, count = n - column - at;
-          Vector sums = load_some<WHOLE>(from + at, count);
-#pragma GCC unroll 4
-          for (int p = 0; p < PARTS; ++p) sums += load(tiles.values[p] + tiles.index[p][row] * WIDTH + at);
-          store_some<WHOLE>(y + row * y_stride + column + at, sums, count);
-        }
+        const uint32_t* index = x.index + row * x.num_parts + group.first;
+        float* to = y + row * y_stride + column;
+        const float* from = group.first == 0 ? bias + column : to;
+        Vector sums[WIDE];
+        for (int j = 0; j < WIDE; ++j) sums[j] = load_some<WHOLE>(from + j * LANES, n - column - j * LANES);
+        for (size_t p = 0; p < group.count; ++p)
+          for (int j = 0; j < WIDE; ++j) sums[j] += load(scratch + (index[p] - group.base) * WIDTH + j * LANES);
+        for (int j = 0; j < WIDE; ++j) store_some<WHOLE>(to + j * LANES, sums[j], n - column - j * LANES);
       }
     };
-    for_groups<REPEATED_TOGETHER>(num_parts, 0, add_parts);
+    for_part_groups(x, add_parts);
   };
   for_panels<VECTORS>(n, 0, add_panel);
 }
@@ -343,35 +383,33 @@ RECMILL_INLINE void backward_part(const RepeatedColumns& part, size_t in, size_t
   for_panels<VECTORS>(stride, 0, multiply_columns);
 }
 
-void backward_repeated(size_t rows, size_t in, size_t out, const float* y_grad, size_t y_stride,
-                       const RepeatedColumns* parts, size_t num_parts, const float* weights, float* scratch,
-                       float* w_grad, float* const* vector_grads) {
+void backward_repeated(size_t rows, size_t in, size_t out, const float* y_grad, size_t y_stride, const RepeatedMatrix& x,
+                       const float* weights, float* scratch, float* w_grad, float* const* vector_grads) {
   auto sum_panel = [&](auto vectors, auto whole, size_t column) {
     constexpr int WIDE = decltype(vectors)::value;
     constexpr bool WHOLE = decltype(whole)::value;
     constexpr size_t WIDTH = WIDE * LANES;
     const size_t used = WHOLE ? WIDTH : out - column;
-    auto sum_parts = [&](auto group, size_t first) {
-      constexpr int PARTS = decltype(group)::value;
-      const Tiles tiles = tiles_of<PARTS>(parts + first, scratch, Constant<WIDTH>{});
-      size_t size = 0;
-      for (int p = 0; p < PARTS; ++p) size += parts[first + p].num_vectors * WIDTH;
-      __builtin_memset(scratch, 0, size * sizeof(float));
+    auto sum_parts = [&](Group group) __attribute__((always_inline)) {
+      __builtin_memset(scratch, 0, group.size * WIDTH * sizeof(float));
       for (size_t row = 0; row < rows; ++row) {
+        const uint32_t* index = x.index + row * x.num_parts + group.first;
         Vector grads[WIDE];
         for (int j = 0; j < WIDE; ++j)
           grads[j] = load_some<WHOLE>(y_grad + row * y_stride + column + j * LANES, used - j * LANES);
-#pragma GCC unroll 4
-        for (int p = 0; p < PARTS; ++p) {
-          float* to = tiles.values[p] + tiles.index[p][row] * WIDTH;
+        for (size_t p = 0; p < group.count; ++p) {
+          float* to = scratch + (index[p] - group.base) * WIDTH;
           for (int j = 0; j < WIDE; ++j) store(to + j * LANES, load(to + j * LANES) + grads[j]);
         }
       }
-      for (int p = 0; p < PARTS; ++p)
-        backward_part<WIDTH>(parts[first + p], in, column, used, tiles.values[p], weights, scratch + size, w_grad,
-                             vector_grads[first + p]);
+      const float* sums = scratch;
+      for (size_t p = group.first; p < group.first + group.count; ++p) {
+        backward_part<WIDTH>(x.parts[p], in, column, used, sums, weights, scratch + group.size * WIDTH, w_grad,
+                             vector_grads[p]);
+        sums += x.parts[p].num_vectors * WIDTH;
+      }
     };
-    for_groups<REPEATED_TOGETHER>(num_parts, 0, sum_parts);
+    for_part_groups(x, sum_parts);
   };
   for_panels<VECTORS>(out, 0, sum_panel);
 }
