@@ -41,15 +41,19 @@ dense::PackedMlp make_mlp(const std::vector<size_t>& sizes, const std::vector<bo
   return dense::PackedMlp(std::move(shapes), trains, target.empty() ? dense::kernels() : dense::kernels(target));
 }
 
-void pack(dense::PackedMlp& mlp, const std::vector<InMatrix>& weights, const std::vector<In<float>>& biases) {
-  const auto& shapes = mlp.shapes();
-  check(weights.size() == shapes.size() && biases.size() == shapes.size(), "weights and biases must be as many as layers");
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    check_shape(weights[i], shapes[i].out, shapes[i].in, "weights");
-    check(biases[i].size() == shapes[i].out, "a bias needs one value for each output of its layer");
-  }
+void pack_layer(dense::PackedMlp& mlp, size_t layer, InMatrix weights, In<float> bias) {
+  check(layer < mlp.shapes().size(), "there is no layer " + std::to_string(layer));
+  const auto [in, out, relu] = mlp.shapes()[layer];
+  check_shape(weights, out, in, "weights");
+  check(bias.size() == out, "a bias needs one value for each output of its layer");
   nb::gil_scoped_release release;
-  for (size_t i = 0; i < shapes.size(); ++i) mlp.pack(i, weights[i].data(), biases[i].data());
+  mlp.pack(layer, weights.data(), bias.data());
+}
+
+void pack(dense::PackedMlp& mlp, const std::vector<InMatrix>& weights, const std::vector<In<float>>& biases) {
+  const size_t size = mlp.shapes().size();
+  check(weights.size() == size && biases.size() == size, "weights and biases must be as many as layers");
+  for (size_t i = 0; i < size; ++i) pack_layer(mlp, i, weights[i], biases[i]);
 }
 
 // Features whose ids repeat in some rows.
@@ -118,7 +122,7 @@ void backward(const dense::PackedMlp& mlp, InMatrix inputs, In<float> hidden, In
     grads.inputs = input_grads->data();
   }
   const auto repeated = repeats_of(repeats, begin, rows, mlp.in());
-  check(first_weights || !repeated, "repeats need the weights of the first layer");
+  check(first_weights || !(repeated || input_grads), "repeats and input_grads need the weights of the first layer");
   if (first_weights) check_shape(*first_weights, shapes[0].out, shapes[0].in, "first_weights");
   nb::gil_scoped_release release;
   mlp.backward({rows, inputs.data(), hidden.data(), outputs.data(), repeated ? &*repeated : nullptr,
@@ -202,6 +206,7 @@ void register_dense(nb::module_& m) {
               const std::string& target) { new (self) dense::PackedMlp(make_mlp(sizes, relus, trains, target)); },
            nb::arg("sizes"), nb::arg("relus"), nb::arg("trains"), nb::arg("target") = "")
       .def("pack", &pack, nb::arg("weights"), nb::arg("biases"))
+      .def("pack_layer", &pack_layer, nb::arg("layer"), nb::arg("weights"), nb::arg("bias"))
       .def("hidden_size", &dense::PackedMlp::hidden_size, nb::arg("rows"))
       .def("forward", &forward, nb::arg("inputs"), nb::arg("outputs"), nb::arg("hidden") = nb::none(),
            nb::arg("repeats") = nb::none(), nb::arg("begin") = 0)

@@ -41,7 +41,7 @@ class Scratch {
   size_t size_ = 0;
 };
 
-thread_local Scratch block_scratch, first_grads_scratch, repeats_scratch;
+thread_local Scratch block_scratch, first_grads_scratch, first_weights_scratch, repeats_scratch;
 
 // run(begin, rows) for each block.
 template <class Run>
@@ -75,6 +75,18 @@ std::vector<Range> other_columns(size_t columns, const Repeats& repeats) {
   }
   if (end < columns || others.empty()) others.push_back({end, columns});
   return others;
+}
+
+// Whole panels of packed weights that have all of the columns.
+std::vector<Range> panels_of(const std::vector<Range>& columns, size_t num_columns, size_t panel) {
+  std::vector<Range> panels;
+  for (const Range& range : columns) {
+    const size_t done = panels.empty() ? 0 : panels.back().end;
+    const size_t begin = std::max(done, range.begin / panel * panel);
+    const size_t end = std::min(num_columns, (range.end + panel - 1) / panel * panel);
+    if (range.begin < range.end && begin < end) panels.push_back({begin, end});
+  }
+  return panels;
 }
 
 // The different vectors of repeated columns, room for their gradients, and scratch of the kernels.
@@ -111,6 +123,14 @@ struct RepeatedParts {
 
 }  // namespace
 
+// What a backward pass needs of the first layer beside its shape.
+struct PackedMlp::FirstLayer {
+  std::vector<Range> columns;  // those that do not repeat
+  std::vector<Range> panels;   // in which the gradients of these inputs are computed; none without gradients of inputs
+  const float* weights;        // packed there
+  float* output_grads;         // of all rows, for repeats, or null
+};
+
 PackedMlp::PackedMlp(std::vector<LayerShape> shapes, bool trains, const Kernels& kernels)
     : kernels_(kernels), shapes_(std::move(shapes)), trains_(trains), layers_(shapes_.size()) {
   if (shapes_.empty()) throw std::invalid_argument("an MLP needs at least one layer");
@@ -120,7 +140,7 @@ PackedMlp::PackedMlp(std::vector<LayerShape> shapes, bool trains, const Kernels&
     if (i > 0 && in != shapes_[i - 1].out) throw std::invalid_argument("a layer's inputs are not the outputs of the one before");
     layers_[i].forward.resize(kernels_.packed_size(in, out));
     layers_[i].bias.resize(out);
-    if (trains) layers_[i].backward.resize(kernels_.packed_size(out, in));
+    if (trains && i > 0) layers_[i].backward.resize(kernels_.packed_size(out, in));
   }
 }
 
@@ -128,7 +148,7 @@ void PackedMlp::pack(size_t layer, const float* weights, const float* bias) {
   const auto [in, out, relu] = shapes_[layer];
   Packed& packed = layers_[layer];
   kernels_.pack(weights, 1, in, in, out, packed.forward.data());
-  if (trains_) kernels_.pack(weights, in, 1, out, in, packed.backward.data());
+  if (trains_ && layer > 0) kernels_.pack(weights, in, 1, out, in, packed.backward.data());
   std::copy(bias, bias + out, packed.bias.begin());
 }
 
@@ -197,19 +217,35 @@ void PackedMlp::backward(const Pass& pass, const float* output_grads, const Grad
       std::fill_n(grads.biases[i], shapes_[i].out, 0.0f);
     }
   }
-  float* first_grads = pass.repeats ? first_grads_scratch.room(pass.rows * padded_stride(shapes_[0].out)) : nullptr;
+  const FirstLayer first = first_layer(pass, grads.inputs);
   for_blocks(pass.rows,
-             [&](size_t begin, size_t rows) { backward_block(pass, begin, rows, output_grads, grads, first_grads); });
-  if (pass.repeats) backward_repeats(pass, first_grads, grads);
+             [&](size_t begin, size_t rows) { backward_block(pass, begin, rows, output_grads, grads, first); });
+  if (pass.repeats) backward_repeats(pass, first.output_grads, grads);
 }
 
-// `first_grads`: where the gradients of the first layer's outputs are kept for all rows, or null.
+// Its weights are packed by each thread for itself: few of their columns are left when ids repeat, and none below numbers.
+PackedMlp::FirstLayer PackedMlp::first_layer(const Pass& pass, bool has_input_grads) const {
+  const auto [in, out, relu] = shapes_[0];
+  FirstLayer first{{{0, in}}, {}, nullptr, nullptr};
+  if (pass.repeats) {
+    first.columns = other_columns(in, *pass.repeats);
+    first.output_grads = first_grads_scratch.room(pass.rows * padded_stride(out));
+  }
+  if (!has_input_grads) return first;
+  first.panels = panels_of(first.columns, in, kernels_.panel);
+  float* weights = first_weights_scratch.room(kernels_.packed_size(out, in));
+  for (const auto [begin, end] : first.panels)
+    kernels_.pack(pass.first_weights + begin, in, 1, out, end - begin, weights + begin * out);
+  first.weights = weights;
+  return first;
+}
+
 void PackedMlp::backward_block(const Pass& pass, size_t begin, size_t rows, const float* output_grads,
-                               const Gradients& grads, float* first_grads) const {
+                               const Gradients& grads, const FirstLayer& first) const {
   const size_t block_size = BLOCK * widest_stride();
   float* block = block_scratch.room(2 * block_size);
   const auto grads_of = [&](size_t layer) {  // of the layer's outputs
-    if (layer == 0 && first_grads) return first_grads + begin * padded_stride(shapes_[0].out);
+    if (layer == 0 && first.output_grads) return first.output_grads + begin * padded_stride(shapes_[0].out);
     return block + layer % 2 * block_size;
   };
   const float* activations = pass.hidden + hidden_size(pass.rows);
@@ -228,24 +264,20 @@ void PackedMlp::backward_block(const Pass& pass, size_t begin, size_t rows, cons
     kernels_.weight_grad(rows, in, out, given, out_stride, x, x_stride, begin > 0, grads.weights[i], in);
     kernels_.bias_grad(rows, out, given, out_stride, begin > 0, grads.biases[i]);
   }
-  backward_first(pass, begin, rows, grads_of(0), grads);
+  backward_first(pass, begin, rows, grads_of(0), grads, first);
 }
 
 // The first layer's gradients, without those of columns that repeat.
-void PackedMlp::backward_first(const Pass& pass, size_t begin, size_t rows, const float* given, const Gradients& grads) const {
-  const size_t in = shapes_[0].in, out = shapes_[0].out, out_stride = padded_stride(out), panel = kernels_.panel;
-  const std::vector<Range> parts = pass.repeats ? other_columns(in, *pass.repeats) : std::vector<Range>{{0, in}};
-  size_t done = 0;
-  for (const Range& part : parts) {
+void PackedMlp::backward_first(const Pass& pass, size_t begin, size_t rows, const float* given, const Gradients& grads,
+                               const FirstLayer& first) const {
+  const size_t in = shapes_[0].in, out = shapes_[0].out, out_stride = padded_stride(out);
+  for (const Range& part : first.columns)
     kernels_.weight_grad(rows, part.end - part.begin, out, given, out_stride, pass.inputs + begin * in + part.begin, in,
                          begin > 0, grads.weights[0] + part.begin, in);
-    // Whole panels of the packed weights: what is written beyond the part is overwritten later.
-    const size_t first = std::max(done, part.begin / panel * panel);
-    done = std::max(first, std::min(in, (part.end + panel - 1) / panel * panel));
-    if (grads.inputs && done > first)
-      kernels_.input_grad(rows, out, done - first, given, out_stride, layers_[0].backward.data() + first * out, nullptr, 0,
-                          grads.inputs + begin * in + first, in);
-  }
+  // What panels write beyond the columns is overwritten later.
+  for (const Range& panel : first.panels)
+    kernels_.input_grad(rows, out, panel.end - panel.begin, given, out_stride, first.weights + panel.begin * out, nullptr, 0,
+                        grads.inputs + begin * in + panel.begin, in);
   kernels_.bias_grad(rows, out, given, out_stride, begin > 0, grads.biases[0]);
 }
 

@@ -28,8 +28,8 @@ struct Pass {
   const float* inputs;   // [rows][in]
   const float* hidden;   // as forward left it
   const float* outputs;  // [rows][out]
-  const Repeats* repeats = nullptr;        // those of forward
-  const float* first_weights = nullptr;    // of the first layer as it was packed; only for repeats
+  const Repeats* repeats = nullptr;  // those of forward
+  const float* first_weights = nullptr;  // of the first layer as it was packed; for gradients of the inputs and repeats
 };
 
 // Where gradients are written: of each layer [out][in] and [out], and of the inputs [rows][in] or null. With repeats, the
@@ -44,7 +44,7 @@ class PackedMlp {
   // `trains`: weights are also packed for `backward`.
   PackedMlp(std::vector<LayerShape> shapes, bool trains, const Kernels& kernels = dense::kernels());
 
-  // Copies the weights of a layer. All layers have to be packed before the first pass.
+  // Copies the weights of a layer. All layers have to be packed before the first pass; threads may pack different ones.
   void pack(size_t layer, const float* weights, const float* bias);
 
   // y[rows][out] of x[rows][in]; activations between the layers are not kept.
@@ -62,13 +62,16 @@ class PackedMlp {
 
  private:
   struct Packed {
-    std::vector<float> forward, backward, bias;
+    std::vector<float> forward, backward, bias;  // the first layer's backward pass packs what it needs
   };
+  struct FirstLayer;
 
   void forward_repeats(size_t rows, const float* x, size_t x_stride, const Repeats& repeats, float* y, size_t y_stride) const;
+  FirstLayer first_layer(const Pass& pass, bool has_input_grads) const;
   void backward_block(const Pass& pass, size_t begin, size_t rows, const float* output_grads, const Gradients& grads,
-                      float* first_grads) const;
-  void backward_first(const Pass& pass, size_t begin, size_t rows, const float* y_grads, const Gradients& grads) const;
+                      const FirstLayer& first) const;
+  void backward_first(const Pass& pass, size_t begin, size_t rows, const float* y_grads, const Gradients& grads,
+                      const FirstLayer& first) const;
   void backward_repeats(const Pass& pass, const float* y_grads, const Gradients& grads) const;
   size_t widest_stride() const;
 

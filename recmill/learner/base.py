@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -77,7 +77,7 @@ class Learner:
         self.evict_by_capacity: Callable[[EmbeddingTable, int], int] = EmbeddingTable.evict_by_capacity
         self.collections: dict[str, EmbeddingCollection] = {}
         self._sparse: dict[str, r.Optimizer] = {}
-        self._pool = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
+        self._pool = ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else None  # beside the caller
 
     def set_model(self, model: nn.Module) -> None:
         """The dense part; its optimizer follows from the recipe. Each thread will have some of the weights."""
@@ -284,10 +284,23 @@ class Learner:
         return self._map(function, [slice(start, stop) for start, stop in pairwise(edges) if start < stop])
 
     def _map(self, function: Callable[[S], T], arguments: Sequence[S]) -> list[T]:
-        """`function` of each argument, on threads if there are some."""
+        """`function` of each argument, on threads if there are some.
+
+        This thread takes its share too: one thread less to wake, and what it has just written is in its cache.
+        """
         if self._pool is None or len(arguments) == 1:
             return [function(argument) for argument in arguments]
-        return list(self._pool.map(function, arguments))
+        count = self.num_threads
+        others = [
+            self._pool.submit(lambda share: [function(argument) for argument in share], arguments[index::count])
+            for index in range(1, min(count, len(arguments)))
+        ]
+        try:
+            shares = [[function(argument) for argument in arguments[::count]]]
+        finally:
+            wait(others)  # they may write to what the caller has
+        shares += [other.result() for other in others]
+        return [shares[index % count][index // count] for index in range(len(arguments))]
 
     def arrays(self) -> dict[str, Array]:
         """A copy of all dense state by name: weights, optimizer state, random state."""

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from recmill import _native
+from recmill.dataset.batch import Array
 
 _FIRST_SPREAD = 0.1  # of logits before training, against that of activations
 _FACTOR_SCALE = 0.01  # of vectors of numbers before training
@@ -56,29 +57,48 @@ class MLP(nn.Module):
 class _PackedWeights:
     """Weights in the order that native kernels read them, packed again when one of them has changed.
 
-    Slices of a batch share it: the first thread packs, the others wait.
+    Slices of a batch share it: each thread packs some of the layers, and waits until all are packed.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._versions: list[tuple[int, int]] = []
         self._packed: _native.PackedMlp | None = None
+        self._waiting: list[int] = []  # layers that no thread has begun to pack
+        self._num_unpacked = 0
 
     def __reduce__(self) -> tuple[type[_PackedWeights], tuple[()]]:
         return _PackedWeights, ()  # a copy of a model packs its own weights
 
     def of(self, weights_and_biases: Sequence[Tensor], relus: Sequence[bool]) -> _native.PackedMlp:
+        arrays = [tensor.detach().contiguous().numpy() for tensor in weights_and_biases]
+        weights, biases = arrays[::2], arrays[1::2]
         versions = [(tensor.data_ptr(), tensor._version) for tensor in weights_and_biases]
         with self._lock:
-            if self._packed is None or versions != self._versions:
-                arrays = [tensor.detach().contiguous().numpy() for tensor in weights_and_biases]
-                weights, biases = arrays[::2], arrays[1::2]
-                if self._packed is None:
-                    sizes = [weights[0].shape[1], *(len(bias) for bias in biases)]
-                    self._packed = _native.PackedMlp(sizes, relus, trains=True)
-                self._packed.pack(weights, biases)
+            if self._packed is None:
+                sizes = [weights[0].shape[1], *(len(bias) for bias in biases)]
+                self._packed = _native.PackedMlp(sizes, relus, trains=True)
+            if versions != self._versions:
                 self._versions = versions
+                self._waiting = list(range(len(weights)))
+                self._num_unpacked = len(weights)
+            while self._waiting:
+                self._pack_next(self._packed, weights, biases)
+            self._lock.wait_for(lambda: not self._num_unpacked)
             return self._packed
+
+    def _pack_next(
+        self, packed: _native.PackedMlp, weights: Sequence[Array], biases: Sequence[Array]
+    ) -> None:
+        """Pack one layer without the lock."""
+        layer = self._waiting.pop(0)
+        self._lock.release()
+        try:
+            packed.pack_layer(layer, weights[layer], biases[layer])
+        finally:
+            self._lock.acquire()
+            self._num_unpacked -= 1
+            self._lock.notify_all()
 
 
 class _NativeMLP(torch.autograd.Function):

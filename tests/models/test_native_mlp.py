@@ -37,7 +37,9 @@ def native_pass(target, weights, biases, relus, inputs, output_grads):
     packed.forward(inputs, outputs, hidden)
     grads = [np.full_like(array, np.nan) for array in (inputs, *weights, *biases)]
     of_weights, of_biases = grads[1 : 1 + len(weights)], grads[1 + len(weights) :]
-    packed.backward(inputs, hidden, outputs, output_grads, of_weights, of_biases, grads[0])
+    packed.backward(
+        inputs, hidden, outputs, output_grads, of_weights, of_biases, grads[0], first_weights=weights[0]
+    )
     without_hidden = np.full_like(outputs, np.nan)
     packed.forward(inputs, without_hidden)
     np.testing.assert_array_equal(without_hidden, outputs)
