@@ -19,7 +19,9 @@ struct RepeatedColumns {
 struct RepeatedMatrix {
   const RepeatedColumns* parts;
   size_t num_parts;
-  const uint32_t* index;  // [rows][num_parts]
+  const uint32_t* index;   // [rows][num_parts]
+  const uint32_t* begins;  // vector v of all is in rows_of[begins[v]...begins[v + 1]], in their order
+  const uint32_t* rows_of;
 };
 
 // Matrices are rows with a stride in floats. Weights are packed before use: as panels of whole vectors, in an order that
@@ -53,12 +55,11 @@ struct Kernels {
   void (*forward_add)(size_t rows, size_t first, size_t count, size_t k, size_t n, const float* x, size_t x_stride,
                       const float* packed, bool relu, float* y, size_t y_stride);
   // The gradients of the parts' weights, w_grad[out][part], and of each part's vectors, laid out like them.
-  void (*backward_repeated)(size_t rows, size_t in, size_t out, const float* y_grad, size_t y_stride,
-                            const RepeatedMatrix& x, const float* weights, float* scratch, float* w_grad,
-                            float* const* vector_grads);
+  void (*backward_repeated)(size_t in, size_t out, const float* y_grad, size_t y_stride, const RepeatedMatrix& x,
+                            const float* weights, float* scratch, float* w_grad, float* const* vector_grads);
 };
 
-// Vectors whose products and sums, as wide as a panel, fit the second cache at once.
+// Vectors whose products, as wide as a panel, fit the second cache at once.
 constexpr size_t REPEATED_TOGETHER = 3072;
 
 inline size_t vector_stride(size_t width) { return (width + 15) / 16 * 16; }

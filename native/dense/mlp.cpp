@@ -93,10 +93,10 @@ std::vector<Range> panels_of(const std::vector<Range>& columns, size_t num_colum
 struct RepeatedParts {
   std::vector<RepeatedColumns> columns;
   std::vector<float*> grads;
-  const uint32_t* index;
+  const RepeatedIds& ids;
   float* scratch;
 
-  RepeatedParts(const Repeats& repeats, const float* x, size_t x_stride) : index(repeats.ids.index.data()) {
+  RepeatedParts(const Repeats& repeats, const float* x, size_t x_stride) : ids(repeats.ids) {
     const size_t stride = vector_stride(repeats.width);
     size_t num_vectors = 0;
     for (const RepeatedFeature& repeated : repeats.ids.features) {
@@ -118,7 +118,9 @@ struct RepeatedParts {
     }
   }
 
-  RepeatedMatrix matrix() const { return {columns.data(), columns.size(), index}; }
+  RepeatedMatrix matrix() const {
+    return {columns.data(), columns.size(), ids.index.data(), ids.begins.data(), ids.rows_of.data()};
+  }
 };
 
 }  // namespace
@@ -285,7 +287,7 @@ void PackedMlp::backward_repeats(const Pass& pass, const float* given, const Gra
   const size_t in = shapes_[0].in, out = shapes_[0].out;
   const Repeats& repeats = *pass.repeats;
   const RepeatedParts parts(repeats, pass.inputs, in);
-  kernels_.backward_repeated(pass.rows, in, out, given, padded_stride(out), parts.matrix(), pass.first_weights,
+  kernels_.backward_repeated(in, out, given, padded_stride(out), parts.matrix(), pass.first_weights,
                              parts.scratch, grads.weights[0], parts.grads.data());
   if (!grads.inputs) return;
   for (const RepeatedColumns& part : parts.columns)

@@ -46,6 +46,22 @@ class Numbers {
 
 thread_local Numbers numbers;
 
+// columns: [features][rows], numbers of ids below num_ids.
+void group_rows(size_t rows, const std::vector<uint32_t>& columns, size_t num_ids, RepeatedIds& repeats) {
+  const size_t count = repeats.features.size();
+  repeats.index.resize(rows * count);
+  repeats.rows_of.resize(rows * count);
+  repeats.begins.assign(num_ids + 2, 0);
+  for (size_t i = 0; i < rows * count; ++i) ++repeats.begins[columns[i] + 2];
+  for (size_t id = 2; id < repeats.begins.size(); ++id) repeats.begins[id] += repeats.begins[id - 1];
+  for (size_t f = 0; f < count; ++f)
+    for (size_t row = 0; row < rows; ++row) {
+      const uint32_t id = columns[f * rows + row];
+      repeats.index[row * count + f] = id;
+      repeats.rows_of[repeats.begins[id + 1]++] = static_cast<uint32_t>(row);
+    }
+}
+
 }  // namespace
 
 RepeatedIds find_repeats(size_t rows, const std::vector<const int64_t*>& ids, size_t width) {
@@ -70,10 +86,7 @@ RepeatedIds find_repeats(size_t rows, const std::vector<const int64_t*>& ids, si
     before += static_cast<uint32_t>(repeated.first.size());
     repeats.features.push_back(std::move(repeated));
   }
-  const size_t count = repeats.features.size();
-  repeats.index.resize(rows * count);
-  for (size_t row = 0; row < rows; ++row)
-    for (size_t f = 0; f < count; ++f) repeats.index[row * count + f] = columns[f * rows + row];
+  group_rows(rows, columns, before, repeats);
   return repeats;
 }
 

@@ -15,6 +15,7 @@ struct RepeatedFeature {
 struct RepeatedIds {
   std::vector<RepeatedFeature> features;
   std::vector<uint32_t> index;  // [rows][features]: the row's id among the different ones of all features in their order
+  std::vector<uint32_t> begins, rows_of;  // id i of all is in rows rows_of[begins[i]...begins[i + 1]], in their order
 };
 
 // Those of the features, each with an id for every row or null, whose ids repeat so often that it pays to multiply vectors of

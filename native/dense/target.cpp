@@ -268,7 +268,7 @@ void bias_grad(size_t rows, size_t out, const float* y_grad, size_t y_stride, bo
   for_panels<4>(out, 0, sum_panel);
 }
 
-// Repeated columns whose products or sums are in the cache at once: [vectors][columns of a panel], from `base` on.
+// Repeated columns whose products are in the cache at once: [vectors][columns of a panel], from `base` on.
 struct Group {
   size_t first, count;  // parts
   size_t base, size;    // vectors
@@ -383,33 +383,26 @@ RECMILL_INLINE void backward_part(const RepeatedColumns& part, size_t in, size_t
   for_panels<VECTORS>(stride, 0, multiply_columns);
 }
 
-void backward_repeated(size_t rows, size_t in, size_t out, const float* y_grad, size_t y_stride, const RepeatedMatrix& x,
+void backward_repeated(size_t in, size_t out, const float* y_grad, size_t y_stride, const RepeatedMatrix& x,
                        const float* weights, float* scratch, float* w_grad, float* const* vector_grads) {
   auto sum_panel = [&](auto vectors, auto whole, size_t column) {
     constexpr int WIDE = decltype(vectors)::value;
     constexpr bool WHOLE = decltype(whole)::value;
     constexpr size_t WIDTH = WIDE * LANES;
     const size_t used = WHOLE ? WIDTH : out - column;
-    auto sum_parts = [&](Group group) __attribute__((always_inline)) {
-      __builtin_memset(scratch, 0, group.size * WIDTH * sizeof(float));
-      for (size_t row = 0; row < rows; ++row) {
-        const uint32_t* index = x.index + row * x.num_parts + group.first;
-        Vector grads[WIDE];
-        for (int j = 0; j < WIDE; ++j)
-          grads[j] = load_some<WHOLE>(y_grad + row * y_stride + column + j * LANES, used - j * LANES);
-        for (size_t p = 0; p < group.count; ++p) {
-          float* to = scratch + (index[p] - group.base) * WIDTH;
-          for (int j = 0; j < WIDE; ++j) store(to + j * LANES, load(to + j * LANES) + grads[j]);
-        }
+    const uint32_t *begin = x.begins, *rows_of = x.rows_of;
+    for (size_t p = 0; p < x.num_parts; ++p) {
+      const size_t num_vectors = x.parts[p].num_vectors;
+      float* to = scratch;
+      for (size_t v = 0; v < num_vectors; ++v, ++begin, to += WIDTH) {
+        Vector sums[WIDE] = {};
+        for (const uint32_t *row = rows_of + begin[0], *end = rows_of + begin[1]; row < end; ++row)
+          for (int j = 0; j < WIDE; ++j)
+            sums[j] += load_some<WHOLE>(y_grad + *row * y_stride + column + j * LANES, used - j * LANES);
+        for (int j = 0; j < WIDE; ++j) store(to + j * LANES, sums[j]);
       }
-      const float* sums = scratch;
-      for (size_t p = group.first; p < group.first + group.count; ++p) {
-        backward_part<WIDTH>(x.parts[p], in, column, used, sums, weights, scratch + group.size * WIDTH, w_grad,
-                             vector_grads[p]);
-        sums += x.parts[p].num_vectors * WIDTH;
-      }
-    };
-    for_part_groups(x, sum_parts);
+      backward_part<WIDTH>(x.parts[p], in, column, used, scratch, weights, to, w_grad, vector_grads[p]);
+    }
   };
   for_panels<VECTORS>(out, 0, sum_panel);
 }
