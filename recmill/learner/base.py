@@ -252,8 +252,8 @@ class Learner:
         before = {} if is_alone or self._has_stepped else copied_buffers(self.model)
         self._has_stepped = True
         yield
-        for name, buffer in self.model.named_buffers():
-            if name in before and not torch.equal(buffer, before[name]):
+        for name, buffer in self.model.named_buffers() if before else ():
+            if not torch.equal(buffer, before[name]):
                 raise TrainingError(
                     f'Training changes buffer "{name}" of the model, as BatchNorm does, which several threads or '
                     "workers would each do for themselves. Use LayerNorm, or train in one process with --threads 1."
@@ -292,7 +292,9 @@ class Learner:
             return [function(argument) for argument in arguments]
         count = self.num_threads
         others = [
-            self._pool.submit(lambda share: [function(argument) for argument in share], arguments[index::count])
+            self._pool.submit(
+                lambda share: [function(argument) for argument in share], arguments[index::count]
+            )
             for index in range(1, min(count, len(arguments)))
         ]
         try:

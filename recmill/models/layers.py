@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -37,8 +38,9 @@ class MLP(nn.Module):
         Each different vector is multiplied once. The gradient of an id's vector is then that of its first row, and the
         id's other rows get none: whatever is a function of the id alone learns the same.
         """
-        if self._runs_natively(inputs_BX):
-            weights = list(self.layers.parameters())
+        drops = self.training and self.dropout > 0
+        if len(self.layers) and not drops and _runs_natively(inputs_BX):
+            weights = _weights_and_biases(self.layers)
             packed = self._packed.of(weights, self.relus)
             return _NativeMLP.apply(inputs_BX, packed, repeats, first_column, *weights)  # type: ignore[no-any-return, no-untyped-call]
         for layer, relu in zip(self.layers, self.relus, strict=True):
@@ -47,11 +49,21 @@ class MLP(nn.Module):
                 inputs_BX = functional.dropout(functional.relu(inputs_BX), self.dropout, self.training)
         return inputs_BX
 
-    def _runs_natively(self, inputs: Tensor) -> bool:
-        plain = inputs.device.type == "cpu" and inputs.dtype == torch.float32 and inputs.dim() == 2
-        other_ways = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
-        dropped = self.training and self.dropout > 0
-        return plain and torch.is_grad_enabled() and not other_ways and not dropped and len(self.layers) > 0
+
+def _runs_natively(inputs: Tensor) -> bool:
+    plain = inputs.device.type == "cpu" and inputs.dtype == torch.float32 and inputs.dim() == 2
+    other_ways = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
+    return plain and torch.is_grad_enabled() and not other_ways
+
+
+def _weights_and_biases(layers: Iterable[nn.Module], no_bias: Tensor | None = None) -> list[Tensor]:
+    """Of linear layers; `no_bias`: zeros for those without one."""
+    parts: list[Tensor] = []
+    for layer in layers:
+        assert isinstance(layer, nn.Linear)
+        bias: Tensor | None = layer.bias
+        parts += [layer.weight, no_bias if bias is None and no_bias is not None else layer.bias]
+    return parts
 
 
 class _PackedWeights:
@@ -227,10 +239,20 @@ class CrossNetwork(nn.Module):
         self.up = nn.ModuleList(nn.Linear(rank or width, width) for _ in range(num_layers))
         for layer in (*self.down, *self.up):
             nn.init.xavier_normal_(layer.weight)
+        self.register_buffer("no_bias", torch.zeros(rank or 0), persistent=False)
+        self._packed = [_PackedWeights() for _ in self.up]
 
     def forward(self, inputs_BX: Tensor) -> Tensor:
         state = inputs_BX
-        for index, up in enumerate(self.up):
-            projected = self.down[index](state) if len(self.down) else state
-            state = inputs_BX * up(projected) + state
+        for index in range(len(self.up)):
+            state = inputs_BX * self._project(index, state) + state
         return state
+
+    def _project(self, index: int, state_BX: Tensor) -> Tensor:
+        """W x + b of one layer."""
+        layers = [self.down[index], self.up[index]] if len(self.down) else [self.up[index]]
+        if not _runs_natively(state_BX):
+            return functools.reduce(lambda rows, layer: layer(rows), layers, state_BX)
+        weights = _weights_and_biases(layers, self.get_buffer("no_bias"))
+        packed = self._packed[index].of(weights, [False] * len(layers))
+        return _NativeMLP.apply(state_BX, packed, None, 0, *weights)  # type: ignore[no-any-return, no-untyped-call]

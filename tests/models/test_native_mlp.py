@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from recmill import _native
 from recmill.learner.optimizers import dense_optimizer
-from recmill.models.layers import MLP
+from recmill.models.layers import MLP, CrossNetwork
 from recmill.recipe.recipe import Optimizer
 
 # Fewer and more than a vector, a panel and a group of rows of every target, and whole ones.
@@ -95,20 +96,41 @@ def test_no_row_gives_gradients_of_zero():
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
-@pytest.mark.parametrize("last_relu", [True, False])
 @pytest.mark.parametrize("wants_input_grad", [True, False])
-def test_native_layers_equal_torchs(rows, last_relu, wants_input_grad):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MLP([5, 17, 9, 2], last_relu=True),
+        lambda: MLP([5, 17, 9, 2], last_relu=False),
+        lambda: CrossNetwork(5, 3, 2),
+        lambda: CrossNetwork(5, 3, None),
+    ],
+    ids=["last_relu", "no_last_relu", "low_rank_cross", "full_cross"],
+)
+def test_native_layers_equal_torchs(rows, make, wants_input_grad, monkeypatch):
     torch.manual_seed(rows)
-    layers = MLP([5, 17, 9, 2], last_relu)
+    layers = make()
     inputs = torch.randn(rows, 5, requires_grad=wants_input_grad)
     weights = [*layers.parameters(), *([inputs] if wants_input_grad else [])]
     found = []
     for native in (True, False):
-        layers._runs_natively = lambda _, native=native: native
+        monkeypatch.setattr("recmill.models.layers._runs_natively", lambda _, native=native: native)
         outputs = layers(inputs)
         found.append([outputs.detach(), *torch.autograd.grad(outputs.square().sum(), weights)])
     for ours, torchs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-5 * max(1.0, torchs.abs().max().item()))
+
+
+def test_threads_that_pack_together_see_all_layers_of_the_new_weights():
+    layers, inputs = MLP([64] * 8, last_relu=False), torch.randn(4, 64)
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(20):
+            with torch.no_grad():
+                for weights in layers.parameters():
+                    weights.mul_(1.01)
+                expected = layers(inputs)
+            for found in pool.map(lambda _: layers(inputs).detach(), range(3)):
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_inputs_and_gradients_that_are_views_are_left_as_they_are():
@@ -159,14 +181,20 @@ def test_a_copy_has_weights_of_its_own():
 
 def test_float32_training_is_native_and_the_other_ways_are_not():
     layers, inputs = MLP([4, 4], last_relu=True, dropout=0.5), torch.randn(2, 4)
-    assert layers.eval()._runs_natively(inputs)
-    assert not layers.train()._runs_natively(inputs)
+
+    def runs_natively():
+        return "NativeMLP" in str(layers(inputs).grad_fn)
+
+    layers.train()
+    assert not runs_natively()
     layers.eval()
-    assert not layers._runs_natively(inputs.double())
+    assert runs_natively()
     with torch.no_grad():
-        assert not layers._runs_natively(inputs)
+        assert not runs_natively()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not layers._runs_natively(inputs)
+        assert not runs_natively()
+    layers, inputs = layers.double(), inputs.double()
+    assert not runs_natively()
 
 
 @pytest.mark.parametrize("target", _native.dense_targets())
