@@ -67,7 +67,8 @@ struct Problem {
 
   // Gives the last row what its id's rows have together, less what the others would have on their own.
   void spread(const dense::Repeats& repeats, float* of_x) const {
-    const auto& [features, index] = repeats.ids;
+    const auto& features = repeats.ids.features;
+    const auto& index = repeats.ids.index;
     const size_t count = features.size();
     const auto id_of = [&](size_t row) { return index[row * count + count - 1]; };
     size_t before = 0;  // different ids of the other features
