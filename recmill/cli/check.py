@@ -75,11 +75,19 @@ def _files_json(report: Any) -> dict[str, Any]:
         },
         "first_rows_good": report.num_good,
         "first_rows_bad": [[row.file, row.offset, row.reason, row.column] for row in report.bad],
+        "text": report.text and vars(report.text),
         "problem": report.problem,
         "hint": report.hint,
         "missing": list(report.missing),
         "empty": list(report.empty),
     }
+
+
+def _shown_format(text: Any) -> str:
+    """Such as: separator ",", header, quote "."""
+    words = [f"separator {json.dumps(text.separator)}"]
+    words += ["header"] * text.header + [f"quote {text.quote}"] * bool(text.quote)
+    return ", ".join(words + [f"escape {text.escape}"] * bool(text.escape) + [text.encoding])
 
 
 def _say_files(name: str, report: Any) -> None:
@@ -92,7 +100,8 @@ def _say_files(name: str, report: Any) -> None:
     if report.problem:
         print(f"{name:<14} {report.problem}")
         return
-    print(f"{name:<14} first rows: {report.num_good} parse, {len(report.bad)} do not")
+    form = f"{_shown_format(report.text)}; " if report.text else ""
+    print(f"{name:<14} {form}first rows: {report.num_good} parse, {len(report.bad)} do not")
     for row in report.bad[:5]:
         column = f" (column {row.column})" if row.column else ""
         print(f"{name:<14}   {row.file} at {row.offset:,}: {row.reason}{column}  {row.text[:80]!r}")

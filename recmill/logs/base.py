@@ -159,7 +159,8 @@ def open_source(spec: Log | SideTable, data: str, may_grow: bool = False) -> Log
     """Find the files of a log under a data directory or URL.
 
     Files that change while they are read are an error; those that `may_grow` must only not become shorter. Parquet is
-    recognised by its content, whatever the recipe's format: the columns are the same.
+    recognised by its content, whatever the recipe's format: the columns are the same. `spec` of the result has what the
+    recipe leaves open about the format of text.
     """
     # The readers build on this module, so they are imported late; and only the one that is needed.
     from recmill.logs.files import find_files, is_parquet
@@ -168,11 +169,12 @@ def open_source(spec: Log | SideTable, data: str, may_grow: bool = False) -> Log
     if spec.format == "parquet" or is_parquet(files[0]):
         from recmill.logs.parquet import ParquetSource
 
-        return ParquetSource(spec, files, may_grow)
+        return ParquetSource(spec.with_text(spec.text), files, may_grow)
     if spec.format == "jsonl":
         from recmill.logs.jsonl import JsonLinesSource
 
-        return JsonLinesSource(spec, files, may_grow)
+        return JsonLinesSource(spec.with_text(spec.text), files, may_grow)
     from recmill.logs.delimited import DelimitedSource
+    from recmill.logs.sniff import sniff_text
 
-    return DelimitedSource(spec, files, may_grow)
+    return DelimitedSource(spec.with_text(sniff_text(spec, files)), files, may_grow)

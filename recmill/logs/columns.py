@@ -46,7 +46,10 @@ def explain_missing(name: str, names: Sequence[str]) -> str:
     if name in names:
         return f'column "{name}" stands more than once; {found}. Give each column its own name.'
     nearest = get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f'Did you mean "{nearest[0]}"?' if nearest else "Correct the column's name or the file."
+    if nearest:
+        hint = f'Did you mean "{nearest[0]}"? Then add in_file = "{nearest[0]}" to the column, or rename it.'
+    else:
+        hint = "Correct the column's name or the file."
     return f'no column "{name}"; {found}. {hint}'
 
 

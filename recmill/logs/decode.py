@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from recmill.errors import LogError
-from recmill.recipe.recipe import Files
+from recmill.recipe.recipe import Files, TextFormat
 
 Decode = Callable[[bytes, bool], bytes]  # a chunk, and whether it is the last
 _CHUNK_BYTES = 1 << 20
@@ -19,17 +19,18 @@ _CHUNK_BYTES = 1 << 20
 
 def decoder_of(spec: Files) -> Callable[[], Decode] | None:
     """What makes a new decoder for each file; None for text that is parsed as it is."""
-    if spec.encoding != "utf-16" and not spec.escape:
+    text = spec.text
+    if text.encoding != "utf-16" and not text.escape:
         return None
-    return lambda: _chained(spec)
+    return lambda: _chained(text)
 
 
-def _chained(spec: Files) -> Decode:
+def _chained(text: TextFormat) -> Decode:
     stages: list[Decode] = []
-    if spec.encoding == "utf-16":
+    if text.encoding == "utf-16":
         stages.append(_utf16())
-    if spec.escape:
-        stages.append(_unescape(spec.escape.encode(), spec.quote.encode()))
+    if text.escape:
+        stages.append(_unescape(text.escape.encode(), text.quote.encode()))
 
     def decode(chunk: bytes, is_last: bool) -> bytes:
         for stage in stages:

@@ -41,13 +41,14 @@ class DelimitedSource(TextSource):
 
     def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...], may_grow: bool = False) -> None:
         super().__init__(spec, files, may_grow)
-        self._encoding = "latin-1" if spec.encoding == "latin-1" else "utf-8"  # of the text that is parsed
-        self._separator = spec.separator.encode(self._encoding, "ignore")
-        self._quote = spec.quote.encode(self._encoding, "ignore")
+        text = spec.text
+        self._encoding = "latin-1" if text.encoding == "latin-1" else "utf-8"  # of the text that is parsed
+        self._separator = text.separator.encode(self._encoding, "ignore")
+        self._quote = text.quote.encode(self._encoding, "ignore")
         if not self._separator or set(self._separator) & set(b"\r\n" + self._quote):
-            raise LogError(f"separator {spec.separator!r} must be text without line ends and quotes.")
+            raise LogError(f"separator {text.separator!r} must be text without line ends and quotes.")
         if len(self._quote) > 1 or self._quote in (b"\r", b"\n"):
-            raise LogError(f"quote {spec.quote!r} must be one ASCII character, or empty for none.")
+            raise LogError(f"quote {text.quote!r} must be one ASCII character, or empty for none.")
 
     def can_cut(self, file: LogFile) -> bool:
         return super().can_cut(file) and not self._quote

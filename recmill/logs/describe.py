@@ -9,10 +9,11 @@ from functools import partial
 
 from recmill.errors import LogError
 from recmill.logs.base import BadRow, LogFile, LogFiles, open_source
+from recmill.logs.delimited import DelimitedSource
 from recmill.logs.files import match_pattern
 from recmill.logs.hint import format_hint
 from recmill.logs.sequence import missing_names
-from recmill.recipe.recipe import Log, SideTable
+from recmill.recipe.recipe import Log, SideTable, TextFormat
 
 _NUM_FIRST_ROWS = 100
 _FIRST_BYTES = 64 << 10
@@ -27,6 +28,7 @@ class FilesReport:
     num_good: int = 0
     bad: tuple[BadRow, ...] = ()
     problem: str | None = None
+    text: TextFormat | None = None  # how it was read, if as delimited text
     hint: str | None = None  # what to change in the recipe, where most rows do not parse
     missing: tuple[str, ...] = ()  # names that a sequence such as day_0, day_1, day_3 leaves out
     empty: tuple[str, ...] = ()  # files without any row
@@ -49,6 +51,7 @@ def describe_files(spec: Log | SideTable, data: str) -> FilesReport:
         matches,
         num_good,
         bad,
+        text=source.spec.text if isinstance(source, DelimitedSource) else None,
         hint=format_hint(spec, first) if len(bad) > num_good else None,
         missing=_missing(matches),
         empty=tuple(

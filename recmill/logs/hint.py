@@ -40,7 +40,7 @@ def _different_keys(spec: Log | SideTable, found: FileFormat) -> list[str]:
     return [
         f"{key} = {json.dumps(getattr(found, key))}"
         for key in keys
-        if getattr(found, key) != getattr(spec, key)
+        if getattr(found, key) != getattr(spec if key == "format" else spec.text, key)
     ]
 
 

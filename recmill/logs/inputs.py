@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from recmill.logs.base import LogFile, LogFiles, open_source
@@ -45,10 +45,16 @@ class Inputs:
 
 
 def open_inputs(recipe: r.Recipe, data: str, may_grow: bool = False) -> Inputs:
-    """Find the log and the side tables that the recipe joins; only the log may grow."""
+    """Find the log and the side tables that the recipe joins; only the log may grow.
+
+    The recipe of the result has what the files decide about their format.
+    """
     joined = dict.fromkeys(operation.table for operation in recipe.rows if isinstance(operation, r.Join))
     tables = {name: open_source(recipe.tables[name], data) for name in joined}
-    return Inputs(recipe, open_source(recipe.log, data, may_grow), tables)
+    log = open_source(recipe.log, data, may_grow)
+    read = {name: recipe.tables[name].with_text(table.spec) for name, table in tables.items()}
+    recipe = replace(recipe, log=recipe.log.with_text(log.spec), tables={**recipe.tables, **read})
+    return Inputs(recipe, log, tables)
 
 
 def _content(files: tuple[LogFile, ...]) -> list[list[str]]:

@@ -8,14 +8,15 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from recmill.errors import LogError
 from recmill.logs.base import LogFile
 from recmill.logs.files import decompressed, explained, is_parquet, open_bytes
 from recmill.recipe.names import plain_name
+from recmill.recipe.recipe import Encoding, Files, TextFormat
 
 _HEAD_BYTES = 1 << 20
 _SCANNED_BYTES = 256 << 20  # for the encoding and for escaped quotes, which may first occur late
@@ -53,7 +54,7 @@ class FileFormat:
     header: bool = False
     quote: str = ""
     escape: str = ""
-    encoding: Literal["utf-8", "latin-1", "utf-16"] = "utf-8"
+    encoding: Encoding = "utf-8"
     names: tuple[str, ...] = ()
 
 
@@ -61,7 +62,7 @@ class FileFormat:
 class _TextFacts:
     """What a look at many bytes tells."""
 
-    encoding: Literal["utf-8", "latin-1", "utf-16"]
+    encoding: Encoding
     num_escaped_quotes: int
     num_doubled_quotes: int
     head: str
@@ -153,6 +154,132 @@ def _is_json(file: LogFile, text: str) -> bool:
     return True
 
 
+# what a recipe leaves open
+
+
+def sniff_text(spec: Files, files: Sequence[LogFile]) -> TextFormat:
+    """How the delimited files of a recipe are read: what it gives, and the rest as the first bytes show.
+
+    Its columns tell more than a guess could: their names are the header, or there are as many fields. When nothing
+    fits, the format is that of TSV without a header, so that the rows are bad ones and the reader explains why.
+    """
+    file = next((file for file in files if file.size), None)
+    if file is None or None not in (spec.separator, spec.header, spec.quote, spec.encoding):
+        return spec.text
+    try:
+        head = _first_bytes(file)
+    except LogError:  # the reader can tell where a file is damaged
+        return spec.text
+    encoding: Encoding = spec.encoding or ("utf-16" if _is_utf16(head) else "utf-8")
+    plain = replace(spec.text, encoding=encoding)
+    text = head.decode(encoding, "ignore").removeprefix("\ufeff")
+    if text.lstrip().startswith("{"):  # JSON, which format says
+        return plain
+    separators = [one for one in _SEPARATORS if one in text] if spec.separator is None else [spec.separator]
+    forms = [_quoting(spec, text, replace(plain, separator=one)) for one in separators or ["\t"]]
+    names = {plain_name(column.name_in_file) for column in spec.columns}
+    splits = [_Split(form, rows, names) for form in forms if (rows := _split(text, form))]
+    form = _chosen(spec, file, splits)
+    return plain if form is None else _check_quotes(spec, file, text, form)
+
+
+def _chosen(spec: Files, file: LogFile, splits: Sequence[_Split]) -> TextFormat | None:
+    """The format of the separator that fits; None when none does."""
+    header = True if any(column.in_file for column in spec.columns) else spec.header
+    if header is not False and (named := [split for split in splits if split.has_names or header]):
+        best = max(named, key=lambda split: (split.num_names, split.share_of(len(split.rows[0]))))
+        if best.num_names:
+            return replace(best.form, header=True)
+    return replace(spec.text, header=True) if header else _without_header(spec, file, splits)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The first rows of a text, cut by one separator."""
+
+    form: TextFormat
+    rows: list[list[str]]
+    names: Set[str]  # of the recipe's columns
+
+    @property
+    def num_names(self) -> int:
+        return sum(plain_name(cell) in self.names for cell in self.rows[0])
+
+    @property
+    def has_names(self) -> bool:
+        """Whether the first row is a header: it has most of the names, in some spelling, and no numbers."""
+        return 2 * self.num_names >= len(self.names) and not any(_is_value(cell) for cell in self.rows[0])
+
+    def share_of(self, num_fields: int) -> float:
+        """The share of rows that have so many fields."""
+        return sum(len(row) == num_fields for row in self.rows) / len(self.rows)
+
+
+def _without_header(spec: Files, file: LogFile, splits: Sequence[_Split]) -> TextFormat | None:
+    """The format whose rows have a field for each column; None when there is none."""
+    num_fields = len(spec.columns)
+    fitting = [split for split in splits if split.share_of(num_fields) >= _ALIKE]
+    if not fitting:
+        return None
+    best, rows = fitting[0].form, fitting[0].rows
+    others = [split.form.separator for split in fitting if split.form.separator not in best.separator]
+    if others:
+        raise LogError(
+            f"{file.path}: {' and '.join(map(json.dumps, (best.separator, *others)))} both divide its lines into "
+            f"{num_fields} fields; the first is {_shown(best.separator.join(rows[0]))}. Set separator in the recipe."
+        )
+    if spec.header is None and _is_unlike(rows):
+        raise LogError(
+            f"{file.path}: is the first line a header? It is {form_line(rows[0])}, and no name in it is a column of "
+            "the recipe. Name columns as the file does, or set header = false in the recipe."
+        )
+    return best
+
+
+def _is_unlike(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row has only texts, in a column where all others have numbers or dates."""
+    first, rest = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])]
+    if any(_is_value(cell) or not cell for cell in first):
+        return False
+    return any(all(map(_is_value, column)) for column in zip(*rest, strict=True))
+
+
+def _quoting(spec: Files, text: str, form: TextFormat) -> TextFormat:
+    """The format with quotes when fields are quoted: from the first character to the last, in each that begins so."""
+    quoted = replace(form, quote='"')
+    if spec.quote is not None or not _has_quoted_fields(text, quoted):
+        return form
+    escapes = ["\\", ""] if spec.escape is None and '\\"' in text else [form.escape]
+    for candidate in (replace(quoted, escape=escape) for escape in escapes):
+        if _is_strict(text, candidate):
+            return candidate
+    return form
+
+
+def _check_quotes(spec: Files, file: LogFile, text: str, form: TextFormat) -> TextFormat:
+    """The format; LogError when its fields look quoted and are not all."""
+    if spec.quote is None and not form.quote:
+        cells = [cell for row in _split(text, form) for cell in row if cell.startswith('"')]
+        if sum(len(cell) > 1 and cell.endswith('"') for cell in cells) > len(cells) / 2:
+            raise LogError(
+                f"{file.path}: most fields that begin with a quote end with one, but not all. Set quote in the "
+                'recipe: \'"\' for quoted fields, or "" for none.'
+            )
+    return form
+
+
+def _is_strict(text: str, form: TextFormat) -> bool:
+    """Whether no field goes on after its closing quote, or has none; one that a cut text ends in may have none."""
+    rows, num_lines = _reader(text, form, strict=True), 0
+    try:
+        for _ in rows:
+            num_lines = rows.line_num
+    except csv.Error as error:
+        is_cut = len(text) >= _HEAD_BYTES // 4
+        return is_cut and "unexpected end" in str(error) and num_lines >= _ALIKE * text.count("\n")
+    return True
+
+
 # delimited text
 
 
@@ -179,19 +306,26 @@ def _sniff_delimited(
     return replace(found, header=has_header, names=tuple(names))
 
 
-def _split(text: str, form: FileFormat) -> list[list[str]]:
-    """The fields of the first lines. What stands in the last line may be cut off, so it does not count."""
+def _reader(text: str, form: FileFormat | TextFormat, strict: bool = False) -> Any:
     separator = form.separator
     if len(separator) > 1:
         text, separator = text.replace(form.separator, "\x1f"), "\x1f"
-    options = {"quotechar": form.quote} if form.quote else {"quoting": csv.QUOTE_NONE}
+    options: Any = {"quotechar": form.quote} if form.quote else {"quoting": csv.QUOTE_NONE}
     csv.field_size_limit(1 << 24)
-    reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=separator, escapechar=form.escape or None, **options
+    return csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=separator,
+        escapechar=form.escape or None,
+        strict=strict,
+        **options,
     )
+
+
+def _split(text: str, form: FileFormat | TextFormat) -> list[list[str]]:
+    """The fields of the first lines. What stands in the last line may be cut off, so it does not count."""
     rows = []
     try:
-        for row in reader:
+        for row in _reader(text, form):
             if row:
                 rows.append(row)
             if len(rows) > _NUM_LINES:
@@ -230,7 +364,7 @@ def _common_size(rows: Sequence[Sequence[str]]) -> tuple[int, float]:
     return size, count / len(rows)
 
 
-def _has_quoted_fields(text: str, form: FileFormat) -> bool:
+def _has_quoted_fields(text: str, form: FileFormat | TextFormat) -> bool:
     separator, quote = re.escape(form.separator), re.escape(form.quote)
     return re.search(rf"(^|{separator}){quote}", text, re.MULTILINE) is not None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict
 
 from recmill.errors import ExpressionError
 from recmill.recipe import recipe as r
@@ -84,7 +85,7 @@ def _check_files(path: str, spec: r.Files, paths: Paths) -> Iterator[str]:
         yield f'{path}.columns has "{name}" more than once'
     for column, where in zip(spec.columns, paths_of(paths, f"{path}.columns", spec.columns), strict=True):
         yield from _check_column(where, column)
-        if column.in_file and spec.format == "delimited" and not spec.header:
+        if column.in_file and spec.format == "delimited" and spec.header is False:
             yield f"{where}.in_file needs {path}.header = true: without it the file has no names"
     yield from _check_text_format(path, spec)
 
@@ -118,23 +119,27 @@ def _is_hex(value: object) -> bool:
 
 def _check_text_format(path: str, spec: r.Files) -> Iterator[str]:
     if spec.format != "delimited":
-        for name in ("separator", "header", "quote", "escape", "encoding"):
-            if getattr(spec, name) != default_of(r.Files, name):
+        for name, value in asdict(r.TextFormat()).items():  # which artifacts have for every format
+            if getattr(spec, name) not in (None, value):
                 yield f'{path}.{name} has no meaning for format = "{spec.format}"; remove it'
         return
-    if not spec.separator:
+    yield from _check_text(path, spec.text)
+
+
+def _check_text(path: str, text: r.TextFormat) -> Iterator[str]:
+    if not text.separator:
         yield f"{path}.separator is empty"
-    if set(spec.separator) & set("\r\n"):
+    if set(text.separator) & set("\r\n"):
         yield f"{path}.separator must not hold line ends"
-    if len(spec.quote) > 1 or not spec.quote.isascii() or spec.quote in ("\r", "\n"):
-        yield f'{path}.quote must be one ASCII character or empty, got "{spec.quote}"'
-    elif spec.quote and spec.quote in spec.separator:
+    if len(text.quote) > 1 or not text.quote.isascii() or text.quote in ("\r", "\n"):
+        yield f'{path}.quote must be one ASCII character or empty, got "{text.quote}"'
+    elif text.quote and text.quote in text.separator:
         yield f"{path}.quote and separator must differ"
-    if spec.escape and not spec.quote:
+    if text.escape and not text.quote:
         yield f"{path}.escape is for quotes inside of quoted fields; add quote, or remove it"
-    elif len(spec.escape) > 1 or not spec.escape.isascii() or spec.escape in ("\r", "\n"):
-        yield f'{path}.escape must be one ASCII character or empty, got "{spec.escape}"'
-    elif spec.escape and spec.escape in spec.quote + spec.separator:
+    elif len(text.escape) > 1 or not text.escape.isascii() or text.escape in ("\r", "\n"):
+        yield f'{path}.escape must be one ASCII character or empty, got "{text.escape}"'
+    elif text.escape and text.escape in text.quote + text.separator:
         yield f"{path}.escape must differ from quote and separator"
 
 

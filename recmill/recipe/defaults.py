@@ -33,9 +33,19 @@ def is_resolved(recipe: Recipe) -> bool:
     return resolve(recipe, 0) == recipe
 
 
+def as_prepared(recipe: Recipe, prepared: Recipe) -> Recipe:
+    """The recipe with what its log decided when a Table of it was prepared: crosses, and the format of its files."""
+    tables = {
+        name: table.with_text(prepared.tables[name]) if name in prepared.tables else table
+        for name, table in recipe.tables.items()
+    }
+    recipe = replace(recipe, log=recipe.log.with_text(prepared.log), tables=tables)
+    return with_crosses_of(recipe, prepared)
+
+
 def is_resolution(stored: Recipe, recipe: Recipe) -> bool:
     """Whether a stored recipe is this one, with what it leaves open decided."""
-    recipe = with_crosses_of(recipe, stored)
+    recipe = as_prepared(recipe, stored)
     ranking, retrieval = recipe.ranking, recipe.retrieval
     if ranking is not None and stored.ranking is not None:
         ranking = _resolved_like(ranking, stored.ranking)

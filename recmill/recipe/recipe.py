@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Self
 
 from recmill.recipe.names import Names
 from recmill.recipe.numbers import (
@@ -51,21 +51,47 @@ class Column:
         return self.in_file or self.name
 
 
+Encoding = Literal["utf-8", "latin-1", "utf-16"]
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How delimited text is read."""
+
+    separator: str = "\t"
+    header: bool = False
+    quote: str = ""
+    escape: str = ""
+    encoding: Encoding = "utf-8"
+
+
 @dataclass(frozen=True)
 class Files:
     """Files of rows, named or as globs, relative to the data directory.
 
     `separator`, `header`, `quote`, `escape` and `encoding` are for delimited text; the other formats know their own.
+    What is None follows from the first bytes of the files (logs/sniff.py); recipes in artifacts have all of it.
     """
 
     files: tuple[str, ...]
     columns: tuple[Column, ...]
     format: Literal["delimited", "parquet", "jsonl"] = "delimited"
-    separator: str = "\t"
-    header: bool = False
-    quote: str = ""
-    escape: str = ""
-    encoding: Literal["utf-8", "latin-1", "utf-16"] = "utf-8"
+    separator: str | None = None
+    header: bool | None = None
+    quote: str | None = None
+    escape: str | None = None
+    encoding: Encoding | None = None
+
+    @property
+    def text(self) -> TextFormat:
+        """What is given of the format of text; the rest as in TSV without a header."""
+        given = {one.name: getattr(self, one.name) for one in fields(TextFormat)}
+        return TextFormat(**{name: value for name, value in given.items() if value is not None})
+
+    def with_text(self, other: TextFormat | Files) -> Self:
+        """The same with what is not given of the format of text taken from elsewhere."""
+        open_keys = [one.name for one in fields(TextFormat) if getattr(self, one.name) is None]
+        return replace(self, **{name: getattr(other, name) for name in open_keys})
 
 
 @dataclass(frozen=True)

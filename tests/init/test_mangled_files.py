@@ -150,7 +150,8 @@ def found_in(result: InitResult) -> dict[str, Any]:
     time = next((column for column in log.columns if column.name == log.time), None)
     label = next((label for label in recipe.labels if label.name == "positive"), None)
     return {
-        **{key: getattr(log, key) for key in ("user", "item", "time", "separator", "header", "quote", "escape", "encoding")},
+        **{key: getattr(log, key) for key in ("user", "item", "time")},
+        **vars(log.text),
         "format_of_file": log.format,
         "kind": None if time is None else time.type,
         "format": None if time is None else time.format,

@@ -55,7 +55,8 @@ chunks = st.sampled_from([1, 7, 64, 1 << 20])
 
 def write_and_open(directory: Path, text: bytes, name: str = "fuzz.txt", **log: Any) -> Any:
     (directory / name).write_bytes(text)
-    return open_source(Log(files=(name,), columns=COLUMNS, **log), str(directory))
+    spec = Log(files=(name,), columns=COLUMNS, **log)
+    return open_source(spec.with_text(spec.text), str(directory))
 
 
 @examples(100)

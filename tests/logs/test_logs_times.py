@@ -65,7 +65,7 @@ def test_times_are_the_same_in_every_format(format: str, tmp_path: Path) -> None
 
 def test_a_row_whose_time_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
     (tmp_path / "events").write_text("a\tsoon\nb\t1577880000\n")
-    found = read_all(open_source(log(), str(tmp_path)))
+    found = read_all(open_source(log(header=False), str(tmp_path)))
     assert found.values == [("b", NOON)]
     assert found.reasons == [("not a time", "at")]
     assert (found.bad[0].text, found.bad[0].offset) == (b"a\tsoon", 0)

@@ -163,7 +163,7 @@ def test_an_override_makes_sections_that_are_not_there() -> None:
 
 def test_an_override_without_value_takes_the_key_out() -> None:
     recipe = load_recipe("recsys2021", ["log.format=parquet", "log.separator="])
-    assert (recipe.log.format, recipe.log.separator) == ("parquet", "\t")
+    assert (recipe.log.format, recipe.log.separator) == ("parquet", None)
 
 
 def test_every_wrong_override_is_reported() -> None:

@@ -134,7 +134,10 @@ def test_what_was_found_is_shown_but_never_at_length(value: Any, shown: str) -> 
             "log.columns[5].in_file has 2 names, but name has 3",
         ),
         (
-            {"columns": [*TREE["log"]["columns"], {"name": "shop", "type": "text", "in_file": "Shop"}]},
+            {
+                "header": False,
+                "columns": [*TREE["log"]["columns"], {"name": "shop", "type": "text", "in_file": "Shop"}],
+            },
             "log.columns[5].in_file needs log.header = true: without it the file has no names",
         ),
         ({"user": "usr"}, 'log.user is "usr", but the log has no such column; did you mean "user"?'),

@@ -148,12 +148,10 @@ def _form(form: FileFormat) -> Iterator[str]:
     if form.format != "delimited":
         yield f"format = {_toml(form.format)}"
         return
-    yield f"separator = {_toml(form.separator)}"
-    if form.header:
-        yield "header = true"
-    for key in ("quote", "escape"):
-        if getattr(form, key):
-            yield f"{key} = {_toml(getattr(form, key))}"
+    for key in ("separator", "header", "quote"):  # also what is not there, so that nothing is guessed again
+        yield f"{key} = {_toml(getattr(form, key))}"
+    if form.escape:
+        yield f"escape = {_toml(form.escape)}"
     if form.encoding != "utf-8":
         yield f"encoding = {_toml(form.encoding)}"
 
@@ -348,4 +346,4 @@ def _toml(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
-    return repr(value)
+    return str(value).lower() if isinstance(value, bool) else repr(value)

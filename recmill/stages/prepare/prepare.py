@@ -38,7 +38,8 @@ from recmill.logs.inputs import Inputs, open_inputs
 from recmill.logs.scan import LogScan, forget_records, scan
 from recmill.logs.splits import all_train
 from recmill.logs.tally import Tally
-from recmill.recipe.crosses import is_open, with_crosses_of
+from recmill.recipe.crosses import is_open
+from recmill.recipe.defaults import as_prepared
 from recmill.recipe.expressions import columns_of, parse_filter
 from recmill.recipe.kinds import kinds_of_columns
 from recmill.recipe.load import recipe_to_dict
@@ -88,7 +89,7 @@ def prepare(
     """
     options = options or PrepareConfig()
     if plan is not None:
-        recipe = with_crosses_of(recipe, plan.recipe)
+        recipe = as_prepared(recipe, plan.recipe)
         check_plan(plan, recipe)
     check_engine(options)
     if options.engine != "local":  # tasks have working directories of their own

@@ -29,8 +29,8 @@ from recmill.logs.inputs import open_inputs
 from recmill.logs.text import TextSource
 from recmill.models.trees import BlendedRanker, TreeRanker
 from recmill.recipe import recipe as r
-from recmill.recipe.crosses import is_open, with_crosses_of
-from recmill.recipe.defaults import DEFAULT_BATCH_SIZE
+from recmill.recipe.crosses import is_open
+from recmill.recipe.defaults import DEFAULT_BATCH_SIZE, as_prepared
 from recmill.stages.train.trainer import BatchSource, Metrics
 
 EVALUATION_BATCH = 8192
@@ -157,8 +157,8 @@ class LogData:
         self.data = _absolute(data)
         self.max_bad = max_bad
         self.note = note
-        self.plan = _plan(recipe, plan_from)
-        self.recipe = recipe = with_crosses_of(recipe, self.plan.recipe)
+        self.plan = _plan(recipe, self.data, plan_from)
+        self.recipe = recipe = as_prepared(recipe, self.plan.recipe)
         self.name = f"log {self.data} ({_digest(recipe, self.data)}), plan {self.plan.digest()}"
         self.columns = self.plan.columns()
         self._counted: LogBatches | None = None
@@ -249,11 +249,11 @@ def _ranker(learner: Learners) -> Ranker:
     )
 
 
-def _plan(recipe: r.Recipe, path: str | Path | None) -> Plan:
+def _plan(recipe: r.Recipe, data: str, path: str | Path | None) -> Plan:
     """The Plan of a Table or of a checkpoint; none is needed when there is nothing to fit."""
     if path is not None:
         return plan_at(path)
-    plan = Plan(recipe)
+    plan = Plan(open_inputs(recipe, data).recipe)
     if plan.pending() or is_open(recipe):
         raise RecmillError(
             f'Recipe "{recipe.name}" has features that are fitted. Fit them once with `recmill prepare` and add '

@@ -20,8 +20,7 @@ from recmill.embeddings.table import DiskTier
 from recmill.errors import ArtifactError, RecmillError, StorageError
 from recmill.learner.saved import models_of, new_learner
 from recmill.recipe import recipe as r
-from recmill.recipe.crosses import with_crosses_of
-from recmill.recipe.defaults import is_resolved, resolve
+from recmill.recipe.defaults import as_prepared, is_resolved, resolve
 from recmill.reporting.machine import available_cores
 from recmill.reporting.progress import Progress as Bars
 from recmill.reporting.tracking import Trackers, open_trackers
@@ -189,7 +188,7 @@ def _threads(options: TrainConfig, workers: Workers) -> Threads:
 
 def resolved(recipe: r.Recipe, source: TrainingData) -> r.Recipe:
     """The recipe with all that its rows decide. A log is counted only when something is open."""
-    recipe = with_crosses_of(recipe, source.plan.recipe)
+    recipe = as_prepared(recipe, source.plan.recipe)
     return recipe if is_resolved(recipe) else resolve(recipe, source.num_rows("train"))
 
 

@@ -20,8 +20,7 @@ from recmill.distributed.workers import SINGLE_WORKER
 from recmill.errors import RecmillError
 from recmill.learner.base import Learner
 from recmill.learner.saved import new_learner
-from recmill.recipe.crosses import with_crosses_of
-from recmill.recipe.defaults import resolve
+from recmill.recipe.defaults import as_prepared, resolve
 from recmill.recipe.load import recipe_from_dict
 from recmill.recipe.recipe import Recipe
 from recmill.recipe.tuning import quality_of
@@ -43,7 +42,7 @@ def run_trial(recipe: Recipe, model: str, table: Path, num_threads: int, hear: H
     `hear` gets the numbers of each evaluation; when it says no, Stopped is raised.
     """
     source = TableData(Table.open(table))
-    recipe = with_crosses_of(recipe, source.plan.recipe)
+    recipe = as_prepared(recipe, source.plan.recipe)
     source.check(recipe)
     choose_threads(num_threads)
     keep_freed_memory()
