@@ -219,6 +219,32 @@ def test_a_filter_is_sent_and_stands_in_the_address(open_page: Open, user: str) 
 
 
 @pytest.mark.services
+def test_a_boost_is_added_by_hand_lifts_its_items_and_stands_in_the_address(
+    open_page: Open, user: str
+) -> None:
+    page = open_page(f"recommend?user={user}")
+    expect(rows_of(page).first).to_be_visible()
+    prices = page.locator("#recommend-table tbody tr td:last-child")
+    before = [float(price) for price in prices.all_inner_texts()]
+    page.locator("#more summary").click()
+    page.get_by_role("button", name="Add a boost").click()
+    page.get_by_label("Boost items where").fill("price > 40")
+    page.get_by_label("Factor").fill("50")
+    expect(page.locator("#more-count")).to_have_text("(1)")
+    page.get_by_label("Factor").press("Enter")
+    expect(rows_of(page).first).to_contain_text("×50")
+    after = [float(price) for price in prices.all_inner_texts()]
+    assert sum(price > 40 for price in after) > sum(price > 40 for price in before)
+    expect(page).to_have_url(re.compile(r"b\.50=price"))
+    expect(page.locator("#why")).to_contain_text("times boost")
+    page.reload()
+    expect(rows_of(page).first).to_contain_text("×50")
+    page.get_by_role("button", name="Remove this boost").click()
+    page.locator("#where").press("Enter")
+    expect(rows_of(page).first).not_to_contain_text("×")
+
+
+@pytest.mark.services
 def test_on_a_phone_items_are_cards_with_their_titles(open_page: Open, user: str) -> None:
     page = open_page(f"recommend?user={user}", viewport={"width": 360, "height": 740})
     title, score = rows_of(page).first.locator("td.title"), rows_of(page).first.locator("td.number").nth(1)

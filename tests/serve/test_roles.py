@@ -115,9 +115,13 @@ def test_split_roles_recommend_like_one_process(start: Start, server: Running) -
     split = start(role="recommend", **at)
     for user in ("u1", "u2", "an unknown user"):
         question = {"user": user, "k": 5, "candidates": 50, "context": {"device": "phone"}}
+        question["boost"] = [{"where": "price < 60", "factor": 1.5}] if user == "u2" else []
         answers = [httpx.post(f"{one.http}/v1/recommend", json=question).json() for one in (split, server)]
         ids = [[item["id"] for item in answer["items"]] for answer in answers]
         scores = [[item["score"] for item in answer["items"]] for answer in answers]
         assert ids[0] == ids[1]
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+        boosts = [[item.get("boost") for item in answer["items"]] for answer in answers]
+        assert boosts[0] == boosts[1]
+        assert (1.5 in boosts[0]) == (user == "u2")
         assert "degraded" not in answers[0]

@@ -14,6 +14,8 @@ MAX_IDS = 10_000  # in one list of a request
 MAX_TEXT = 1_000  # characters of one text in a request
 MAX_CHANNELS = 100
 MAX_FIELDS = 100
+MAX_BOOSTS = 16
+SMALLEST_BOOST, LARGEST_BOOST = 0.01, 100.0
 MAX_JSON_VALUES = 500_000  # in one body: the interpreter does nothing else while it parses JSON
 MAX_DEADLINE_MS = 600_000.0
 IDS = {("Event", "user"), ("Event", "item"), ("NewItem", "id"), ("Similar", "item")}  # that cannot be empty
@@ -37,7 +39,12 @@ class Limits(LimitConfig):
 
     def longest(self) -> dict[str, int]:
         """The most values that lists of requests hold, by name of the field."""
-        return {"items": self.max_candidates, "channels": MAX_CHANNELS, "fields": MAX_FIELDS}
+        return {
+            "items": self.max_candidates,
+            "channels": MAX_CHANNELS,
+            "fields": MAX_FIELDS,
+            "boost": MAX_BOOSTS,
+        }
 
     def check(self, request: msgspec.Struct) -> None:
         """Raises BadRequest, with the name of the field, when a request asks for too much."""

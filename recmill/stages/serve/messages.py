@@ -34,11 +34,19 @@ class Query(Message, frozen=True, kw_only=True):
     version: str | None = None  # answer by this version instead of the current one
 
 
+class Boost(Message, frozen=True, kw_only=True):
+    """Multiply the scores of the items that meet a condition over their raw columns: above 1 lifts them."""
+
+    where: str
+    factor: float
+
+
 class Recall(Query, frozen=True, kw_only=True):
     """Ask for candidates alone, before ranking.
 
     `exclude` are never recommended, and nothing but `only` if given. `where` is a condition over the item's raw
     columns, in SQL. `channels` limits recall to some channels. `fields` are raw columns to return beside each item.
+    `boost` changes the order of a Recommend; candidates alone keep theirs, and have the factor beside them.
     """
 
     k: int = 500
@@ -48,6 +56,7 @@ class Recall(Query, frozen=True, kw_only=True):
     channels: list[str] | None = None
     show_seen: bool = False
     fields: list[str] = []
+    boost: list[Boost] = []
 
 
 class Recommend(Recall, frozen=True, kw_only=True):
@@ -110,6 +119,7 @@ class RecallFields(QueryFields, total=False):
     channels: list[str] | None
     show_seen: bool
     fields: list[str]
+    boost: list[Boost] | list[dict[str, Any]]
 
 
 class RecommendFields(RecallFields, total=False):
@@ -188,6 +198,7 @@ class Item(Message, frozen=True, kw_only=True):
 
     The score is made of the item's ranks, 1 for the first of every channel, or is the probability of a click when
     only the ranker decides. `recall_score` is what its channel gave, to be compared within the channel alone.
+    `boost` is the product of the request's boosts that it meets, and part of its score in a Recommend.
     `fields` are the raw columns that the request names. `why` and `because` answer `explain`: in words, and the items
     of the user's history that led there.
     """
@@ -199,6 +210,7 @@ class Item(Message, frozen=True, kw_only=True):
     fields: Values = {}
     why: str = ""
     because: list[Reason] = []
+    boost: float = 1.0
 
 
 class Describe(Query, frozen=True, kw_only=True):

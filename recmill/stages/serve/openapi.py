@@ -14,7 +14,16 @@ from recmill.stages.serve import inference
 from recmill.stages.serve import messages as m
 from recmill.stages.serve import tensorflow_serving as tfs
 from recmill.stages.serve.http_routes import JSON
-from recmill.stages.serve.limits import IDS, INTEGERS, MAX_DEADLINE_MS, MAX_IDS, MAX_TEXT, Limits
+from recmill.stages.serve.limits import (
+    IDS,
+    INTEGERS,
+    LARGEST_BOOST,
+    MAX_DEADLINE_MS,
+    MAX_IDS,
+    MAX_TEXT,
+    SMALLEST_BOOST,
+    Limits,
+)
 from recmill.stages.serve.raw import RawColumns
 
 if TYPE_CHECKING:
@@ -38,7 +47,7 @@ _REFUSALS = {
 _OWNERS = {"context": ("user", "context"), "features": ("user", "context")}
 _VALUES = {"Event": ("user", "item", "context"), "NewItem": ("item",)}
 _REQUESTS = (
-    *("Recommend", "Rank", "Recall", "Similar", "Trending", "Features"),
+    *("Recommend", "Rank", "Recall", "Boost", "Similar", "Trending", "Features"),
     *("Event", "NewItem", "ItemIds", "RollBack"),
 )
 
@@ -153,7 +162,9 @@ def _narrow(schemas: Schema, bundle: Bundle, limits: Limits) -> None:
 def _narrow_field(request: str, field: str, schema: Schema, limits: Limits) -> None:
     bounds = limits.range_of(request, field) or INTEGERS
     for part in schema.get("anyOf", [schema]):
-        if field == "deadline_ms" and part.get("type") == "number":
+        if (request, field) == ("Boost", "factor"):
+            part |= {"minimum": SMALLEST_BOOST, "maximum": LARGEST_BOOST}
+        elif field == "deadline_ms" and part.get("type") == "number":
             part |= {"exclusiveMinimum": 0, "maximum": MAX_DEADLINE_MS}
         elif part.get("type") == "array":
             part["maxItems"] = limits.longest().get(field, MAX_IDS)

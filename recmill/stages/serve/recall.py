@@ -162,6 +162,10 @@ class Recaller:
 
     # what may be shown
 
+    def meets(self, where: str, deadline: float | None) -> Array:
+        """Whether each item meets a condition."""
+        return self._masks.of(where, deadline)
+
     def _item_filter(self, user_row: UserRow, query: Recall, deadline: float | None = None) -> ItemFilter:
         banned = [np.asarray(user_row.recent, np.int64), self.items.indices(query.exclude)]
         if not query.show_seen:

@@ -22,6 +22,7 @@ from recmill.dataset.batch import Array
 from recmill.errors import BadRequest, ExpressionError, NotFound, RecmillError
 from recmill.recall.parameters import RANKING
 from recmill.stages.serve import messages as m
+from recmill.stages.serve.boosts import boosted, boosts_of, with_boosts
 from recmill.stages.serve.clock import Clock
 from recmill.stages.serve.item_answers import ItemAnswers
 from recmill.stages.serve.limits import check_sizes
@@ -42,6 +43,7 @@ class _Recommendation:
     candidates: Candidates
     chosen: Candidates
     scores: Array
+    boosts: Array | None
     degraded: list[str]
 
 
@@ -72,6 +74,7 @@ class Recommender(ItemAnswers):
             answer = self._answer(
                 found.chosen, found.scores, found.degraded, clock.stages, found.user_row.found, trace
             )
+            answer = with_boosts(answer, found.boosts)
             return self._described(answer, found.chosen.indices, query.fields, profile)
 
     def _recommend(self, query: m.Recommend, clock: Clock) -> _Recommendation:
@@ -92,8 +95,14 @@ class Recommender(ItemAnswers):
         if self.ranker is not None and part.share and len(candidates.indices):
             chosen, probabilities = self._ranked(user_row, candidates, query, clock, degraded)
             scores = scores_with_ranking(chosen.fused, probabilities, part)
+        boosts = None
+        if query.boost:
+            boosts = boosts_of(recaller, query.boost, chosen.indices, clock.deadline)
+            scores = boosted(scores, boosts)
         best = np.lexsort((chosen.indices, -scores))[: query.k]
-        return _Recommendation(user_row, lists, candidates, chosen.take(best), scores[best], degraded)
+        chosen, scores = chosen.take(best), scores[best]
+        boosts = boosts if boosts is None else boosts[best]
+        return _Recommendation(user_row, lists, candidates, chosen, scores, boosts, degraded)
 
     def recommend_by_stage(self, query: m.Recommend) -> dict[str, Array]:
         """Item indices that are left after each stage: what channels find, the candidates, the list."""
@@ -148,6 +157,10 @@ class Recommender(ItemAnswers):
             answer = self._answer(
                 candidates, candidates.fused, list(user_row.degraded), clock.stages, user_row.found
             )
+            if query.boost:
+                answer = with_boosts(
+                    answer, boosts_of(recaller, query.boost, candidates.indices, clock.deadline)
+                )
             answer = self._described(answer, candidates.indices, query.fields, None)
             return msgspec.structs.replace(answer, ranking=recaller.ranking_part(user_row))
 
@@ -351,6 +364,7 @@ class Recommender(ItemAnswers):
                 **{CHANNELS[name]: int(count) for name, count in zip(names, counts, strict=True)},
                 "candidates": len(candidates.indices),
                 "answered": len(chosen.indices),
+                **({} if found.boosts is None else {"boosted": int(np.count_nonzero(found.boosts != 1))}),
             },
             ranker=self.ranker.runs if self.ranker is not None else "",
             user=raw,

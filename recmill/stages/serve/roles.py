@@ -29,6 +29,7 @@ from recmill.errors import (
     Unauthenticated,
 )
 from recmill.stages.serve import messages as m
+from recmill.stages.serve.boosts import boosted
 from recmill.stages.serve.clock import Clock
 from recmill.stages.serve.grpc_server import SERVICE, method_name
 from recmill.stages.serve.limits import check_sizes
@@ -148,6 +149,8 @@ class RemoteRecommender:
         items = recalled.items
         if items and part.share:
             items = self._ranked(query, items, part, clock, degraded)
+        if query.boost:
+            items = _boosted(items)
         trace = m.Trace(stages=clock.stages, counts={"candidates": len(items)}) if query.trace else None
         items = items[: query.k]
         if query.fields or query.explain:
@@ -300,6 +303,16 @@ class RemoteRecommender:
     def close(self) -> None:
         for stage in (self._recall, self._features, self._rank):
             stage.close()
+
+
+def _boosted(items: Sequence[m.Item]) -> list[m.Item]:
+    """Items by their scores times the boosts that the recall role found."""
+    scores = np.array([item.score for item in items], np.float32)
+    scores = boosted(scores, np.array([item.boost for item in items], np.float32))
+    return [
+        msgspec.structs.replace(items[number], score=float(scores[number]))
+        for number in np.argsort(-scores, kind="stable")
+    ]
 
 
 def _recall_query(query: m.Recommend) -> m.Recall:

@@ -23,8 +23,23 @@ function addPair(name = "", value = "") {
   return row;
 }
 
+/** Boosts as the server takes them; one without a condition is not there yet. */
+function boosts() {
+  return [...byId("boosts").children].map((row) => [...row.querySelectorAll("input")])
+    .filter(([where]) => where.value.trim()).map(([where, factor]) => ({ where: where.value.trim(), factor: factor.checkValidity() && factor.valueAsNumber || 1 }));
+}
+
+function addBoost(where = "", factor = 2) {
+  const row = make("li", {},
+    make("input", { placeholder: "condition, such as price < 30", "aria-label": "Boost items where", value: where }),
+    make("input", { type: "number", min: 0.01, max: 100, step: "any", "aria-label": "Factor", value: factor }),
+    make("button", { type: "button", "aria-label": "Remove this boost", onclick: () => { row.remove(); countMore(); } }, "✕"));
+  byId("boosts").append(row);
+  return row;
+}
+
 function countMore() {
-  const number = pairs().length + recent().length + (byId("where").value.trim() !== "") + byId("seen").checked;
+  const number = pairs().length + boosts().length + recent().length + (byId("where").value.trim() !== "") + byId("seen").checked;
   byId("more-count").textContent = number ? `(${number})` : "";
 }
 
@@ -53,6 +68,7 @@ export function question() {
     ...(recent().length && { recent: recent() }),
     ...(byId("where").value.trim() && { where: byId("where").value.trim() }),
     ...(byId("seen").checked && { show_seen: true }),
+    ...(boosts().length && { boost: boosts() }),
   };
 }
 
@@ -70,6 +86,7 @@ export function toAddress() {
   if (recent().length) address.set("recent", recent().join(","));
   if (where) address.set("where", where);
   if (seen) address.set("seen", "yes");
+  for (const { where: condition, factor } of boosts()) address.append(`b.${factor}`, condition);
   return address;
 }
 
@@ -81,7 +98,11 @@ export function fromAddress(address) {
   byId("where").value = address.get("where") ?? "";
   byId("seen").checked = address.get("seen") === "yes";
   fill(byId("context"));
-  for (const [name, value] of address) if (name.startsWith("c.")) addPair(name.slice(2), value);
+  fill(byId("boosts"));
+  for (const [name, value] of address) {
+    if (name.startsWith("c.")) addPair(name.slice(2), value);
+    if (name.startsWith("b.")) addBoost(value, name.slice(2));
+  }
   countMore();
   byId("more").open = byId("more-count").textContent !== "";
 }
@@ -143,6 +164,7 @@ export function startQuestion(submit) {
     }
   });
   on("add-context", "click", () => addPair().querySelector("input").focus());
+  on("add-boost", "click", () => addBoost().querySelector("input").focus());
   on("more", "input", countMore);
   on("more", "toggle", () => { if (byId("more").open && !byId("context").children.length) addPair(); });
   on("ask", "submit", (event) => { event.preventDefault(); closeSuggestions(); submit(); });

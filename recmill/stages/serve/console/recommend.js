@@ -91,7 +91,7 @@ function table(answer) {
     { tabindex: at ? -1 : 0, "aria-selected": "false", onclick: () => select(at), onfocus: () => select(at, false) },
     make("td", { class: "number soft" }, String(at + 1)), hasTitles() && make("td", { class: "title" }, named(raw[at], item.id)),
     make("td", { class: "mono" }, String(item.id)),
-    make("td", { class: "number" }, decimal(item.score), scoreBar((item.score - worst) / (best - worst || 1))),
+    make("td", { class: "number" }, item.boost && make("small", { class: "soft" }, `×${decimal(item.boost, 2)} `), decimal(item.score), scoreBar((item.score - worst) / (best - worst || 1))),
     make("td", {}, channelMark(item.channel)), make("td", { class: "number" }, decimal(item.recall_score ?? 0, 3)),
     columns.map((name) => make("td", { class: typeof raw[at][name] === "number" ? "number" : "" }, raw[at][name] == null ? "" : String(raw[at][name])))));
   const head = [["", "number"], ...(hasTitles() ? [["item"], ["id"]] : [["item"]]), ["score", "number"], ["channel"], ["recall score", "number"],
@@ -151,7 +151,7 @@ function why(at) {
     item.because?.length > 0 && make("ul", { class: "chips", "aria-label": "Items that led there" },
       item.because.map((one) => make("li", {}, make("a", { href: addressOf(one.id) }, one.title ?? String(one.id)), make("small", {}, `${channelName(one.channel)} ${decimal(one.weight, 2)}`)))),
     make("p", {}, channelMark(item.channel), make("span", { class: "soft" }, ` · ${CHANNELS[item.channel]?.[1] ?? "Found by this channel."}`)),
-    plainTable({ rank: at + 1, score: item.score, "recall score": item.recall_score ?? 0 }),
+    plainTable({ rank: at + 1, score: item.score, ...(item.boost && { "times boost": item.boost }), "recall score": item.recall_score ?? 0 }),
     make("button", { type: "button", onclick: () => listen.clicked(String(item.id)), title: "Adds it to the recent clicks and asks once more" }, "Ask again as if just clicked"),
     block("The item", trace.items?.[at]), block("Its features, as the models see them", trace.item_features?.[at]),
     block("Context you gave", asked.context), block("The user", trace.user), block("Features of user and context", trace.user_features),

@@ -102,6 +102,7 @@ def _recall_fields(query: pb.Query, request: pb.RecommendRequest) -> dict[str, A
         "where": query.where or None,
         "channels": list(query.channels) or None,
         "show_seen": query.show_seen,
+        "boost": [m.Boost(where=boost.where, factor=boost.factor) for boost in query.boost],
         "fields": list(request.fields),
         "version": request.version or None,
     }
@@ -182,6 +183,7 @@ def to_query(request: m.Query) -> pb.Query:
         query.where = request.where or ""
         query.channels.extend(request.channels or [])
         query.show_seen = request.show_seen
+        query.boost.extend(pb.Boost(where=boost.where, factor=boost.factor) for boost in request.boost)
     return query
 
 
@@ -196,6 +198,8 @@ def to_answer(answer: m.Answer) -> pb.Answer:
             one.id.text = item.id
         if item.fields or item.why:
             _describe(one, item)
+        if item.boost != 1:
+            one.boost = item.boost
     if answer.trace is not None:
         found.trace.CopyFrom(to_trace(answer.trace))
     if answer.ranking is not None:
@@ -221,6 +225,7 @@ def item_of(item: pb.Item) -> m.Item:
         recall_score=item.recall_score,
         fields=values_of(item.fields),
         why=item.why,
+        **({"boost": item.boost} if item.boost else {}),
         because=[
             m.Reason(
                 id=known_id(reason.id, "because"),

@@ -38,7 +38,7 @@ class ValueList(_message.Message):
     def __init__(self, values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
 
 class Query(_message.Message):
-    __slots__ = ("user", "context", "features", "recent", "exclude", "only", "only_these", "where", "channels", "show_seen")
+    __slots__ = ("user", "context", "features", "recent", "exclude", "only", "only_these", "where", "channels", "show_seen", "boost")
     class ContextEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class Query(_message.Message):
     WHERE_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     SHOW_SEEN_FIELD_NUMBER: _ClassVar[int]
+    BOOST_FIELD_NUMBER: _ClassVar[int]
     user: Id
     context: _containers.MessageMap[str, Value]
     features: _containers.MessageMap[str, Value]
@@ -73,7 +74,16 @@ class Query(_message.Message):
     where: str
     channels: _containers.RepeatedScalarFieldContainer[str]
     show_seen: bool
-    def __init__(self, user: _Optional[_Union[Id, _Mapping]] = ..., context: _Optional[_Mapping[str, Value]] = ..., features: _Optional[_Mapping[str, Value]] = ..., recent: _Optional[_Iterable[_Union[Id, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[Id, _Mapping]]] = ..., only: _Optional[_Iterable[_Union[Id, _Mapping]]] = ..., only_these: _Optional[bool] = ..., where: _Optional[str] = ..., channels: _Optional[_Iterable[str]] = ..., show_seen: _Optional[bool] = ...) -> None: ...
+    boost: _containers.RepeatedCompositeFieldContainer[Boost]
+    def __init__(self, user: _Optional[_Union[Id, _Mapping]] = ..., context: _Optional[_Mapping[str, Value]] = ..., features: _Optional[_Mapping[str, Value]] = ..., recent: _Optional[_Iterable[_Union[Id, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[Id, _Mapping]]] = ..., only: _Optional[_Iterable[_Union[Id, _Mapping]]] = ..., only_these: _Optional[bool] = ..., where: _Optional[str] = ..., channels: _Optional[_Iterable[str]] = ..., show_seen: _Optional[bool] = ..., boost: _Optional[_Iterable[_Union[Boost, _Mapping]]] = ...) -> None: ...
+
+class Boost(_message.Message):
+    __slots__ = ("where", "factor")
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
+    where: str
+    factor: float
+    def __init__(self, where: _Optional[str] = ..., factor: _Optional[float] = ...) -> None: ...
 
 class RecommendRequest(_message.Message):
     __slots__ = ("queries", "k", "candidates", "trace", "version", "fields", "explain", "serve_score")
@@ -138,7 +148,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, query: _Optional[_Union[Query, _Mapping]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., fields: _Optional[_Iterable[str]] = ..., explain: _Optional[bool] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("id", "score", "channel", "recall_score", "fields", "why", "because")
+    __slots__ = ("id", "score", "channel", "recall_score", "fields", "why", "because", "boost")
     class FieldsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +163,7 @@ class Item(_message.Message):
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    BOOST_FIELD_NUMBER: _ClassVar[int]
     id: Id
     score: float
     channel: str
@@ -160,7 +171,8 @@ class Item(_message.Message):
     fields: _containers.MessageMap[str, Value]
     why: str
     because: _containers.RepeatedCompositeFieldContainer[Reason]
-    def __init__(self, id: _Optional[_Union[Id, _Mapping]] = ..., score: _Optional[float] = ..., channel: _Optional[str] = ..., recall_score: _Optional[float] = ..., fields: _Optional[_Mapping[str, Value]] = ..., why: _Optional[str] = ..., because: _Optional[_Iterable[_Union[Reason, _Mapping]]] = ...) -> None: ...
+    boost: float
+    def __init__(self, id: _Optional[_Union[Id, _Mapping]] = ..., score: _Optional[float] = ..., channel: _Optional[str] = ..., recall_score: _Optional[float] = ..., fields: _Optional[_Mapping[str, Value]] = ..., why: _Optional[str] = ..., because: _Optional[_Iterable[_Union[Reason, _Mapping]]] = ..., boost: _Optional[float] = ...) -> None: ...
 
 class Reason(_message.Message):
     __slots__ = ("id", "title", "channel", "weight")
