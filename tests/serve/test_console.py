@@ -191,6 +191,28 @@ def test_the_console_opens_with_users_and_items_to_look_at(open_page: Open, addr
 
 
 @pytest.mark.services
+def test_an_answer_that_comes_before_the_names_of_columns_has_titles_in_the_end(
+    open_page: Open, user: str
+) -> None:
+    page, held = open_page(), []
+    expect(page.locator("#serving")).to_contain_text("quickstart")
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    page.route("**/v1/status", hold)
+    page.goto(f"{page.url.split('#')[0]}#recommend?user={user}")
+    page.reload()
+    expect(rows_of(page).first).to_be_visible()
+    expect(rows_of(page).first.locator("td.title")).to_have_count(0)
+    held[-1].continue_()
+    expect(rows_of(page).first.locator("td.title")).to_be_visible()
+    expect(rows_of(page).first).to_have_attribute("aria-selected", "true")
+    history = page.get_by_role("list", name="The user's latest items").get_by_role("link")
+    assert "undefined" not in history.all_inner_texts()
+
+
+@pytest.mark.services
 def test_why_names_items_that_lead_to_their_pages(open_page: Open, address: str) -> None:
     status = httpx.get(f"{address}/v1/status", headers={"Authorization": f"Bearer {READER}"}).json()
     page = open_page(f"recommend?user={status['manifest']['busiest_users'][0]['id']}&row=1")

@@ -2,7 +2,7 @@
 
 import { ask, byId, dataTime, empty, fill, keepToken, make, on, showDown, storedToken } from "./page.js";
 import { addRecent, fromAddress, startQuestion, suggestContext, toAddress } from "./question.js";
-import { hideWhy, isMissing, moveBy, recommend, selectedItem, startRecommend } from "./recommend.js";
+import { hideWhy, isMissing, moveBy, recommend, selectedItem, showAgain, startRecommend } from "./recommend.js";
 import { chosenVersions, compare, offerVersions } from "./compare.js";
 import { startLive, stopLive, togglePause } from "./live.js";
 import { showBundle, startBundle } from "./bundle.js";
@@ -81,7 +81,7 @@ function showStatus(now) {
   const isFirst = !status, isBack = !byId("down").hidden;
   const isOther = isFirst || String(now.versions) + now.version !== String(status.versions) + status.version;
   status = now;
-  if (isOther) knowColumns(now.manifest);
+  if (isOther) { knowColumns(now.manifest); showAgain(); }
   if (isOther) offerVersions(now, isFirst ? versionsIn(readAddress()[1]) : chosenVersions());
   showDown("");
   byId("serving").className = `serving ${now.ready ? "ready" : ""}`;

@@ -50,6 +50,14 @@ export function recommend(selected = matchMedia("(min-width: 901px)").matches ? 
   });
 }
 
+/** Show the answer again: what the columns of items are was not known before, or is another now. */
+export function showAgain() {
+  if (!shown) return;
+  const { selected } = shown;
+  shown.selected = -1;
+  show(selected);
+}
+
 function show(selected) {
   const { answer, asked, user } = shown;
   fill(byId("recommend-notes"), unknownUserNotice(asked, user, answer), degradedNotice(answer));

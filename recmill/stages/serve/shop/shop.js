@@ -33,7 +33,10 @@ function art(item) {
     make("text", { x: 60, y: 58, "text-anchor": "middle", class: "letters", fill: tone(24) }, initials(item)));
 }
 
-const initials = (item) => titleOf(item).split(/[^\p{L}\p{N}]+/u).filter(Boolean).slice(0, 2).map((word) => word[0].toUpperCase()).join("");
+const initials = (item) => {
+  const words = titleOf(item).split(/[^\p{L}\p{N}]+/u).filter(Boolean), names = words.filter((word) => /^\p{L}/u.test(word)); // no years
+  return (names.length ? names : words).slice(0, 2).map((word) => word[0].toUpperCase()).join("");
+};
 
 function card(item) {
   const about = details(item).slice(0, 2).map((name) => spoken(item.fields[name])).join(" · ");
