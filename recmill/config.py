@@ -40,6 +40,7 @@ class Flag:
     metavar: str | None = None
     name: str | None = None
     group: str | None = None
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,12 @@ class FlagField:
     @property
     def option(self) -> str:
         return self.flag.name or "--" + self.name.replace("_", "-")
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """All names of the flag, short ones first."""
+        short = [alias for alias in self.flag.aliases if not alias.startswith("--")]
+        return (*short, self.option, *(alias for alias in self.flag.aliases if alias not in short))
 
     @property
     def is_repeated(self) -> bool:
@@ -71,7 +78,8 @@ class FlagField:
 
     @property
     def help(self) -> str:
-        is_plain = self.default in (None, False, ()) or isinstance(self.default, Mapping)
+        is_plain = self.default is None or self.default is False or self.default == ()
+        is_plain = is_plain or isinstance(self.default, Mapping)
         if is_plain or "default:" in self.flag.help:
             return self.flag.help
         shown = "yes" if self.default is True else self.kind.show(self.default)
@@ -210,4 +218,4 @@ MODULES = ValueKind(parse_modules, "MODULE,...", ",".join)
 PAIR = ValueKind(_parse_pair, "KEY=VALUE")
 
 _MAPPING = get_origin(Mapping[str, str])
-_KINDS: dict[Any, ValueKind] = {int: COUNT, Path: ValueKind(Path, "DIR"), Mapping: PAIR}
+_KINDS: dict[Any, ValueKind] = {int: COUNT, float: ABOVE_ZERO, Path: ValueKind(Path, "DIR"), Mapping: PAIR}

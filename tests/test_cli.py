@@ -16,7 +16,6 @@ from typing import Any, get_args
 import pytest
 
 from recmill.cli import build_parser, main
-from recmill.cli.generate import SHAPES
 from recmill.config import FRACTION, SIZE
 from recmill.recipe.load import shipped_recipes
 from recmill.recipe.recipe import Shape
@@ -63,7 +62,7 @@ def test_without_a_command_the_help_is_shown(recmill: Run) -> None:
 
 
 def test_every_shape_can_be_generated_and_named_in_recipes() -> None:
-    assert set(SHAPES) == set(GENERATED_SHAPES) == set(get_args(Shape))
+    assert set(GENERATED_SHAPES) == set(get_args(Shape))
 
 
 def test_the_version_is_shown(recmill: Run) -> None:
@@ -98,7 +97,7 @@ def test_the_version_is_shown(recmill: Run) -> None:
         (["generate", "shop", "--rows", "5", "--days", "1", "--into", "x"], "--days is for criteo; shop has no such option."),
         (["generate", "criteo", "--rows", "5", "--format", "csv", "--into", "x"], "--format is for recsys2021; criteo has no such option."),
         (["generate", "movielens", "--rows", "5", "--compress", "--into", "x"], "--compress is for criteo and recsys2021; movielens has no"),
-        (["generate", "criteo", "--rows", "5", "--days", "a-b", "--into", "x"], '--days must look like 0-3,23; got "a-b".'),
+        (["generate", "criteo", "--rows", "5", "--days", "a-b", "--into", "x"], "--days: must look like 0-3,23, got a-b"),
     ],
 )  # fmt: skip
 def test_wrong_usage_is_2_and_says_why(

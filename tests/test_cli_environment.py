@@ -11,7 +11,8 @@ import pytest
 from recmill.cli import build_parser
 from recmill.cli.arguments import note, set_log_level, warn
 from recmill.cli.environment import with_environment
-from recmill.cli.flags import UsageError
+from recmill.cli.flags import UsageError, read_config
+from recmill.synthetic.config import GenerateConfig
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -24,7 +25,8 @@ def parsed(arguments: list[str], **variables: str) -> argparse.Namespace:
 def test_a_variable_is_a_flag_of_its_command_and_of_no_other() -> None:
     variables = {"RECMILL_CHECK_DATA": "logs", "RECMILL_GENERATE_SEED": "5"}
     assert parsed(["check", "quickstart"], **variables).data == "logs"
-    assert parsed(["generate", "shop", "--rows", "9", "--into", "x"], **variables).seed == 5
+    made = parsed(["generate", "shop", "--rows", "9", "--into", "x"], **variables)
+    assert read_config(made, GenerateConfig).seed == 5
 
 
 def test_a_flag_of_the_command_line_wins_over_a_variable() -> None:

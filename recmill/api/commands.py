@@ -212,20 +212,12 @@ def load(
     quiet: bool = False,
 ) -> list[LoadResult]:
     """Fill a feature store, such as redis://host:6379, with the rows of a bundle, or of a Parquet file of one side."""
-    from recmill.artifacts.feature_store.load import load as run
-    from recmill.artifacts.feature_store.load import sides_to_load
-    from recmill.artifacts.feature_store.redis import RedisStore
-    from recmill.errors import RecmillError
+    from recmill.artifacts.feature_store.config import LoadConfig
+    from recmill.artifacts.feature_store.load import load_at
 
-    if parquet is not None and side == "both":
-        raise RecmillError('load: a Parquet file holds rows of one side; add side="user" or side="item".')
-    opened = bundle_of(bundle, trust_code)
-    store = RedisStore(features, opened, prefix, timeout_seconds=10.0, ttl_seconds=ttl)
-    try:
-        file = Path(parquet) if parquet is not None else None
-        return run(store, opened, sides_to_load(opened, side), file, rate, resume, progress_of(quiet))
-    finally:
-        store.close()
+    file = Path(parquet) if parquet is not None else None
+    config = LoadConfig(side, file, rate, ttl, prefix, resume)
+    return load_at(features, bundle_of(bundle, trust_code), config, progress_of(quiet))[1]
 
 
 def rollback(bundles: PathLike, version: str | None = None) -> Bundle:

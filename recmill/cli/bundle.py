@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from recmill.cli.arguments import add_command, add_json, counted, show_bytes, silent
 from recmill.cli.export import check_lines
-from recmill.cli.flags import UsageError, typed
-from recmill.config import COUNT, SECONDS
+from recmill.cli.flags import UsageError, add_flags, is_given, read_config, refuse_flags
+from recmill.stages.export.config import PublishConfig, RolloutConfig
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from recmill.artifacts.bundle.bundle import Bundle
 
 _METRICS = ("auc", "log_loss", "normalised_entropy", "recall@10", "ndcg@10", "recall@50")
@@ -39,72 +41,21 @@ recmill bundle wait s3://models/shop/bundle
         "path", metavar="DIR", help="a bundle, or what `recmill export` wrote into: the current one is taken"
     )
     parser.add_argument("other", nargs="?", metavar="DIR", help="diff: the bundle to compare with")
-    _add_publish_options(parser)
-    _add_rollout_options(parser)
+    for config in _CONFIG_OF.values():
+        add_flags(parser, config)
     add_json(parser)
 
 
-def _add_publish_options(parser: Any) -> None:
-    parser.add_argument("--into", metavar="DIR", help="publish: where servers look for what is current")
-    parser.add_argument(
-        "--checkpoint", metavar="DIR", help="publish: what it was exported from; kept for the next gate"
-    )
-    parser.add_argument(
-        "--keep", type=typed(COUNT), metavar="N", help="publish: remove all but the newest N versions"
-    )
-    parser.add_argument(
-        "--despite-gate", action="store_true", help="publish: also what no gate of evaluate let through"
-    )
-
-
-def _add_rollout_options(parser: Any) -> None:
-    parser.add_argument(
-        "--server",
-        type=_url,
-        metavar="URL",
-        help="rollout: where servers answer; each address of the name is asked",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=typed(SECONDS),
-        metavar="SECONDS",
-        help="rollout: after which the version before is current again (default: 300)",
-    )
-    parser.add_argument("--token-file", metavar="FILE", help="rollout: its first word is the token to send")
-    parser.add_argument("--ca", metavar="FILE", help="rollout: trust this PEM")
-    parser.add_argument(
-        "--tls-name", metavar="NAME", help="rollout: that certificates are for (default: that of --server)"
-    )
-
-
-_OPTIONS_OF = {
-    "publish": ("into", "checkpoint", "keep", "despite_gate"),
-    "rollout": ("server", "timeout", "token_file", "ca", "tls_name"),
-}
+_CONFIG_OF: dict[str, type] = {"publish": PublishConfig, "rollout": RolloutConfig}
 _NEEDED_BY = {"publish": "into", "rollout": "server"}
 
 
-def _url(text: str) -> str:
-    from urllib.parse import urlsplit
-
-    try:
-        parts = urlsplit(text)
-        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
-    except ValueError:
-        good = False
-    if not good:
-        raise argparse.ArgumentTypeError(f"must be a URL such as http://shop-serve:8080, got {text}")
-    return text
-
-
 def _check_flags(parsed: argparse.Namespace) -> None:
-    for act, options in _OPTIONS_OF.items():
-        given = [name for name in options if getattr(parsed, name) not in (None, False)]
-        if given and parsed.act != act:
-            raise UsageError(f"--{given[0].replace('_', '-')} is for {act}. Remove it.")
-    needed = _NEEDED_BY.get(parsed.act)
-    if needed and getattr(parsed, needed) is None:
-        raise UsageError(f"{parsed.act} needs --{needed}.")
+    for act, config in _CONFIG_OF.items():
+        if parsed.act != act:
+            refuse_flags(parsed, config, f"is for {act}. Remove it.")
+        elif not is_given(parsed, config, _NEEDED_BY[act]):
+            raise UsageError(f"{act} needs --{_NEEDED_BY[act]}.")
 
 
 def _bundle(parsed: argparse.Namespace) -> None:
@@ -154,7 +105,9 @@ def _verify(parsed: argparse.Namespace, bundle: Bundle) -> None:
 def _publish(parsed: argparse.Namespace) -> None:
     from recmill.stages.export.publish import publish_at
 
-    found = publish_at(parsed.path, parsed.into, parsed.checkpoint, parsed.keep, parsed.despite_gate)
+    config = read_config(parsed, PublishConfig)
+    assert config.into is not None
+    found = publish_at(parsed.path, config.into, config.checkpoint, config.keep, config.despite_gate)
     if parsed.json:
         shown = {"version": found.bundle.version, "previous": found.previous, "removed": list(found.removed)}
         print(json.dumps({"bundle": str(found.bundle.path), **shown}))
@@ -165,15 +118,14 @@ def _publish(parsed: argparse.Namespace) -> None:
 
 
 def _rollout(parsed: argparse.Namespace) -> None:
-    from pathlib import Path
-
     from recmill.stages.export.rollout import Server, roll_out
 
-    token = _first_word(parsed.token_file) if parsed.token_file else None
-    server = Server(parsed.server, token, Path(parsed.ca) if parsed.ca else None, parsed.tls_name)
-    timeout = 300.0 if parsed.timeout is None else parsed.timeout
+    config = read_config(parsed, RolloutConfig)
+    assert config.server is not None
+    token = _first_word(config.token_file) if config.token_file else None
+    server = Server(config.server, token, config.ca, config.tls_name)
     say = silent if parsed.json else lambda line: print(f"asked  {line}", flush=True)
-    version = roll_out(parsed.path, server, timeout, say)
+    version = roll_out(parsed.path, server, config.timeout, say)
     print(json.dumps({"version": version, "served": True}) if parsed.json else f"served {version}")
 
 
@@ -189,11 +141,9 @@ def _wait(parsed: argparse.Namespace) -> None:
     print(json.dumps({"version": version}) if parsed.json else f"found  {version}")
 
 
-def _first_word(path: str) -> str:
-    from pathlib import Path
-
+def _first_word(path: Path) -> str:
     try:
-        words = Path(path).read_text(encoding="utf-8").split()
+        words = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--token-file {path} cannot be read: {error}.") from None
     if not words:

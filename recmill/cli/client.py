@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from recmill.cli.arguments import add_command, add_json
-from recmill.cli.flags import UsageError, typed
-from recmill.config import COUNT
+from recmill.cli.flags import UsageError, add_flags, read_config
+from recmill.stages.bench.serve.config import CsvClientConfig
 
 _EXAMPLES = """
 recmill client -s 127.0.0.1:8081 -d eval.csv -b 512 -n 40 -w 10
@@ -26,82 +26,20 @@ def add(commands: Any) -> None:
         _EXAMPLES,
     )
     parser.add_argument(
-        "-s",
-        "--server",
-        default="localhost:8081",
-        metavar="HOST:PORT",
-        help="where it answers (default: localhost:8081)",
-    )
-    parser.add_argument(
         "-d", "--data-file", "--data_file", required=True, metavar="FILE", help="CSV with a line of names"
     )
-    parser.add_argument(
-        "-b",
-        "--batch-size",
-        "--batch_size",
-        type=typed(COUNT),
-        default=1,
-        metavar="N",
-        help="rows of a request (default: 1)",
-    )
-    parser.add_argument(
-        "-n",
-        "--num-iteration",
-        "--num_iteration",
-        type=typed(COUNT),
-        metavar="N",
-        help="requests (default: 40; with --out as many as the file has)",
-    )
-    parser.add_argument(
-        "-w",
-        "--warm-up-iteration",
-        "--warm_up_iteration",
-        type=int,
-        default=10,
-        metavar="N",
-        help="of them, first ones that are not timed (default: 10)",
-    )
-    parser.add_argument(
-        "--transport", choices=["grpc", "http"], default="grpc", help="how to ask (default: grpc)"
-    )
-    parser.add_argument(
-        "--clients", type=typed(COUNT), default=1, metavar="N", help="requests at once (default: 1)"
-    )
-    parser.add_argument(
-        "--label",
-        metavar="COLUMN",
-        help="0 or 1, for accuracy and AUC (default: label, click or clicked, if there)",
-    )
-    parser.add_argument(
-        "--columns", default="", metavar="NAMES", help="of a file without a line of names: a,b,c"
-    )
-    parser.add_argument("--separator", default=",", metavar="TEXT", help="between values (default: a comma)")
-    parser.add_argument(
-        "--out", metavar="FILE", help="score the whole file and write its probabilities there, as CSV"
-    )
+    add_flags(parser, CsvClientConfig)
     add_json(parser)
 
 
 def _client(parsed: argparse.Namespace) -> None:
-    from recmill.stages.bench.serve.csv_client import CsvClientConfig, describe, score_file
+    from recmill.stages.bench.serve.csv_client import describe, score_file
 
-    if parsed.out and parsed.num_iteration:
+    config = read_config(parsed, CsvClientConfig, data_file=Path(parsed.data_file))
+    if config.out and config.num_iteration:
         raise UsageError("--out scores the whole file; leave out -n, or --out.")
-    number = 0 if parsed.out else parsed.num_iteration or 40
-    if number and not 0 <= parsed.warm_up_iteration < number:
-        raise UsageError(f"-w must be from 0 to less than -n {number}, got {parsed.warm_up_iteration}.")
-    options = CsvClientConfig(
-        server=parsed.server,
-        data=Path(parsed.data_file),
-        transport=parsed.transport,
-        batch=parsed.batch_size,
-        num_batches=number,
-        warm_up=parsed.warm_up_iteration,
-        clients=parsed.clients,
-        label=parsed.label,
-        columns=tuple(name.strip() for name in parsed.columns.split(",") if name.strip()),
-        separator=parsed.separator,
-        out=Path(parsed.out) if parsed.out else None,
-    )
-    result = score_file(options)
+    number = config.num_batches
+    if number and config.warm_up_iteration >= number:
+        raise UsageError(f"-w must be from 0 to less than -n {number}, got {config.warm_up_iteration}.")
+    result = score_file(config)
     print(json.dumps(result) if parsed.json else describe(result))

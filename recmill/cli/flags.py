@@ -30,7 +30,7 @@ def add_flags(
         if title is not None and title not in groups:
             groups[title] = parser.add_argument_group(title)
         (groups[title] if title is not None else parser).add_argument(
-            (rename or {}).get(field.name, field.option),
+            *([rename[field.name]] if rename and field.name in rename else field.options),
             dest=_dest(config, field.name),
             default=argparse.SUPPRESS,
             help=field.help.replace("%", "%%"),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from recmill.cli.arguments import add_command, add_output_options, show_bytes
-from recmill.cli.flags import UsageError, typed
-from recmill.config import COUNT, SEED
+from recmill.cli.flags import add_flags, read_config, refuse_flags, typed
+from recmill.config import COUNT
+from recmill.recipe.recipe import Shape
+from recmill.synthetic.config import GenerateConfig
 
-SHAPES = ("criteo", "recsys2021", "movielens", "shop")
 _FLAGS_OF_SHAPES = {"days": ("criteo",), "format": ("recsys2021",), "compress": ("criteo", "recsys2021")}
 
 
@@ -30,15 +30,10 @@ recmill generate criteo --rows 500000 --days 0-3,23 --into data/1tb  day_0 .. da
 recmill generate recsys2021 --rows 100000 --format parquet --into data/twitter
 """,
     )
-    parser.add_argument("shape", choices=SHAPES, help="what the log looks like")
+    parser.add_argument("shape", choices=get_args(Shape), help="what the log looks like")
     parser.add_argument("--rows", type=typed(COUNT), required=True, metavar="N", help="number of events")
-    parser.add_argument(
-        "--seed", type=typed(SEED), default=0, metavar="S", help="equal seeds give equal files (default: 0)"
-    )
     parser.add_argument("--into", required=True, metavar="DIR", help="where to write")
-    parser.add_argument("--days", metavar="LIST", help="criteo: write these day files, such as 0-3,23")
-    parser.add_argument("--format", choices=["csv", "parquet"], help="recsys2021: file format")
-    parser.add_argument("--compress", action="store_true", help="criteo, recsys2021: gzip the files")
+    add_flags(parser, GenerateConfig)
     add_output_options(parser)
 
 
@@ -48,20 +43,21 @@ def _generate(parsed: argparse.Namespace) -> None:
     from recmill.reporting.progress import Progress
     from recmill.synthetic.generate import generate
 
-    for flag, shapes in _FLAGS_OF_SHAPES.items():
-        if getattr(parsed, flag) and parsed.shape not in shapes:
-            raise UsageError(f"--{flag} is for {' and '.join(shapes)}; {parsed.shape} has no such option.")
-    options: dict[str, Any] = {"format": parsed.format} if parsed.format else {}
-    days = _days(parsed.days) if parsed.days else None
+    for name, shapes in _FLAGS_OF_SHAPES.items():
+        if parsed.shape not in shapes:
+            reason = f"is for {' and '.join(shapes)}; {parsed.shape} has no such option."
+            refuse_flags(parsed, GenerateConfig, reason, [name])
+    config = read_config(parsed, GenerateConfig)
+    options: dict[str, Any] = {"format": config.format} if config.format else {}
     with Progress(parsed.quiet).stage("generate", parsed.rows) as stage:
         made = generate(
             parsed.shape,
             parsed.rows,
-            parsed.seed,
+            config.seed,
             Path(parsed.into),
             progress=lambda rows: stage.advance(rows - stage.done, rows - stage.rows),
-            days=days,
-            compress=parsed.compress,
+            days=config.days,
+            compress=config.compress,
             **options,
         )
     if parsed.json:
@@ -80,7 +76,7 @@ def _generate(parsed: argparse.Namespace) -> None:
         return
     say_generated(made, parsed.into, print)
     if recipe := _recipe_for(made):
-        overrides = " --set log.format=parquet --set log.separator=" if parsed.format == "parquet" else ""
+        overrides = " --set log.format=parquet --set log.separator=" if config.format == "parquet" else ""
         print(f"next   recmill prepare {recipe} --data {parsed.into} --into runs/{recipe}/table{overrides}")
 
 
@@ -115,14 +111,3 @@ def say_generated(made: Any, into: str, say: Callable[[str], None]) -> None:
 
 def _metric(name: str) -> str:
     return name.replace("auc", "AUC", 1)
-
-
-def _days(text: str) -> list[int]:
-    days: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part, re.ASCII)
-        if not match:
-            raise UsageError(f'--days must look like 0-3,23; got "{text}".')
-        first, last = int(match[1]), int(match[2] or match[1])
-        days += range(first, last + 1)
-    return days

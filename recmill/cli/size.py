@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from recmill.cli.arguments import add_command, add_json, add_recipe, load
-from recmill.cli.flags import typed
-from recmill.config import COUNT
+from recmill.cli.flags import add_flags, read_config
+from recmill.stages.deploy.config import SizeConfig
 
 
 def add(commands: Any) -> None:
@@ -24,10 +24,7 @@ recmill size mine.toml --rows 200000000 --items 1000000 --users 5000000 --rate 3
 """,
     )
     add_recipe(parser)
-    parser.add_argument("--rows", type=typed(COUNT), metavar="N", help="rows of the log")
-    parser.add_argument("--items", type=typed(COUNT), metavar="M", help="different items")
-    parser.add_argument("--users", type=typed(COUNT), metavar="U", help="different users")
-    parser.add_argument("--rate", type=typed(COUNT), metavar="R", help="requests a second (default: 50)")
+    add_flags(parser, SizeConfig)
     add_json(parser)
 
 
@@ -36,7 +33,7 @@ def _size(parsed: argparse.Namespace) -> int:
 
     from recmill.stages.deploy.sizing import size
 
-    sizing = size(load(parsed), parsed.rows, parsed.items, parsed.users, parsed.rate)
+    sizing = size(load(parsed), **vars(read_config(parsed, SizeConfig)))
     if parsed.json:
         print(json.dumps(asdict(sizing)))
         return 0

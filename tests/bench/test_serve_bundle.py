@@ -13,7 +13,8 @@ from recmill.cli import main
 from recmill.errors import RecmillError
 from recmill.recipe.load import load_recipe
 from recmill.stages.bench.serve.bundle import RECIPE
-from recmill.stages.bench.serve.csv_client import CsvClientConfig, batch_ranges
+from recmill.stages.bench.serve.config import BenchTarget, CsvClientConfig, ServeBenchConfig
+from recmill.stages.bench.serve.csv_client import batch_ranges
 from recmill.stages.bench.serve.inference import parse_column
 from recmill.stages.bench.serve.log import (
     CONTEXT_KINDS,
@@ -24,8 +25,7 @@ from recmill.stages.bench.serve.log import (
     LogSize,
     write_log,
 )
-from recmill.stages.bench.serve.requests import RequestShape
-from recmill.stages.bench.serve.run import BenchTarget, ServeBenchConfig, bench_serve
+from recmill.stages.bench.serve.run import bench_serve
 from recmill.stages.bench.serve.server import BenchServer, start_server
 
 ITEMS = 400
@@ -94,9 +94,9 @@ def test_a_text_where_a_number_is_read_is_named() -> None:
 
 
 def test_a_short_file_is_read_again_and_a_whole_one_once() -> None:
-    asked = CsvClientConfig("here:1", Path("x"), batch=4, num_batches=3)
+    asked = CsvClientConfig(Path("x"), batch_size=4, num_iteration=3)
     assert list(batch_ranges(9, asked)) == [(0, 4), (4, 4), (0, 4)]
-    assert list(batch_ranges(9, CsvClientConfig("here:1", Path("x"), batch=4, num_batches=0))) == [
+    assert list(batch_ranges(9, CsvClientConfig(Path("x"), batch_size=4, out=Path("y")))) == [
         (0, 4),
         (4, 4),
         (8, 1),
@@ -133,15 +133,16 @@ def test_a_bundle_is_made_once(bundle: Path) -> None:
 @pytest.mark.parametrize("transport", ["grpc", "http"])
 def test_our_own_server_is_measured_through_both_transports(transport: str, bundle: Path) -> None:
     options = ServeBenchConfig(
-        request=RequestShape(k=5, candidates=50),
+        k=5,
+        candidates=50,
         transport="grpc" if transport == "grpc" else "http",
-        rates=(10.0,),
+        rate=(10.0,),
         seconds=1.5,
         warm_up=0.5,
-        deadline_seconds=5.0,
+        deadline_ms=5000.0,
         labels=bundle.parent / "log" / "labels.parquet",
         label_users=30,
-        echo=False,
+        without_echo=True,
     )
     result = bench_serve(BenchTarget(bundle), options)
     (load,) = result["loads"]

@@ -21,6 +21,7 @@ pytest.importorskip("grpc")
 from recmill.errors import RecmillError
 from recmill.stages.bench.serve.accuracy import measure_accuracy, read_labels
 from recmill.stages.bench.serve.arrivals import poisson_times
+from recmill.stages.bench.serve.config import BenchTarget, ServeBenchConfig, TransportName
 from recmill.stages.bench.serve.http2 import CODES, call_headers, grpc_status
 from recmill.stages.bench.serve.load import RequestRecords, closed_loop, open_loop
 from recmill.stages.bench.serve.measure import generator_cost
@@ -32,9 +33,8 @@ from recmill.stages.bench.serve.requests import (
     read_contexts,
     read_users,
 )
-from recmill.stages.bench.serve.run import BenchTarget, ServeBenchConfig, bench_serve
-from recmill.stages.bench.serve.slo import Slo
-from recmill.stages.bench.serve.transports import TransportName, ask, precise_loop
+from recmill.stages.bench.serve.run import bench_serve
+from recmill.stages.bench.serve.transports import ask, precise_loop
 
 pytestmark = pytest.mark.stages
 
@@ -176,16 +176,17 @@ def test_a_status_is_found_between_other_headers() -> None:
 def test_a_whole_run_has_all_its_numbers(transport: TransportName, tmp_path: Path) -> None:
     pl.DataFrame({"user": [5, 6, 7]}).write_parquet(tmp_path / "users.parquet")
     options = ServeBenchConfig(
-        request=RequestShape(k=2, batch=1 if transport == "http" else 2),
+        k=2,
+        batch=1 if transport == "http" else 2,
         transport=transport,
-        rates=(60.0,),
+        rate=(60.0,),
         clients=2,
         seconds=1.0,
         warm_up=0.2,
-        slo=Slo.parse("p99=100ms"),
+        slo="p99=100ms",
         probe_seconds=0.2,
-        deadline_seconds=0.3,
-        echo=False,
+        deadline_ms=300.0,
+        without_echo=True,
     )
     with peer(seconds=0.002) as addresses:
         target = BenchTarget(address=addresses[transport], users=tmp_path / "users.parquet")
@@ -195,9 +196,7 @@ def test_a_whole_run_has_all_its_numbers(transport: TransportName, tmp_path: Pat
     assert opened["target_rate"] == 60.0
     assert opened["failed"] == closed["failed"] == 0
     assert opened["achieved_fraction"] > 0.8
-    assert closed["users_per_second"] == pytest.approx(
-        closed["achieved_rate"] * options.request.batch, abs=0.1
-    )
+    assert closed["users_per_second"] == pytest.approx(closed["achieved_rate"] * options.batch, abs=0.1)
     assert opened["latency"]["p50_ms"] >= 2
     assert opened["answers"]["versions"] == {"v1": opened["answers"]["answers"]}
     if transport == "grpc":

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recmill.artifacts.bundle.entities import Side
+from recmill.artifacts.feature_store.config import LoadConfig
 from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.dataset.batch import Batch, collate
-from recmill.errors import ArtifactError
+from recmill.errors import ArtifactError, RecmillError
 from recmill.reporting.progress import Progress
 
 if TYPE_CHECKING:
@@ -74,6 +75,21 @@ def load(
     store.set_num_deltas(bundle.version, _load_deltas(store, bundle, sides))
     store.set_value(store.loaded_key, bundle.version.encode())
     return loaded
+
+
+def load_at(
+    features: str, bundle: Bundle, config: LoadConfig, progress: Progress | None = None
+) -> tuple[str, list[LoadResult]]:
+    """The same for the address of a store: as it may be shown, without a password, and what was written."""
+    if config.parquet is not None and config.side == "both":
+        raise RecmillError('A Parquet file holds rows of one side: "user" or "item".')
+    store = RedisStore(features, bundle, config.prefix, timeout_seconds=10.0, ttl_seconds=config.ttl)
+    try:
+        sides = sides_to_load(bundle, config.side)
+        loaded = load(store, bundle, sides, config.parquet, config.rate, config.resume, progress)
+    finally:
+        store.close()
+    return str(store.servers.address), loaded
 
 
 def _load_side(

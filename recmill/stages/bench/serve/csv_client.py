@@ -16,29 +16,12 @@ from recmill.errors import RecmillError
 from recmill.metrics import exact_auc
 from recmill.reporting.latency import LatencyHistogram
 from recmill.stages.bench.contest import Result
+from recmill.stages.bench.serve.config import CsvClientConfig
 from recmill.stages.bench.serve.inference import Scorer, error_of, parse_column, scorer_for
-from recmill.stages.bench.serve.transports import TransportName, ask, precise_loop
+from recmill.stages.bench.serve.transports import ask, precise_loop
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LABELS = ("label", "click", "clicked")  # default names of the label column
-
-
-@dataclass(frozen=True)
-class CsvClientConfig:
-    """The file and the server. The first `warm_up` of `num_batches` are not timed; 0 batches mean the whole file."""
-
-    server: str
-    data: Path
-    transport: TransportName = "grpc"
-    batch: int = 1
-    num_batches: int = 40
-    warm_up: int = 10
-    clients: int = 1
-    label: str | None = None
-    columns: tuple[str, ...] = ()  # for a file without a header
-    separator: str = ","
-    out: Path | None = None
-    deadline_seconds: float = 30.0
 
 
 @dataclass
@@ -63,16 +46,16 @@ def read_rows(options: CsvClientConfig) -> pl.DataFrame:
     """The file's columns as text; the server's model decides their types."""
     try:
         frame = pl.read_csv(
-            options.data,
+            options.data_file,
             separator=options.separator,
             has_header=not options.columns,
             new_columns=list(options.columns) or None,
             infer_schema=False,
         )
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise RecmillError(f"{options.data} cannot be read as CSV: {error}") from None
+        raise RecmillError(f"{options.data_file} cannot be read as CSV: {error}") from None
     if not frame.height:
-        raise RecmillError(f"{options.data} holds no rows.")
+        raise RecmillError(f"{options.data_file} holds no rows.")
     return frame
 
 
@@ -82,7 +65,7 @@ async def _score(frame: pl.DataFrame, options: CsvClientConfig) -> Result:
     known = [name for name in frame.columns if name in datatypes]
     if not known:
         raise RecmillError(
-            f"{options.data} has none of the model's columns: {', '.join(datatypes)}. "
+            f"{options.data_file} has none of the model's columns: {', '.join(datatypes)}. "
             f"It has: {', '.join(frame.columns)}. A file without a header needs --columns."
         )
     rows = frame.select(parse_column(frame[name], datatypes[name]) for name in known)
@@ -102,10 +85,11 @@ def batch_ranges(num_rows: int, options: CsvClientConfig) -> Iterator[tuple[int,
     """(start, size) of each batch; a file that is too short repeats."""
     if options.num_batches == 0:
         yield from (
-            (start, min(options.batch, num_rows - start)) for start in range(0, num_rows, options.batch)
+            (start, min(options.batch_size, num_rows - start))
+            for start in range(0, num_rows, options.batch_size)
         )
         return
-    size = min(options.batch, num_rows)
+    size = min(options.batch_size, num_rows)
     whole = num_rows // size
     for number in range(options.num_batches):
         yield number % whole * size, size
@@ -135,12 +119,12 @@ async def _send(protocol: Scorer, batches: list[_Batch], clients: int) -> None:
 
 
 def _timings(batches: list[_Batch], options: CsvClientConfig) -> Result:
-    timed = batches[options.warm_up :] if options.num_batches else batches
+    timed = batches[options.warm_up_iteration :] if options.num_batches else batches
     seconds = np.array([batch.seconds for batch in timed])
     rows = sum(batch.size for batch in timed)
     return {
         "batches": len(timed),
-        "batch_size": options.batch,
+        "batch_size": options.batch_size,
         "rows": rows,
         "rows_per_second": round(rows * options.clients / seconds.sum(), 1),
         "latency": LatencyHistogram.of(seconds).as_dict(),
@@ -152,7 +136,7 @@ def _labels(frame: pl.DataFrame, options: CsvClientConfig) -> Array | None:
     if name is None:
         return None
     if name not in frame.columns:
-        raise RecmillError(f'{options.data} has no column "{name}"; it has: {", ".join(frame.columns)}.')
+        raise RecmillError(f'{options.data_file} has no column "{name}"; it has: {", ".join(frame.columns)}.')
     return parse_column(frame[name], "FP64").fill_null(0.0).to_numpy()
 
 

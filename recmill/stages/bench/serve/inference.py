@@ -11,8 +11,9 @@ import numpy as np
 import polars as pl
 
 from recmill.errors import RecmillError
+from recmill.stages.bench.serve.config import TransportName
 from recmill.stages.bench.serve.http1 import get, post
-from recmill.stages.bench.serve.transports import GrpcTransport, HttpTransport, Transport, TransportName, ask
+from recmill.stages.bench.serve.transports import GrpcTransport, HttpTransport, Transport, ask
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from recmill.errors import RecmillError
 from recmill.stages.bench.serve.arrivals import draw_indices
+from recmill.stages.bench.serve.config import ServeBenchConfig, TransportName
 from recmill.stages.bench.serve.http1 import post
-from recmill.stages.bench.serve.transports import GrpcTransport, HttpTransport, Transport, TransportName
+from recmill.stages.bench.serve.transports import GrpcTransport, HttpTransport, Transport
 
 Id = str | int
 Context = dict[str, Any]
@@ -33,6 +34,12 @@ class RequestShape:
 
     def context(self, number: int) -> Context:
         return self.contexts[number % len(self.contexts)] if self.contexts else {}
+
+
+def shape_of(config: ServeBenchConfig) -> RequestShape:
+    """Of the requests of a bench, with the contexts of its file."""
+    contexts = read_contexts(config.context) if config.context else ()
+    return RequestShape(config.k, config.candidates, config.batch, contexts)
 
 
 @dataclass

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 
 from recmill.errors import RecmillError
 from recmill.stages.bench.contest import Result, header
+from recmill.stages.bench.serve.config import BenchTarget, ServeBenchConfig, TransportName
 from recmill.stages.bench.serve.measure import Load, LoadGenerator, generator_cost
 from recmill.stages.bench.serve.requests import (
     Id,
@@ -18,10 +18,10 @@ from recmill.stages.bench.serve.requests import (
     make_requests,
     read_bundle_users,
     read_users,
+    shape_of,
 )
 from recmill.stages.bench.serve.server import BenchServer, start_server
 from recmill.stages.bench.serve.slo import Slo, highest_rate
-from recmill.stages.bench.serve.transports import TransportName
 
 Report = Callable[[str], None]
 _NUM_TRACED = 50
@@ -35,118 +35,95 @@ _CONFIRM_AT = (
 )  # fractions of the probed rate, tried until a whole run meets the SLO
 
 
-@dataclass(frozen=True)
-class ServeBenchConfig:
-    """The requests, how they are sent, and for how long."""
-
-    request: RequestShape = RequestShape()  # noqa: RUF009, frozen
-    transport: TransportName = "grpc"
-    rates: tuple[float, ...] = ()
-    clients: int | None = None
-    seconds: float = 10.0
-    warm_up: float = 2.0
-    deadline_seconds: float = 1.0
-    zipf: float | None = 1.0
-    seed: int = 0
-    slo: Slo | None = None
-    probe_seconds: float = 4.0
-    labels: Path | None = None
-    label_users: int = 500
-    echo: bool = True
-
-    def loads(self) -> list[Load]:
-        rates = [Load(rate, None, self.seconds, self.warm_up) for rate in self.rates]
-        closed = [Load(None, self.clients, self.seconds, self.warm_up)] if self.clients else []
-        return rates + closed
+@contextmanager
+def _running(target: BenchTarget, transport: TransportName) -> Iterator[BenchServer]:
+    if target.address is not None:
+        is_grpc = transport == "grpc"
+        http = target.metrics or (None if is_grpc else target.address)
+        yield BenchServer(target.address if is_grpc else None, http)
+    else:
+        assert target.bundle is not None
+        with start_server(target.bundle, target.serve_with) as server:
+            yield server
 
 
-@dataclass(frozen=True)
-class BenchTarget:
-    """A bundle that bench serves itself, or the address of a running server."""
+def _known_users(target: BenchTarget) -> list[Id]:
+    if target.users is not None:
+        return read_users(target.users)
+    if target.bundle is None:
+        raise RecmillError(
+            "A server at an address needs users to ask for: --users FILE.parquet or --bundle DIR."
+        )
+    return read_bundle_users(target.bundle)
 
-    bundle: Path | None = None
-    address: str | None = None
-    metrics: str | None = None  # the HTTP address of a running server
-    users: Path | None = None
-    serve_arguments: tuple[str, ...] = ()
 
-    @contextmanager
-    def running(self, transport: TransportName) -> Iterator[BenchServer]:
-        if self.address is not None:
-            is_grpc = transport == "grpc"
-            http = self.metrics or (None if is_grpc else self.address)
-            yield BenchServer(self.address if is_grpc else None, http)
-        else:
-            assert self.bundle is not None
-            with start_server(self.bundle, self.serve_arguments) as server:
-                yield server
-
-    def known_users(self) -> list[Id]:
-        if self.users is not None:
-            return read_users(self.users)
-        if self.bundle is None:
-            raise RecmillError(
-                "A server at an address needs users to ask for: --users FILE.parquet or --bundle DIR."
-            )
-        return read_bundle_users(self.bundle)
+def _loads(config: ServeBenchConfig) -> list[Load]:
+    rates = [Load(rate, None, config.seconds, config.warm_up) for rate in config.rates]
+    closed = [Load(None, config.clients, config.seconds, config.warm_up)] if config.clients else []
+    return rates + closed
 
 
 def bench_serve(target: BenchTarget, config: ServeBenchConfig, report: Report = lambda line: None) -> Result:
     """Run every load of the config on one server; `report` gets a line after each."""
-    users = target.known_users()
-    with target.running(config.transport) as server:
+    slo = Slo.parse(config.slo) if config.slo else None
+    shape = shape_of(config)
+    users = _known_users(target)
+    with _running(target, config.transport) as server:
         address = server.grpc if config.transport == "grpc" else server.http
         if address is None:
             raise RecmillError(f"The server has no {config.transport} transport.")
         codec = codec_for(config.transport, address)
-        result = _header(config, server, users)
-        with _generator(codec, server, users, config) as generator:
+        result = _header(config, shape, server, users)
+        with _generator(codec, server, users, config, shape) as generator:
 
             def measure(load: Load) -> Result:
                 run = generator.measure(load)
                 report(_line(run))
                 return run
 
-            if config.echo:
+            if not config.without_echo:
                 rate = max(config.rates, default=250.0)
                 result["generator"] = generator_cost(rate, generator.requests[0])
-            result["loads"] = [measure(load) for load in config.loads()]
-            if config.slo is not None:
-                result["slo"] = _find_rate(measure, config, config.slo)
+            result["loads"] = [measure(load) for load in _loads(config)]
+            if slo is not None:
+                result["slo"] = _find_rate(measure, config, slo)
         if config.labels is not None:
             from recmill.stages.bench.serve.accuracy import measure_accuracy, read_labels
 
             labels = read_labels(config.labels, config.label_users)
-            result["accuracy"] = measure_accuracy(codec, labels, config.request)
+            result["accuracy"] = measure_accuracy(codec, labels, shape)
     return result
 
 
-def _header(config: ServeBenchConfig, server: BenchServer, users: Sequence[Id]) -> Result:
+def _header(
+    config: ServeBenchConfig, shape: RequestShape, server: BenchServer, users: Sequence[Id]
+) -> Result:
     ready = server.seconds_to_ready
     return {
         **header("serve"),
         "transport": config.transport,
-        "users": {"known": len(users), "zipf": config.zipf, "seed": config.seed},
-        "request": {**asdict(config.request), "contexts": len(config.request.contexts)},
-        "deadline_seconds": config.deadline_seconds,
+        "users": {"known": len(users), "zipf": config.zipf or None, "seed": config.seed},
+        "request": {**asdict(shape), "contexts": len(shape.contexts)},
+        "deadline_seconds": config.deadline_ms / 1000,
         "warm_up": config.warm_up,
         "seconds_to_ready": None if ready is None else round(ready, 3),
     }
 
 
 def _generator(
-    codec: RequestCodec, server: BenchServer, users: Sequence[Id], config: ServeBenchConfig
+    codec: RequestCodec,
+    server: BenchServer,
+    users: Sequence[Id],
+    config: ServeBenchConfig,
+    shape: RequestShape,
 ) -> LoadGenerator:
-    loads = config.loads() or [Load(2000.0, None, 5, 0)]
+    loads = _loads(config) or [Load(2000.0, None, 5, 0)]
     number = int(max((load.rate or 2000.0) * load.end for load in loads)) + 1
-    requests = make_requests(codec, users, config.request, number, config.seed, config.zipf)
+    requests = make_requests(codec, users, shape, number, config.seed, config.zipf or None)
     traced = [
-        codec.recommend([user], config.request, index, trace=True)
-        for index, user in enumerate(users[:_NUM_TRACED])
+        codec.recommend([user], shape, index, trace=True) for index, user in enumerate(users[:_NUM_TRACED])
     ]
-    return LoadGenerator(
-        codec, server, requests, traced, config.request.batch, config.deadline_seconds, config.seed
-    )
+    return LoadGenerator(codec, server, requests, traced, shape.batch, config.deadline_ms / 1000, config.seed)
 
 
 def _find_rate(measure: Callable[[Load], Result], config: ServeBenchConfig, slo: Slo) -> Result:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections import deque
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from recmill.errors import RecmillError
 from recmill.stages.bench.serve.http1 import Http1Connection
 from recmill.stages.bench.serve.http2 import Done, Http2Connection, call_headers
 
 P = TypeVar("P", bound=asyncio.Protocol)
-TransportName = Literal["grpc", "http"]
 _RETRY_SECONDS = 0.05
 _MAX_HTTP_CONNECTIONS = 200
 

@@ -1,0 +1,24 @@
+"""The config of load."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from recmill.config import COUNT, Flag, ValueKind
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    """Which rows go into a feature store, under which keys, and how fast."""
+
+    side: Annotated[Literal["user", "item", "both"], Flag("whose rows")] = "both"
+    parquet: Annotated[
+        Path | None,
+        Flag("raw columns of one side to load instead of the bundle's own rows", ValueKind(Path, "FILE")),
+    ] = None
+    rate: Annotated[float | None, Flag("rows per second at most (default: no bound)", COUNT, "ROWS")] = None
+    ttl: Annotated[int | None, Flag("rows vanish after this time (default: they stay)", COUNT, "SECONDS")] = (
+        None
+    )
+    prefix: Annotated[str, Flag("what keys begin with", metavar="TEXT")] = "recmill"
+    resume: Annotated[bool, Flag("leave out what an interrupted load of the same rows has written")] = False
