@@ -26,6 +26,17 @@ Out<T> to_numpy(std::vector<T>&& values) {
   return Out<T>(owned->data(), {owned->size()}, owner);
 }
 
+// Releases the GIL for work that takes longer than giving it to another thread and getting it back: some 10 us.
+class ReleaseGil {
+ public:
+  explicit ReleaseGil(bool is_worth_it) {
+    if (is_worth_it) release_.emplace();
+  }
+
+ private:
+  std::optional<nb::gil_scoped_release> release_;
+};
+
 // A validity mask with one byte per row, or nothing when every row is valid.
 using Mask = std::optional<In<uint8_t>>;
 

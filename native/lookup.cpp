@@ -1,8 +1,9 @@
 // Vocabularies and rows of mapped tables by key.
-#include "lookup.hpp"
+#include "mapped_tables.hpp"
 
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/vector.h>
+
+#include <optional>
 
 namespace {
 
@@ -60,75 +61,79 @@ class TextLookup {
   std::vector<char> text_;
 };
 
-// Rows of mapped tables by key: the keys of one feature, and where their rows go.
-struct RowSegment {
-  const IntLookup* keys_of_rows;  // null: a key is its row's number
-  const float* floats = nullptr;
-  const int8_t* bytes = nullptr;
-  const float* scales = nullptr;
-  size_t num_rows, dim, count;
-  const int64_t* keys;
-  float* out;
-  int64_t stride;
-
-  explicit RowSegment(const nb::tuple& given) {
-    keys_of_rows = given[0].is_none() ? nullptr : nb::cast<const IntLookup*>(given[0]);
-    auto rows = nb::cast<nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>>(given[1]);
-    num_rows = rows.shape(0), dim = rows.shape(1);
-    if (rows.dtype() == nb::dtype<float>()) {
-      floats = static_cast<const float*>(rows.data());
-    } else if (rows.dtype() == nb::dtype<int8_t>()) {
-      bytes = static_cast<const int8_t*>(rows.data());
-      auto given_scales = nb::cast<In<float>>(given[2]);
-      if (given_scales.size() != num_rows) throw std::invalid_argument("rows and scales differ in length");
-      scales = given_scales.data();
+// The ids of users or items by hash, sorted, where a bundle has mapped them. Ids with the same hash are told apart.
+class MappedIds {
+ public:
+  // `ids` has the id of each index: numbers, or (offsets, bytes) of texts.
+  MappedIds(In<uint64_t> hashes, In<int64_t> indices, nb::object ids) : hashes_(hashes), indices_(indices), ids_(ids) {
+    if (nb::isinstance<nb::tuple>(ids)) {
+      const auto texts = nb::cast<nb::tuple>(ids);
+      texts_.emplace(nb::cast<In<int64_t>>(texts[0]), nb::cast<In<uint8_t>>(texts[1]));
     } else {
-      throw std::invalid_argument("rows must be float32 or int8");
+      const auto ints = nb::cast<In<int64_t>>(ids);
+      ints_ = ints.data(), num_ = ints.size();
     }
-    auto given_keys = nb::cast<In<int64_t>>(given[3]);
-    keys = given_keys.data(), count = given_keys.size();
-    auto to = nb::cast<nb::ndarray<float, nb::ndim<2>, nb::device::cpu>>(given[4]);
-    if (to.shape(0) != count || to.shape(1) != dim || (dim > 1 && to.stride(1) != 1))
-      throw std::invalid_argument("rows go into a float32 array of their own shape");
-    out = to.data(), stride = to.stride(0);
+    if (texts_) num_ = texts_->rows;
+    if (hashes.size() != num_ || indices.size() != num_) throw std::invalid_argument("each id needs a hash and an index");
   }
 
-  // How many keys have no row; what they would read is left as it was.
-  size_t gather() const {
-    size_t missing = 0;
-    int64_t places[IntLookup::BLOCK];
-    for (size_t start = 0; start < count; start += IntLookup::BLOCK) {
-      const size_t size = std::min(count - start, IntLookup::BLOCK);
-      if (keys_of_rows) keys_of_rows->find_block(keys + start, size, places);
-      else std::copy(keys + start, keys + start + size, places);
-      for (size_t i = 0; i < size; ++i) {
-        if (static_cast<uint64_t>(places[i]) >= num_rows) places[i] = -1, ++missing;
-        else if (floats) __builtin_prefetch(floats + places[i] * dim);
-        else __builtin_prefetch(bytes + places[i] * dim), __builtin_prefetch(scales + places[i]);
+  // The index of each id, -1 for one that is not there. Ids are all ints, or all texts.
+  Out<int64_t> find(const nb::list& ids) const {
+    std::vector<int64_t> found;
+    for (nb::handle id : ids) {
+      if (ints_) {
+        const int64_t wanted = nb::cast<int64_t>(id);
+        found.push_back(search(xxh64::of_int(static_cast<uint64_t>(wanted), 0), [&](size_t i) { return ints_[i] == wanted; }));
+      } else {
+        Py_ssize_t size = 0;
+        const char* text = PyUnicode_AsUTF8AndSize(id.ptr(), &size);
+        if (!text) throw nb::python_error();
+        const auto length = static_cast<size_t>(size);
+        found.push_back(search(xxh64::of_bytes(text, length, 0), [&](size_t i) {
+          return texts_->length(i) == length && std::equal(text, text + length, texts_->at(i));
+        }));
       }
-      for (size_t i = 0; i < size; ++i)
-        if (places[i] >= 0) copy(places[i], out + static_cast<int64_t>(start + i) * stride);
     }
-    return missing;
+    return to_numpy(std::move(found));
   }
 
-  void copy(int64_t place, float* to) const {
-    if (floats) {
-      std::copy_n(floats + place * dim, dim, to);
-    } else {
-      const int8_t* from = bytes + place * dim;
-      for (size_t j = 0; j < dim; ++j) to[j] = static_cast<float>(from[j]) * scales[place];
+ private:
+  template <class Same>
+  int64_t search(uint64_t hash, const Same& is_same) const {
+    const uint64_t* end = hashes_.data() + hashes_.size();
+    for (const uint64_t* at = std::lower_bound(hashes_.data(), end, hash); at != end && *at == hash; ++at) {
+      const int64_t index = indices_.data()[at - hashes_.data()];
+      if (static_cast<uint64_t>(index) < num_ && is_same(static_cast<size_t>(index))) return index;
     }
+    return -1;
   }
+
+  In<uint64_t> hashes_;
+  In<int64_t> indices_;
+  nb::object ids_;  // kept for its arrays
+  const int64_t* ints_ = nullptr;
+  std::optional<Texts> texts_;
+  size_t num_ = 0;
 };
 
-// Fills each segment's array; how many keys of each segment have no row.
-std::vector<size_t> gather_rows(const nb::list& given) {
-  std::vector<RowSegment> segments;
-  for (nb::handle segment : given) segments.emplace_back(nb::cast<nb::tuple>(segment));
+// Rows by key: `keys` has as many for each table as `out` has rows, and the rows of table t go to out[:, places[t]].
+// The numbers of the tables in which some key has no row; their part of `out` is left as it was.
+std::vector<size_t> gather(const MappedTables& from, const In<int64_t>& keys, const In<int64_t>& places,
+                           nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu> out) {
+  const size_t count = out.shape(0), width = out.shape(1), dim = out.shape(2), num = from.tables.size();
+  if (keys.size() != num * count || places.size() != num) throw std::invalid_argument("each table needs a place and its keys");
+  for (size_t t = 0; t < num; ++t)
+    if (from.tables[t].rows.dim != dim || static_cast<uint64_t>(places.data()[t]) >= width)
+      throw std::invalid_argument("rows go into an array of their dim");
+  const dense::ServingKernels& kernels = dense::serving_kernels();
   std::vector<size_t> missing;
-  nb::gil_scoped_release release;
-  for (const RowSegment& segment : segments) missing.push_back(segment.gather());
+  const ReleaseGil release(num * count > 256);
+  std::vector<int64_t> slots(count);
+  for (size_t t = 0; t < num; ++t) {
+    const MappedTable& table = from.tables[t];
+    if (!table.find(keys.data() + t * count, count, slots.data())) missing.push_back(t);
+    else kernels.gather(table.rows, slots.data(), count, out.data() + static_cast<size_t>(places.data()[t]) * dim, width * dim);
+  }
   return missing;
 }
 
@@ -143,5 +148,10 @@ void register_lookup(nb::module_& m) {
       .def(nb::init<In<int64_t>, In<uint8_t>>(), nb::arg("offsets"), nb::arg("bytes"))
       .def("find", &TextLookup::find, nb::arg("offsets"), nb::arg("bytes"), nb::arg("mask").none())
       .def_prop_ro("num_bytes", &TextLookup::num_bytes);
-  m.def("gather_rows", &gather_rows);
+  nb::class_<MappedIds>(m, "MappedIds")
+      .def(nb::init<In<uint64_t>, In<int64_t>, nb::object>(), nb::arg("hashes"), nb::arg("indices"), nb::arg("ids"))
+      .def("find", &MappedIds::find, nb::arg("ids"));
+  nb::class_<MappedTables>(m, "MappedTables")
+      .def(nb::init<nb::list>(), nb::arg("tables"))
+      .def("gather", &gather, nb::arg("keys"), nb::arg("places"), nb::arg("out"));
 }

@@ -7,16 +7,18 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <tuple>
 
-#include "lookup.hpp"
+#include "mapped_tables.hpp"
 
 namespace {
 
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using AnyRows = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using KeyMatrix = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using LinearArrays = std::pair<Matrix, In<float>>;
 using Missing = std::vector<size_t>;
 
@@ -36,86 +38,140 @@ std::vector<rank::Linear> linears_of(const std::vector<LinearArrays>& given) {
 // One feature of all candidates: either rows of its table by key, or an array with a row for each candidate.
 class FeatureArgument {
  public:
-  FeatureArgument(nb::handle given, size_t count, size_t dim) : count_(count) {
-    if (nb::isinstance<nb::tuple>(given)) {
-      const auto table = nb::cast<nb::tuple>(given);
-      index_ = table[0].is_none() ? nullptr : nb::cast<const IntLookup*>(table[0]);
-      set_rows(nb::cast<AnyRows>(table[1]), table[2], dim);
-      const auto keys = nb::cast<In<int64_t>>(table[3]);
-      if (keys.size() != count) throw std::invalid_argument("a feature needs a key for each candidate");
-      keys_ = keys.data();
-    } else {
-      set_rows(nb::cast<AnyRows>(given), nb::none(), dim);
-      if (num_rows_ != count) throw std::invalid_argument("a feature needs a row for each candidate");
+  FeatureArgument(const MappedTable& table, const int64_t* keys) : table_(table), keys_(keys) {}
+
+  static FeatureArgument of(nb::handle given, size_t count) {
+    if (!nb::isinstance<nb::tuple>(given)) {
+      const FeatureArgument rows(MappedTable(nb::none(), nb::cast<AnyRows>(given), nb::none()), nullptr);
+      if (rows.table_.num_rows != count) throw std::invalid_argument("a feature needs a row for each candidate");
+      return rows;
     }
+    const auto table = nb::cast<nb::tuple>(given);
+    const auto keys = nb::cast<In<int64_t>>(table[3]);
+    if (keys.size() != count) throw std::invalid_argument("a feature needs a key for each candidate");
+    return {MappedTable(table[0], nb::cast<AnyRows>(table[1]), table[2]), keys.data()};
   }
+
+  size_t dim() const { return table_.rows.dim; }
 
   // Fills slots; whether every key has a row.
-  bool find(int64_t* slots) const {
-    bool found = true;
-    for (size_t start = 0; start < count_; start += IntLookup::BLOCK) {
-      const size_t size = std::min(count_ - start, IntLookup::BLOCK);
-      if (!keys_) {
-        for (size_t i = 0; i < size; ++i) slots[start + i] = static_cast<int64_t>(start + i);
-      } else if (index_) {
-        index_->find_block(keys_ + start, size, slots + start);
-      } else {
-        std::copy_n(keys_ + start, size, slots + start);
-      }
-      for (size_t i = 0; i < size; ++i) found &= static_cast<uint64_t>(slots[start + i]) < num_rows_;
-    }
-    return found;
+  bool find(size_t count, int64_t* slots) const {
+    if (keys_) return table_.find(keys_, count, slots);
+    std::iota(slots, slots + count, int64_t{0});
+    return true;
   }
 
-  rank::Feature feature(const int64_t* slots) const { return {rows_, slots}; }
+  rank::Feature feature(const int64_t* slots) const { return {table_.rows, slots}; }
 
  private:
-  void set_rows(const AnyRows& rows, nb::handle scales, size_t dim) {
-    num_rows_ = rows.shape(0);
-    rows_ = {dense::RowType::FLOAT32, rows.data(), nullptr, rows.shape(1)};
-    if (rows_.dim != dim) throw std::invalid_argument("a feature's rows have another dim than the layers");
-    const auto type = rows.dtype();
-    if (type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float) && type.bits == 16) {
-      rows_.type = dense::RowType::FLOAT16;
-    } else if (type == nb::dtype<int8_t>()) {
-      const auto given = nb::cast<In<float>>(scales);
-      if (given.size() != num_rows_) throw std::invalid_argument("rows and scales differ in length");
-      rows_.type = dense::RowType::INT8, rows_.scales = given.data();
-    } else if (type != nb::dtype<float>()) {
-      throw std::invalid_argument("rows must be float32, float16 or int8");
-    }
+  MappedTable table_;
+  const int64_t* keys_;
+};
+
+// Where a ranker finds its features of items: keys and numbers by index, and the tables of the keys, those of wide features
+// behind the others. A feature without a column of keys is given with each request.
+class ItemTables {
+ public:
+  ItemTables(nb::list tables, KeyMatrix keys, In<int64_t> key_columns, Matrix numbers, In<int64_t> number_columns)
+      : tables(tables), keys(keys), numbers(numbers), key_columns(key_columns.data(), key_columns.data() + key_columns.size()),
+        number_columns(number_columns.data(), number_columns.data() + number_columns.size()) {
+    if (this->key_columns.size() != this->tables.tables.size() || keys.shape(0) != numbers.shape(0))
+      throw std::invalid_argument("each table needs a column of keys, and each item keys and numbers");
+    check(this->key_columns, keys.shape(1), -1);
+    check(this->number_columns, numbers.shape(1), 0);
   }
 
-  size_t count_, num_rows_ = 0;
-  const IntLookup* index_ = nullptr;
-  const int64_t* keys_ = nullptr;
-  dense::Rows rows_{};
+  MappedTables tables;
+  KeyMatrix keys;
+  Matrix numbers;
+  std::vector<int64_t> key_columns, number_columns;
+
+ private:
+  static void check(const std::vector<int64_t>& columns, size_t width, int64_t least) {
+    for (const int64_t column : columns)
+      if (column < least || column >= static_cast<int64_t>(width)) throw std::invalid_argument("there is no such column");
+  }
 };
+
+// Rows of a matrix by index, in chosen columns; behind its last row those of another one, which has been added since.
+template <class T, class Array>
+void gather_columns(const Array& rows, const Array& added, const In<int64_t>& indices, const std::vector<int64_t>& columns, T* to,
+                    size_t stride_of_row, size_t stride_of_column) {
+  constexpr size_t AHEAD = 12, LINE = 64 / sizeof(T);
+  const size_t width = rows.shape(1), num_rows = rows.shape(0);
+  const auto row_of = [&](size_t i) {
+    const auto index = static_cast<size_t>(indices.data()[i]);
+    return index < num_rows ? rows.data() + index * width : added.data() + (index - num_rows) * width;
+  };
+  for (size_t i = 0; i < indices.size(); ++i) {
+    if (i + AHEAD < indices.size())
+      for (size_t j = 0; j < width; j += LINE) __builtin_prefetch(row_of(i + AHEAD) + j);
+    const T* row = row_of(i);
+    for (size_t c = 0; c < columns.size(); ++c)
+      to[i * stride_of_row + c * stride_of_column] = columns[c] < 0 ? T{} : row[columns[c]];
+  }
+}
 
 // What a request brings, as pointers; the arrays are the caller's.
 class RequestArguments {
  public:
-  RequestArguments(const rank::Layers& layers, const In<float>& user_numbers, const In<float>& user_vectors,
-                   const Matrix& item_numbers, const nb::list& features, float user_wide, const nb::list& wide) {
-    if (user_numbers.size() != layers.user_numbers || user_vectors.size() != layers.user_vectors ||
-        item_numbers.shape(1) != layers.item_numbers || features.size() != layers.dims.size())
-      throw std::invalid_argument("a request needs the numbers, vectors and features that the layers read");
-    request.count = item_numbers.shape(0);
+  RequestArguments(const rank::Layers& layers, const In<float>& user_numbers, const In<float>& user_vectors, float user_wide,
+                   size_t count)
+      : layers_(layers) {
+    if (user_numbers.size() != layers.user_numbers || user_vectors.size() != layers.user_vectors)
+      throw std::invalid_argument("a request needs the numbers and vectors of the user that the layers read");
+    request.count = count, request.user_wide = user_wide;
     request.user_numbers = user_numbers.data(), request.user_vectors = user_vectors.data();
-    request.item_numbers = item_numbers.data(), request.user_wide = user_wide;
-    for (size_t f = 0; f < features.size(); ++f) arguments_.emplace_back(features[f], request.count, layers.dims[f]);
-    for (nb::handle one : wide) arguments_.emplace_back(one, request.count, 1);
-    num_deep_ = features.size();
+  }
+
+  void set_items(const Matrix& numbers, const nb::list& features, const nb::list& wide) {
+    if (numbers.shape(1) != layers_.item_numbers || features.size() != layers_.dims.size())
+      throw std::invalid_argument("a request needs the numbers and features of items that the layers read");
+    request.item_numbers = numbers.data();
+    for (nb::handle one : features) arguments_.push_back(FeatureArgument::of(one, request.count));
+    for (nb::handle one : wide) arguments_.push_back(FeatureArgument::of(one, request.count));
+  }
+
+  // Items by index; `given` has (number of a feature, a row for each item) for what is not to be read from its table.
+  void set_items(const ItemTables& items, const In<int64_t>& indices, const KeyMatrix& added_keys, const Matrix& added_numbers,
+                 const nb::list& given) {
+    const size_t num = items.tables.tables.size(), num_items = items.keys.shape(0) + added_keys.shape(0);
+    if (items.number_columns.size() != layers_.item_numbers || num < layers_.dims.size())
+      throw std::invalid_argument("the tables of items are of other layers");
+    if (added_keys.shape(1) != items.keys.shape(1) || added_numbers.shape(1) != items.numbers.shape(1) ||
+        added_keys.shape(0) != added_numbers.shape(0))
+      throw std::invalid_argument("items that were added have the columns of the others");
+    for (size_t i = 0; i < indices.size(); ++i)
+      if (static_cast<uint64_t>(indices.data()[i]) >= num_items) throw std::invalid_argument("there is no item of this index");
+    keys_.reset(new int64_t[num * request.count]);
+    numbers_.reset(new float[layers_.item_numbers * request.count]);
+    for (size_t t = 0; t < num; ++t) arguments_.emplace_back(items.tables.tables[t], keys_.get() + t * request.count);
+    is_missing_.assign(num, 0);
+    for (size_t t = 0; t < num; ++t) is_missing_[t] = items.key_columns[t] < 0;
+    for (nb::handle one : given) {
+      const auto [number, rows] = nb::cast<std::pair<size_t, nb::object>>(one);
+      if (number >= num) throw std::invalid_argument("there is no feature of this number");
+      arguments_[number] = FeatureArgument::of(rows, request.count), is_missing_[number] = 0;
+    }
+    gather_ = [this, &items, &indices, &added_keys, &added_numbers] {
+      gather_columns(items.keys, added_keys, indices, items.key_columns, keys_.get(), 1, request.count);
+      gather_columns(items.numbers, added_numbers, indices, items.number_columns, numbers_.get(), layers_.item_numbers, 1);
+    };
+    request.item_numbers = numbers_.get();
   }
 
   // The features of which some key has no row.
   Missing find_rows() {
+    for (size_t f = 0; f < arguments_.size(); ++f)
+      if (f < layers_.dims.size() ? arguments_[f].dim() != layers_.dims[f] : arguments_[f].dim() != 1)
+        throw std::invalid_argument("a feature's rows have another dim than the layers");
+    if (gather_) gather_();
     Missing missing;
     slots_.reset(new int64_t[arguments_.size() * request.count]);
     for (size_t f = 0; f < arguments_.size(); ++f) {
       int64_t* slots = slots_.get() + f * request.count;
-      if (!arguments_[f].find(slots)) missing.push_back(f);
-      (f < num_deep_ ? request.features : request.wide).push_back(arguments_[f].feature(slots));
+      if ((!is_missing_.empty() && is_missing_[f]) || !arguments_[f].find(request.count, slots)) missing.push_back(f);
+      (f < layers_.dims.size() ? request.features : request.wide).push_back(arguments_[f].feature(slots));
     }
     return missing;
   }
@@ -123,9 +179,12 @@ class RequestArguments {
   rank::Request request;
 
  private:
+  const rank::Layers& layers_;
   std::vector<FeatureArgument> arguments_;
-  std::unique_ptr<int64_t[]> slots_;
-  size_t num_deep_ = 0;
+  std::vector<char> is_missing_;  // of features without keys that were not given
+  std::function<void()> gather_;
+  std::unique_ptr<int64_t[]> slots_, keys_;
+  std::unique_ptr<float[]> numbers_;
 };
 
 // As torch computes it, and without overflow.
@@ -152,25 +211,25 @@ class Ranker {
   // Logits and probabilities, or the features of which some key has no row.
   std::tuple<Out<float>, Out<float>, Missing> rank(const In<float>& user_numbers, const In<float>& user_vectors, const Matrix& item_numbers,
                                                    const nb::list& features, float user_wide, const nb::list& wide) const {
-    RequestArguments given(ranker_.layers(), user_numbers, user_vectors, item_numbers, features, user_wide, wide);
-    std::vector<float> logits, probabilities;
-    Missing missing;
-    {
-      nb::gil_scoped_release release;
-      missing = given.find_rows();
-      if (missing.empty()) {
-        logits.resize(given.request.count), probabilities.resize(given.request.count);
-        ranker_.rank(given.request, logits.data());
-        std::transform(logits.begin(), logits.end(), probabilities.begin(), sigmoid);
-      }
-    }
-    return {to_numpy(std::move(logits)), to_numpy(std::move(probabilities)), missing};
+    RequestArguments given(ranker_.layers(), user_numbers, user_vectors, user_wide, item_numbers.shape(0));
+    given.set_items(item_numbers, features, wide);
+    return ranked(given);
+  }
+
+  // The same for items by index.
+  std::tuple<Out<float>, Out<float>, Missing> rank_items(const In<float>& user_numbers, const In<float>& user_vectors, float user_wide,
+                                                         const ItemTables& items, const In<int64_t>& indices, const KeyMatrix& added_keys,
+                                                         const Matrix& added_numbers, const nb::list& rows) const {
+    RequestArguments given(ranker_.layers(), user_numbers, user_vectors, user_wide, indices.size());
+    given.set_items(items, indices, added_keys, added_numbers, rows);
+    return ranked(given);
   }
 
   // The largest values of each input of the first layer and of each hidden output, for `use_bytes`; every key must have a row.
   std::tuple<Out<float>, std::vector<Out<float>>> ranges(const In<float>& user_numbers, const In<float>& user_vectors,
                                                          const Matrix& item_numbers, const nb::list& features) const {
-    RequestArguments given(ranker_.layers(), user_numbers, user_vectors, item_numbers, features, 0, nb::list());
+    RequestArguments given(ranker_.layers(), user_numbers, user_vectors, 0, item_numbers.shape(0));
+    given.set_items(item_numbers, features, nb::list());
     if (!given.find_rows().empty()) throw std::invalid_argument("a key has no row");
     const rank::Request& request = given.request;
     const rank::Layers& layers = ranker_.layers();
@@ -187,6 +246,21 @@ class Ranker {
   }
 
  private:
+  std::tuple<Out<float>, Out<float>, Missing> ranked(RequestArguments& given) const {
+    std::vector<float> logits, probabilities;
+    Missing missing;
+    {
+      nb::gil_scoped_release release;
+      missing = given.find_rows();
+      if (missing.empty()) {
+        logits.resize(given.request.count), probabilities.resize(given.request.count);
+        ranker_.rank(given.request, logits.data());
+        std::transform(logits.begin(), logits.end(), probabilities.begin(), sigmoid);
+      }
+    }
+    return {to_numpy(std::move(logits)), to_numpy(std::move(probabilities)), missing};
+  }
+
   static std::vector<float> largest(const std::vector<float>& rows, size_t columns) {
     std::vector<float> most(columns);
     for (size_t i = 0; i < rows.size(); ++i) most[i % columns] = std::max(most[i % columns], std::fabs(rows[i]));
@@ -213,6 +287,9 @@ class Ranker {
 }  // namespace
 
 void register_rank(nb::module_& m) {
+  nb::class_<ItemTables>(m, "ItemTables")
+      .def(nb::init<nb::list, KeyMatrix, In<int64_t>, Matrix, In<int64_t>>(), nb::arg("tables"), nb::arg("keys"),
+           nb::arg("key_columns"), nb::arg("numbers"), nb::arg("number_columns"));
   nb::class_<Ranker>(m, "Ranker")
       .def(nb::init<bool, size_t, size_t, size_t, size_t, std::vector<size_t>, const std::vector<std::optional<Matrix>>&,
                     const std::vector<LinearArrays>&, const LinearArrays&, const Matrix&, const std::vector<LinearArrays>&,
@@ -223,6 +300,8 @@ void register_rank(nb::module_& m) {
       .def("use_bytes", &Ranker::use_bytes, nb::arg("inputs"), nb::arg("hidden"))
       .def("rank", &Ranker::rank, nb::arg("user_numbers"), nb::arg("user_vectors"), nb::arg("item_numbers"), nb::arg("features"),
            nb::arg("user_wide"), nb::arg("wide"))
+      .def("rank_items", &Ranker::rank_items, nb::arg("user_numbers"), nb::arg("user_vectors"), nb::arg("user_wide"), nb::arg("items"),
+           nb::arg("indices"), nb::arg("added_keys"), nb::arg("added_numbers"), nb::arg("rows"))
       .def("ranges", &Ranker::ranges, nb::arg("user_numbers"), nb::arg("user_vectors"), nb::arg("item_numbers"),
            nb::arg("features"));
   m.def("serving_targets", [] {

@@ -1,4 +1,4 @@
-// What the recall stage of a server calls; recall.hpp has the work. Every call releases the GIL.
+// What the recall stage of a server calls; recall.hpp has the work. Every call that takes long releases the GIL.
 #include "recall.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -15,6 +15,7 @@ namespace {
 using recall::Best;
 using recall::ItemFilter;
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+constexpr size_t FEW = 2'048;  // items, whose work is done before another thread would have the GIL
 using Found = std::pair<Out<int64_t>, Out<float>>;
 
 ItemFilter filter_of(const In<int64_t>& banned, const Mask& allowed) {
@@ -25,11 +26,28 @@ ItemFilter filter_of(const In<int64_t>& banned, const Mask& allowed) {
   return filter;
 }
 
-Found found_of(const std::vector<uint64_t>& keys) {
+// Items and scores, best first: what a search has found, before Python gets it.
+struct FoundItems {
   std::vector<int64_t> items;
   std::vector<float> scores;
-  for (const uint64_t key : keys) items.push_back(recall::item_of(key)), scores.push_back(recall::score_of(key));
-  return {to_numpy(std::move(items)), to_numpy(std::move(scores))};
+
+  explicit FoundItems(Best& best) {
+    const std::vector<uint64_t>& keys = best.sorted();
+    items.resize(keys.size()), scores.resize(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) items[i] = recall::item_of(keys[i]), scores[i] = recall::score_of(keys[i]);
+  }
+};
+
+template <class Search>
+Found found(size_t k, const Search& search) {
+  const auto best_items = [&] {
+    nb::gil_scoped_release release;
+    Best best(k);
+    search(best);
+    return FoundItems(best);
+  };
+  FoundItems items = best_items();
+  return {to_numpy(std::move(items.items)), to_numpy(std::move(items.scores))};
 }
 
 recall::Vectors vectors_of(const Matrix& built, const Mask& hidden, const In<int64_t>& changed_items, const Matrix& changed,
@@ -47,13 +65,7 @@ Found search_all(Matrix built, Mask hidden, In<int64_t> changed_items, Matrix ch
                  In<int64_t> banned, Mask allowed) {
   const recall::Vectors vectors = vectors_of(built, hidden, changed_items, changed, query);
   const ItemFilter filter = filter_of(banned, allowed);
-  Best best(k);
-  {
-    nb::gil_scoped_release release;
-    recall::search_all(vectors, query.data(), filter, best);
-    best.sorted();
-  }
-  return found_of(best.sorted());
+  return found(k, [&](Best& best) { recall::search_all(vectors, query.data(), filter, best); });
 }
 
 // The inverted lists of an index that the caller keeps open: addresses of its codes (half floats) and its items.
@@ -76,13 +88,7 @@ class VectorClusters {
     const recall::Vectors vectors = vectors_of(built, hidden, changed_items, changed, query);
     if (vectors.dim != clusters_.dim) throw std::invalid_argument("vectors differ in size");
     const ItemFilter filter = filter_of(banned, allowed);
-    Best best(k);
-    {
-      nb::gil_scoped_release release;
-      recall::search_clusters(clusters_, vectors, query.data(), k, probes, filter, best);
-      best.sorted();
-    }
-    return found_of(best.sorted());
+    return found(k, [&](Best& best) { recall::search_clusters(clusters_, vectors, query.data(), k, probes, filter, best); });
   }
 
  private:
@@ -99,13 +105,7 @@ Found related_to(In<int32_t> profile, In<float> weights, In<int32_t> indices, In
     if (static_cast<size_t>(static_cast<uint32_t>(profile.data()[i])) >= neighbours.count)
       throw std::invalid_argument("an item is out of range");
   const ItemFilter filter = filter_of(banned, allowed);
-  Best best(k);
-  {
-    nb::gil_scoped_release release;
-    recall::related(neighbours, profile.data(), weights.data(), profile.size(), filter, best);
-    best.sorted();
-  }
-  return found_of(best.sorted());
+  return found(k, [&](Best& best) { recall::related(neighbours, profile.data(), weights.data(), profile.size(), filter, best); });
 }
 
 // The first k of some items that may be shown.
@@ -113,17 +113,37 @@ Out<int64_t> first_shown(In<int64_t> items, In<int64_t> banned, Mask allowed, si
   const ItemFilter filter = filter_of(banned, allowed);
   std::vector<int64_t> found;
   {
-    nb::gil_scoped_release release;
+    const ReleaseGil release(filter.allowed || k > FEW);  // a mask may hide most of them
     for (size_t i = 0; i < items.size() && found.size() < k; ++i)
       if (filter.keeps(static_cast<uint32_t>(items.data()[i]))) found.push_back(items.data()[i]);
   }
   return to_numpy(std::move(found));
 }
 
+// Where the k best of some scores are, best first; of equal ones the smaller item, NaN last.
+Out<int64_t> best_of(In<float> scores, In<int64_t> items, size_t k) {
+  if (items.size() != scores.size()) throw std::invalid_argument("each item needs a score");
+  const auto best_places = [&] {
+    const ReleaseGil release(scores.size() > FEW);
+    std::vector<std::pair<uint64_t, int64_t>> found(scores.size());
+    for (size_t i = 0; i < found.size(); ++i)
+      found[i] = {recall::key_of(scores.data()[i], static_cast<uint32_t>(items.data()[i])), static_cast<int64_t>(i)};
+    const auto is_better = [](const auto& one, const auto& other) { return one.first > other.first; };
+    const size_t size = std::min(k, found.size());
+    if (size < found.size()) std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(size), found.end(), is_better);
+    std::sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(size), is_better);
+    std::vector<int64_t> places(size);
+    for (size_t i = 0; i < size; ++i) places[i] = found[i].second;
+    return places;
+  };
+  return to_numpy(best_places());
+}
+
 // One list of several: each is (items, scores, gains). Items, scores, numbers of their lists, sums of gains.
 std::tuple<Out<int64_t>, Out<float>, Out<int64_t>, Out<float>> fuse_lists(const nb::list& given, size_t number) {
   std::vector<std::tuple<In<int64_t>, In<float>, In<float>>> arrays;
   std::vector<recall::ChannelList> lists;
+  size_t total = 0;
   for (nb::handle one : given) {
     const auto& [items, scores, gains] = arrays.emplace_back(nb::cast<std::tuple<In<int64_t>, In<float>, In<float>>>(one));
     if (scores.size() != items.size() || gains.size() != items.size())
@@ -131,10 +151,11 @@ std::tuple<Out<int64_t>, Out<float>, Out<int64_t>, Out<float>> fuse_lists(const 
     if (!std::is_sorted(gains.data(), gains.data() + gains.size(), std::greater<>()))
       throw std::invalid_argument("gains must not rise");
     lists.push_back({items.data(), scores.data(), gains.data(), items.size()});
+    total += items.size();
   }
   recall::Fused fused;
   {
-    nb::gil_scoped_release release;
+    const ReleaseGil release(total > FEW);
     fused = recall::fuse(lists, number);
   }
   return {to_numpy(std::move(fused.items)), to_numpy(std::move(fused.scores)), to_numpy(std::move(fused.channels)),
@@ -154,5 +175,6 @@ void register_recall(nb::module_& m) {
   m.def("related_to", &related_to, nb::arg("profile"), nb::arg("weights"), nb::arg("indices"), nb::arg("neighbour_weights"),
         nb::arg("n"), nb::arg("banned"), nb::arg("allowed").none(), nb::arg("k"));
   m.def("first_shown", &first_shown, nb::arg("items"), nb::arg("banned"), nb::arg("allowed").none(), nb::arg("k"));
+  m.def("best_of", &best_of, nb::arg("scores"), nb::arg("items"), nb::arg("k"));
   m.def("fuse_lists", &fuse_lists, nb::arg("lists"), nb::arg("number"));
 }

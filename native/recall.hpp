@@ -3,10 +3,17 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
+#include <string_view>
 #include <utility>
 #include <vector>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
 
 namespace recall {
 
@@ -36,6 +43,8 @@ class Best {
   explicit Best(size_t k) : k_(k) { keys_.reserve(std::min<size_t>(2 * k + SLACK, 1 << 16)); }
 
   bool wants(uint64_t key) const { return key > least_ && k_; }
+  // False only if no item of this score is wanted.
+  bool may_want(float score) const { return score >= least_score_; }
   void push(uint64_t key) {
     if (!wants(key)) return;
     keys_.push_back(key);
@@ -61,11 +70,12 @@ class Best {
     if (keys_.size() <= k_) return;
     std::nth_element(keys_.begin(), keys_.begin() + (k_ - 1), keys_.end(), std::greater<>());
     keys_.resize(k_);
-    least_ = keys_[k_ - 1];
+    least_ = keys_[k_ - 1], least_score_ = score_of(least_);
   }
 
   size_t k_;
   uint64_t least_ = 0;
+  float least_score_ = -std::numeric_limits<float>::infinity();
   std::vector<uint64_t> keys_;
 };
 
@@ -111,40 +121,137 @@ RECALL_INLINE Lanes lanes_of(const uint16_t* from) {
   return load<Lanes>(&bits);
 }
 
+// Where vectors lie: one behind the other, or those of some keys.
 template <class T>
-RECALL_INLINE void products_of(const float* query, const T* vectors, size_t count, size_t dim, float* out) {
+struct InOrder {
+  const T* vectors;
+  size_t dim;
+  RECALL_INLINE const T* operator[](size_t i) const { return vectors + i * dim; }
+};
+struct OfKeys {
+  const float* vectors;
+  size_t dim;
+  const uint64_t* keys;
+  RECALL_INLINE const float* operator[](size_t i) const { return vectors + size_t{item_of(keys[i])} * dim; }
+};
+
+template <class T, class Where>
+RECALL_INLINE void products_of(const T* /*of what*/, const float* query, Where vectors, size_t count, size_t dim, float* out) {
   constexpr size_t STEP = LANES * CHAINS;
   const size_t steps = dim / STEP * STEP, whole = dim / LANES * LANES;
-  for (size_t i = 0; i < count; ++i, vectors += dim) {
+  for (size_t i = 0; i < count; ++i) {
+    const T* vector = vectors[i];
     Lanes sums[CHAINS] = {};
     for (size_t j = 0; j < steps; j += STEP)
-      for (size_t c = 0; c < CHAINS; ++c) sums[c] += load<Lanes>(query + j + c * LANES) * lanes_of(vectors + j + c * LANES);
-    for (size_t j = steps; j < whole; j += LANES) sums[0] += load<Lanes>(query + j) * lanes_of(vectors + j);
+      for (size_t c = 0; c < CHAINS; ++c) sums[c] += load<Lanes>(query + j + c * LANES) * lanes_of(vector + j + c * LANES);
+    for (size_t j = steps; j < whole; j += LANES) sums[0] += load<Lanes>(query + j) * lanes_of(vector + j);
     const Lanes all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    float sum = ((all[0] + all[4]) + (all[2] + all[6])) + ((all[1] + all[5]) + (all[3] + all[7]));
-    for (size_t j = whole; j < dim; ++j) sum += query[j] * one_of(vectors + j);
+    float sum = ((all[0] + all[1]) + (all[2] + all[3])) + ((all[4] + all[5]) + (all[6] + all[7]));
+    for (size_t j = whole; j < dim; ++j) sum += query[j] * one_of(vector + j);
     out[i] = sum;
   }
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-template <class T>
-__attribute__((target("avx2,fma"))) void products_by_avx2(const float* query, const T* vectors, size_t count, size_t dim, float* out) {
-  products_of(query, vectors, count, dim, out);
+#define RECALL_AVX2 __attribute__((target("avx2,fma"), always_inline)) inline
+#define RECALL_AVX512 __attribute__((target("avx2,fma,avx512f"), always_inline)) inline
+
+// Sums of the lanes of eight vectors each. Adding them one by one would take as long as the products.
+RECALL_AVX2 __m256 sums_of_each(const __m256* of) {
+  const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(of[0], of[1]), _mm256_hadd_ps(of[2], of[3]));
+  const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(of[4], of[5]), _mm256_hadd_ps(of[6], of[7]));
+  return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
 }
-inline bool has_avx2() {
-  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  return has;
+
+// One vector's products in eight lanes. All three builds add in the same order: 64 bytes are two chains.
+struct Avx2 {
+  RECALL_AVX2 static __m256 floats(const float* from) { return _mm256_loadu_ps(from); }
+  RECALL_AVX2 static __m256 floats(const uint16_t* from) {
+    const __m256i wide = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_slli_epi32(wide, 13), _mm256_set1_epi32(static_cast<int>(0x8FFFE000))));
+  }
+  template <class T>
+  RECALL_AVX2 static __m256 lanes(const float* query, const T* vector, size_t steps, size_t whole) {
+    __m256 a = _mm256_setzero_ps(), b = a, c = a, d = a;
+    for (size_t j = 0; j < steps; j += 32) {
+      a = _mm256_fmadd_ps(floats(query + j), floats(vector + j), a);
+      b = _mm256_fmadd_ps(floats(query + j + 8), floats(vector + j + 8), b);
+      c = _mm256_fmadd_ps(floats(query + j + 16), floats(vector + j + 16), c);
+      d = _mm256_fmadd_ps(floats(query + j + 24), floats(vector + j + 24), d);
+    }
+    for (size_t j = steps; j < whole; j += 8) a = _mm256_fmadd_ps(floats(query + j), floats(vector + j), a);
+    return _mm256_add_ps(_mm256_add_ps(a, b), _mm256_add_ps(c, d));
+  }
+};
+struct Avx512 {
+  RECALL_AVX512 static __m512 floats(const float* from) { return _mm512_loadu_ps(from); }
+  RECALL_AVX512 static __m512 floats(const uint16_t* from) {
+    const __m512i wide = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_slli_epi32(wide, 13), _mm512_set1_epi32(static_cast<int>(0x8FFFE000))));
+  }
+  RECALL_AVX512 static __m256 folded(__m512 sums) {
+    return _mm256_add_ps(_mm512_castps512_ps256(sums), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(sums), 1)));
+  }
+  template <class T>
+  RECALL_AVX512 static __m256 lanes(const float* query, const T* vector, size_t steps, size_t whole) {
+    __m512 ab = _mm512_setzero_ps(), cd = ab;
+    for (size_t j = 0; j < steps; j += 32) {
+      ab = _mm512_fmadd_ps(floats(query + j), floats(vector + j), ab);
+      cd = _mm512_fmadd_ps(floats(query + j + 16), floats(vector + j + 16), cd);
+    }
+    __m256 rest = _mm512_castps512_ps256(ab);
+    for (size_t j = steps; j < whole; j += 8) rest = _mm256_fmadd_ps(Avx2::floats(query + j), Avx2::floats(vector + j), rest);
+    ab = _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castps_pd(ab), _mm256_castps_pd(rest), 0));
+    return _mm256_add_ps(folded(ab), folded(cd));
+  }
+};
+
+#define RECALL_PRODUCTS(name, Target, ...)                                                                            \
+  template <class T, class Where>                                                                                     \
+  __attribute__((target(__VA_ARGS__))) void name(const T*, const float* query, Where vectors, size_t count, size_t dim, float* out) { \
+    const size_t steps = dim / 32 * 32, whole = dim / 8 * 8;                                                          \
+    for (size_t start = 0; start < count; start += 8) {                                                               \
+      const size_t size = count - start < 8 ? count - start : 8;                                                      \
+      __m256 lanes[8];                                                                                                \
+      for (size_t i = 0; i < 8; ++i) lanes[i] = Target::lanes(query, vectors[start + (i < size ? i : 0)], steps, whole); \
+      float sums[8];                                                                                                  \
+      _mm256_storeu_ps(sums, sums_of_each(lanes));                                                                    \
+      for (size_t i = 0; i < size; ++i) {                                                                             \
+        const T* vector = vectors[start + i];                                                                         \
+        for (size_t j = whole; j < dim; ++j) sums[i] += query[j] * one_of(vector + j);                                \
+        out[start + i] = sums[i];                                                                                     \
+      }                                                                                                               \
+    }                                                                                                                 \
+  }
+RECALL_PRODUCTS(products_by_avx2, Avx2, "avx2,fma")
+RECALL_PRODUCTS(products_by_avx512, Avx512, "avx2,fma,avx512f")
+#undef RECALL_PRODUCTS
+
+enum class Simd { PLAIN, AVX2, AVX512 };
+// What the CPU runs and RECMILL_SIMD allows.
+inline Simd simd() {
+  static const Simd chosen = [] {
+    const char* given = std::getenv("RECMILL_SIMD");
+    const std::string_view most = given ? given : "avx512";
+    if (most == "plain" || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Simd::PLAIN;
+    return most == "avx2" || !__builtin_cpu_supports("avx512f") ? Simd::AVX2 : Simd::AVX512;
+  }();
+  return chosen;
 }
 #endif
 
 // out[i] = query . vectors[i]. Of half floats, the query is given times HALF_SCALE.
+template <class T, class Where>
+inline void products_at(const T* type, const float* query, Where vectors, size_t count, size_t dim, float* out) {
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (simd() == Simd::AVX512) return products_by_avx512(type, query, vectors, count, dim, out);
+  if (simd() == Simd::AVX2) return products_by_avx2(type, query, vectors, count, dim, out);
+#endif
+  products_of(type, query, vectors, count, dim, out);
+}
 template <class T>
 inline void products(const float* query, const T* vectors, size_t count, size_t dim, float* out) {
-#if defined(__x86_64__) && defined(__GNUC__)
-  if (has_avx2()) return products_by_avx2(query, vectors, count, dim, out);
-#endif
-  products_of(query, vectors, count, dim, out);
+  products_at(vectors, query, InOrder<T>{vectors, dim}, count, dim, out);
 }
 
 // --- nearest vectors
@@ -200,11 +307,32 @@ struct Clusters {
       const size_t size = std::min(BLOCK, sizes[cluster] - start);
       products(scaled_query, codes[cluster] + start * dim, size, dim, scores);
       for (size_t i = 0; i < size; ++i) {
+        if (!best.may_want(scores[i])) continue;  // most are refused before their item is read
         const auto item = static_cast<uint32_t>(items[cluster][start + i]);
         const uint64_t key = key_of(scores[i], item);
         if (best.wants(key) && item < vectors.count && vectors.shows(item, filter)) best.push(key);
       }
     }
+  }
+
+  // The clusters of the greatest inner products with a query: `number` of them.
+  std::vector<uint64_t> nearest(const float* query, size_t number) const {
+    float scores[BLOCK];
+    Best best(number);
+    for (size_t start = 0; start < sizes.size(); start += BLOCK) {
+      const size_t size = std::min(BLOCK, sizes.size() - start);
+      products(query, centers.data() + start * dim, size, dim, scores);
+      for (size_t i = 0; i < size; ++i)
+        if (best.may_want(scores[i])) best.push(key_of(scores[i], static_cast<uint32_t>(start + i)));
+    }
+    return best.sorted();
+  }
+
+  // Starts to load the head of a cluster, before which memory waits for nothing.
+  void prefetch(size_t cluster) const {
+    constexpr size_t LINE = 64, LINES = 16;
+    const auto* bytes = reinterpret_cast<const char*>(codes[cluster]);
+    for (size_t line = 0; line < std::min(LINES, sizes[cluster] * dim * 2 / LINE); ++line) __builtin_prefetch(bytes + line * LINE);
   }
 };
 
@@ -213,32 +341,35 @@ struct Clusters {
 inline void search_clusters(const Clusters& clusters, const Vectors& vectors, const float* query, size_t k, size_t probes,
                             const ItemFilter& filter, Best& best) {
   const size_t num_clusters = clusters.sizes.size(), dim = clusters.dim;
-  std::vector<float> scores(num_clusters), scaled(query, query + dim);
+  std::vector<float> scaled(query, query + dim);
   for (float& value : scaled) {
     if (value != value) return;  // nothing is near NaN
     value *= HALF_SCALE;
   }
-  products(query, clusters.centers.data(), num_clusters, dim, scores.data());
-  std::vector<uint64_t> order(num_clusters);
-  for (size_t c = 0; c < num_clusters; ++c) order[c] = key_of(scores[c], static_cast<uint32_t>(c));
-  probes = std::min(probes, num_clusters);
-  std::nth_element(order.begin(), order.begin() + probes, order.end(), std::greater<>());
   Best rough(k + k / 8 + 16);
-  for (size_t i = 0; i < probes; ++i) clusters.scan(item_of(order[i]), scaled.data(), vectors, filter, rough);
-  if (rough.size() < k && probes < num_clusters) {
-    std::sort(order.begin() + probes, order.end(), std::greater<>());
-    for (size_t i = probes; i < num_clusters && rough.size() < k; ++i)
+  const auto scan = [&](const std::vector<uint64_t>& order, size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (i + 1 < end) clusters.prefetch(item_of(order[i + 1]));
       clusters.scan(item_of(order[i]), scaled.data(), vectors, filter, rough);
+    }
+  };
+  probes = std::min(probes, num_clusters);
+  const std::vector<uint64_t> nearest = clusters.nearest(query, probes);
+  scan(nearest, 0, nearest.size());
+  if (rough.size() < k && probes < num_clusters) {
+    const std::vector<uint64_t> all = clusters.nearest(query, num_clusters);
+    for (size_t i = nearest.size(); i < all.size() && rough.size() < k; ++i) scan(all, i, i + 1);
   }
-  constexpr size_t AHEAD = 12;
   const std::vector<uint64_t>& chosen = rough.unsorted();
-  const auto vector_of = [&](size_t i) { return vectors.built + size_t{item_of(chosen[i])} * dim; };
-  for (size_t i = 0; i < chosen.size(); ++i) {
-    if (i + AHEAD < chosen.size())
-      for (size_t j = 0; j < dim; j += LANES) __builtin_prefetch(vector_of(i + AHEAD) + j);
-    float score;
-    products(query, vector_of(i), 1, dim, &score);
-    best.push(key_of(score, item_of(chosen[i])));
+  const OfKeys built{vectors.built, dim, chosen.data()};
+  constexpr size_t AHEAD = 16, AT_ONCE = 8;
+  float exact[AT_ONCE];
+  for (size_t start = 0; start < chosen.size(); start += AT_ONCE) {
+    const size_t size = std::min(AT_ONCE, chosen.size() - start);
+    for (size_t i = start + AHEAD; i < std::min(start + AHEAD + AT_ONCE, chosen.size()); ++i)
+      for (size_t j = 0; j < dim; j += 16) __builtin_prefetch(built[i] + j);
+    products_at(vectors.built, query, OfKeys{vectors.built, dim, chosen.data() + start}, size, dim, exact);
+    for (size_t i = 0; i < size; ++i) best.push(key_of(exact[i], item_of(chosen[start + i])));
   }
   push_changed(vectors, query, filter, best);
 }

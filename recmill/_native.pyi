@@ -44,9 +44,13 @@ class TextLookup:
     def __init__(self, offsets: Array, bytes: Array) -> None: ...
     def find(self, offsets: Array, bytes: Array, mask: Array | None) -> Array: ...
 
-def gather_rows(
-    segments: Sequence[tuple[IntLookup | None, Array, Array | None, Array, Array]], /
-) -> list[int]: ...
+class MappedIds:
+    def __init__(self, hashes: Array, indices: Array, ids: Array | tuple[Array, Array]) -> None: ...
+    def find(self, ids: list[Any]) -> Array: ...
+
+class MappedTables:
+    def __init__(self, tables: list[tuple[IntLookup | None, Array, Array | None]]) -> None: ...
+    def gather(self, keys: Array, places: Array, out: Array) -> list[int]: ...
 
 class EmbeddingDisk:
     def __init__(self, folder: str, memory_bytes: int, /) -> None: ...
@@ -257,11 +261,22 @@ def related_to(
     k: int,
 ) -> tuple[Array, Array]: ...
 def first_shown(items: Array, banned: Array, allowed: Array | None, k: int) -> Array: ...
+def best_of(scores: Array, items: Array, k: int) -> Array: ...
 def fuse_lists(
     lists: Sequence[tuple[Array, Array, Array]], number: int
 ) -> tuple[Array, Array, Array, Array]: ...
 
 Linear = tuple[Array, Array]  # weights [out, in] and bias
+
+class ItemTables:
+    def __init__(
+        self,
+        tables: list[tuple[IntLookup | None, Array, Array | None]],
+        keys: Array,
+        key_columns: Array,
+        numbers: Array,
+        number_columns: Array,
+    ) -> None: ...
 
 class Ranker:
     def __init__(
@@ -290,10 +305,22 @@ class Ranker:
         user_wide: float,
         wide: list[Any],
     ) -> tuple[Array, Array, list[int]]: ...
+    def rank_items(
+        self,
+        user_numbers: Array,
+        user_vectors: Array,
+        user_wide: float,
+        items: ItemTables,
+        indices: Array,
+        added_keys: Array,
+        added_numbers: Array,
+        rows: list[tuple[int, Array]],
+    ) -> tuple[Array, Array, list[int]]: ...
     def ranges(
         self, user_numbers: Array, user_vectors: Array, item_numbers: Array, features: list[Any]
     ) -> tuple[Array, list[Array]]: ...
 
+def encode_items(items: list[Any]) -> bytes | None: ...
 def serving_targets() -> list[str]: ...
 
 class GzipStream:

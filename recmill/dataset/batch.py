@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -69,7 +70,8 @@ class Layout:
         """The feature of each column of a batch's numbers."""
         return [name for name in self.numbers for _ in range(self.widths.get(name, 1))]
 
-    def number_slices(self) -> dict[str, slice]:
+    @cached_property
+    def number_slices(self) -> Mapping[str, slice]:
         """Where each feature is among the columns of a batch's numbers."""
         ends = list(accumulate(self.widths.get(name, 1) for name in self.numbers))
         return {
@@ -125,7 +127,7 @@ def _is_number(dtype: pl.DataType) -> bool:
 def collate(rows: pl.DataFrame, layout: Layout, with_labels: bool = True) -> Batch:
     """Rows of a Table, or what a Plan made of a request, as a batch. An id out of range is an error."""
     numbers = np.empty((rows.height, len(layout.number_columns)), dtype=np.float32)
-    for name, columns in layout.number_slices().items():
+    for name, columns in layout.number_slices.items():
         numbers[:, columns] = numbers_of(rows[name], layout.widths.get(name))
     keys = {name: keys_of(rows[name], layout.bounds.get(name)) for name in layout.keys}
     lists = {name: _list_of(rows[name], np.float32) for name in layout.lists}

@@ -13,7 +13,6 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recmill.artifacts.bundle import entity_ids
 from recmill.artifacts.bundle.entities import Entities, write_entities
 from recmill.artifacts.bundle.entity_ids import Id
 from recmill.dataset.batch import Batch, Keys, Layout
@@ -187,14 +186,15 @@ def test_a_number_and_its_text_are_the_same_id(tmp_path: Path) -> None:
     assert texts.indices(["\ud800", "x"]).tolist() == [-1, 2]
 
 
-def test_ids_with_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def poor_hash(series: pl.Series, seed: int) -> Any:
-        return kernels.hash64(series.str.slice(0, 1), seed)
-
-    monkeypatch.setattr(entity_ids, "hash64", poor_hash)
-    ids: list[Id] = ["a1", "b1", "a2", "a3", "b2"]
-    users = numbered(tmp_path, ids)
-    assert users.indices([*ids, "a4", "c", "b"]).tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
+@pytest.mark.parametrize("ids", [["a1", "b1", "a2", "a3", "b2"], [11, 21, 12, 13, 22]])
+def test_ids_with_one_hash_are_told_apart(tmp_path: Path, ids: list[Id]) -> None:
+    numbered(tmp_path, ids)
+    for wanted in range(len(ids)):
+        hashes = kernels.hash64(pl.Series(ids[wanted : wanted + 1] * len(ids)), 0)
+        np.save(tmp_path / "hashes.npy", hashes)
+        np.save(tmp_path / "indices.npy", np.arange(len(ids)))
+        users = Entities(tmp_path, "user", Layout((), (), (), (), {}), "user")
+        assert users.indices([ids[wanted], "a4", 14]).tolist() == [wanted, -1, -1]
 
 
 def test_ids_are_found_by_how_they_begin(tmp_path: Path) -> None:

@@ -9,7 +9,14 @@ from recmill.artifacts.vector_index import Index, build_index
 from recmill.recall.fusion import Fusion
 from recmill.recall.interactions import Array, Sequences
 from recmill.recall.neighbours import ItemNeighbours
-from recmill.stages.serve.recall import CHANNELS, ChannelList, ItemFilter, Popularity, fuse
+from recmill.stages.serve.recall import (
+    CHANNELS,
+    ChannelList,
+    ItemFilter,
+    Popularity,
+    best_places,
+    fuse,
+)
 
 NUM_ITEMS, DIM = 600, 27  # a dim that no vector register divides
 
@@ -119,3 +126,15 @@ def test_popular_items_are_the_first_that_may_be_shown() -> None:
     best, scores = popularity.best(3, ItemFilter(np.array([1]), allowed))
     assert best.tolist() == [2, 0, 3]
     assert scores.tolist() == [9, 5, 1]
+
+
+@pytest.mark.parametrize("k", [0, 1, 7, 300, 1000])
+def test_the_best_of_some_scores_are_those_of_a_sort(k: int) -> None:
+    random = np.random.default_rng(k)
+    items = random.permutation(5000)[:300]
+    scores = random.integers(-20, 20, 300).astype(np.float32) / 8
+    scores[:3] = -0.0, np.inf, -np.inf
+    best = best_places(items, scores, k)
+    np.testing.assert_array_equal(best, np.lexsort((items, -scores))[:k])
+    scores[5] = np.nan
+    assert best_places(items, scores, 300)[-1] == 5

@@ -74,11 +74,16 @@ class GrowingArray:
         self._size += len(values)
         return np.arange(self._num_mapped + start, self._num_mapped + stop)
 
+    @property
+    def added(self) -> Array:
+        """The appended rows."""
+        return self._added[: self._size - self._num_mapped]
+
     def whole(self) -> Array:
         """All rows; a copy only when there are appended ones."""
         if self._size == self._num_mapped:
             return self.mapped
-        return np.concatenate([self.mapped, self._added[: self._size - self._num_mapped]])
+        return np.concatenate([self.mapped, self.added])
 
 
 def search(ordered: Array, wanted: Array) -> Array:

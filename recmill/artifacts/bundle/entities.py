@@ -21,8 +21,11 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from recmill import _native
 from recmill.artifacts.bundle.arrays import GrowingArray, file_name, map_array
 from recmill.artifacts.bundle.entity_ids import EntityIds, Id, write_ids
+from recmill.artifacts.bundle.features import FeatureRows
+from recmill.artifacts.bundle.rows import MappedRows
 from recmill.dataset.batch import Array, Batch, Keys, Layout, collate
 from recmill.errors import ArtifactError
 from recmill.features.kernels import is_text
@@ -83,6 +86,22 @@ class EntityUpdate:
 
     lists: Mapping[str, Array]
     raw: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class EntityRows:
+    """Stored features of some users or items, none of them unknown; not read before they are needed."""
+
+    entities: Entities
+    indices: Array
+
+    @property
+    def size(self) -> int:
+        return len(self.indices)
+
+    @cached_property
+    def rows(self) -> FeatureRows:
+        return self.entities.rows(self.indices)
 
 
 class Entities:
@@ -226,6 +245,33 @@ class Entities:
         for name in self._lists:
             keys[name] = self._list_keys(name, indices, special, unknown)
         return Batch(len(indices), numbers, {name: keys[name] for name in self.layout.keys}, {}, {})
+
+    def rows(self, indices: Array) -> FeatureRows:
+        """Finished features by name."""
+        return FeatureRows.of(self.features(indices), self.layout)
+
+    def item_tables(
+        self, keys: Sequence[str], numbers: Sequence[str], tables: Sequence[MappedRows]
+    ) -> _native.ItemTables:
+        """These features as native code reads them by index; `tables` has the rows of each key, and maybe more."""
+        columns = {name: column for column, name in enumerate(self._single)}
+        slices = self.layout.number_slices
+        return _native.ItemTables(
+            list(tables),
+            self._keys.mapped,
+            np.array([columns.get(name, -1) for name in keys], np.int64),
+            self._numbers.mapped,
+            np.array([c for name in numbers for c in range(slices[name].start, slices[name].stop)], np.int64),
+        )
+
+    @property
+    def added_keys(self) -> Array:
+        """Of new entities, which are behind those of the file: one key for each feature that has one."""
+        return self._keys.added
+
+    @property
+    def added_numbers(self) -> Array:
+        return self._numbers.added
 
     def _special(self, indices: Array) -> Array | None:
         """Which indices are not as the mapped files have them: unknown, changed or new; None when all are."""

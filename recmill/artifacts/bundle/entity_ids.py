@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recmill import _native
 from recmill.artifacts.bundle.arrays import map_array
 from recmill.dataset.batch import Array
 from recmill.features.kernels import hash64
@@ -102,37 +103,23 @@ class EntityIds:
         return {number: value for number, value in ints if value is not None}
 
     def _search(self, ids: list[Id]) -> Array:
-        indices = self._search_mapped(ids) if len(self._mapped) else np.full(len(ids), -1)
+        indices = self._by_hash.find(ids) if len(self._mapped) else np.full(len(ids), -1)
         if self._new:
             for number in np.flatnonzero(indices < 0).tolist():
                 indices[number] = self._new_indices.get(ids[number], -1)
         return indices
 
-    def _search_mapped(self, ids: list[Id]) -> Array:
-        """By hash, then by the id itself, so that ids with the same hash are told apart."""
-        wanted = pl.Series(ids, dtype=pl.String if self._has_text else pl.Int64)
-        hashes = hash64(wanted, _SEED)
-        at = self._hashes.searchsorted(hashes)
-        indices = np.full(len(ids), -1)
-        pending = np.arange(len(ids))
-        while True:
-            pending = pending[at[pending] < len(self._mapped)]
-            pending = pending[self._hashes[at[pending]] == hashes[pending]]
-            if not len(pending):
-                return indices
-            candidates = self._hash_indices[at[pending]]
-            is_same = self._has_ids(candidates, wanted, pending)
-            indices[pending[is_same]] = candidates[is_same]
-            pending = pending[~is_same]
-            at[pending] += 1
+    @cached_property
+    def _by_hash(self) -> _native.MappedIds:
+        ids: Array | tuple[Array, Array] = self._texts() if self._has_text else self._ints
+        return _native.MappedIds(self._hashes, self._hash_indices, ids)
 
-    def _has_ids(self, indices: Array, wanted: pl.Series, numbers: Array) -> Array:
-        """Whether these indices have these ids."""
-        if not self._has_text:
-            return np.asarray(self._ints[indices] == wanted.to_numpy()[numbers])
-        stored = self._mapped.take(pa.array(indices))
-        same = pc.equal(stored, wanted.to_arrow(compat_level=pl.CompatLevel.oldest()).take(pa.array(numbers)))
-        return np.asarray(same.to_numpy(zero_copy_only=False))
+    def _texts(self) -> tuple[Array, Array]:
+        """Offsets and bytes of the mapped texts, where they are."""
+        _, offsets, texts = self._mapped.buffers()
+        start = self._mapped.offset
+        used = np.frombuffer(offsets, np.int64)[start : start + len(self._mapped) + 1]
+        return used, np.frombuffer(texts or b"", np.uint8)
 
 
 def _is_unicode(text: str) -> bool:

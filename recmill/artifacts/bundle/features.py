@@ -22,14 +22,17 @@ class FeatureRows:
 
     @classmethod
     def of(cls, batch: Batch, layout: Layout) -> FeatureRows:
-        numbers = {name: batch.numbers[:, columns] for name, columns in layout.number_slices().items()}
+        numbers = {name: batch.numbers[:, columns] for name, columns in layout.number_slices.items()}
         return cls(batch.size, numbers, batch.keys)
 
     @classmethod
     def of_frame(cls, rows: pl.DataFrame, layout: Layout) -> FeatureRows:
-        """What a Plan made of raw rows. An id out of range is an error."""
-        numbers = {name: numbers_of(rows[name], layout.widths.get(name)) for name in layout.numbers}
-        keys = {name: keys_of(rows[name], layout.bounds.get(name)) for name in layout.keys}
+        """What a Plan made of raw rows, all features of the layout or some. An id out of range is an error."""
+        made = {column.name: column for column in rows}
+        numbers = {
+            name: numbers_of(made[name], layout.widths.get(name)) for name in layout.numbers if name in made
+        }
+        keys = {name: keys_of(made[name], layout.bounds.get(name)) for name in layout.keys if name in made}
         return cls(rows.height, numbers, keys)
 
     def batch(self, layout: Layout) -> Batch:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from recmill.artifacts.bundle.bundle import Bundle, dims_of
+from recmill.artifacts.bundle.entities import EntityRows
 from recmill.artifacts.bundle.features import FeatureRows
 from recmill.artifacts.bundle.layers import FILE, RANGES_FILE, ByteRanges, RankerLayers
 from recmill.artifacts.bundle.native_ranker import NativeRanker, SideFeatures
@@ -124,7 +125,7 @@ class RankModel:
 
     def _some_rows(self, part: str, size: int) -> FeatureRows:
         numbers, keys, wide = self._of[part]
-        random, slices = np.random.default_rng(0), self.layout.number_slices()
+        random, slices = np.random.default_rng(0), self.layout.number_slices
         drawn = {
             name: random.random((size, slices[name].stop - slices[name].start), np.float32)
             for name in numbers
@@ -153,12 +154,14 @@ class RankModel:
             inputs["wide"] = _pooled_rows(self.collections["wide"], batch, self.wide)[:, :, 0]
         return predictions_of(self._dense.graphs["rank"].run(**inputs), self.labels, self._losses)
 
-    def rank(self, user: FeatureRows, items: FeatureRows) -> Array:
+    def rank(self, user: FeatureRows, items: FeatureRows | EntityRows) -> Array:
         """What `score` gives, for one user, with the context, and many items."""
         if not items.size:
             return self.no_rows()
         if self._dense.native is not None:
             return self._dense.native.rank(user, items)[1]
+        if isinstance(items, EntityRows):
+            items = items.rows
         logits = self._dense.graphs["rank_split"].run(**self._split_inputs(user, items))
         return predictions_of(logits, self.labels, self._losses)
 

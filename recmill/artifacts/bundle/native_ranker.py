@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from recmill import _native
+from recmill.artifacts.bundle.entities import Entities, EntityRows
 from recmill.artifacts.bundle.features import FeatureRows
 from recmill.artifacts.bundle.layers import ByteRanges, RankerLayers
 from recmill.artifacts.bundle.rows import RowCollection
 from recmill.dataset.batch import Array, Keys, Layout
+from recmill.embeddings.table import as_keys
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class NativeRanker:
             if (names := [name for name in user.keys if self._tables[name] is tables])
         ]
         self._user = replace(user, keys=[name for _, names in self._user_tables for name in names])
+        self._item_tables: _native.ItemTables | None = None
         self._targets = {"target": target, "serving_target": serving_target}
         self._native = self._build()
 
@@ -69,8 +72,10 @@ class NativeRanker:
             rounded._native.use_bytes(ranges.inputs, list(ranges.hidden))
         return rounded
 
-    def rank(self, user: FeatureRows, items: FeatureRows) -> tuple[Array, Array]:
+    def rank(self, user: FeatureRows, items: FeatureRows | EntityRows) -> tuple[Array, Array]:
         """Logits and probabilities, float32 [items.size]."""
+        if isinstance(items, EntityRows):
+            return self._rank_stored(user, items)
         features = [self._argument(self._tables[name], name, items.keys[name]) for name in self._item.keys]
         wide = [self._argument(self._wide, name, items.keys[name]) for name in self._item.wide]
         once = self._once(user)
@@ -79,12 +84,33 @@ class NativeRanker:
             *once, item_numbers, features, self._user_wide(user), wide
         )
         if missing:  # a key has no row of its own, or one that was added in memory
-            for index in missing:
-                self._put_rows(features, wide, index, items)
+            for index, rows in self._own_rows(missing, items):
+                is_wide = index >= len(features)
+                (wide if is_wide else features)[index - is_wide * len(features)] = rows
             logits, probabilities, _ = self._native.rank(
                 *once, item_numbers, features, self._user_wide(user), wide
             )
         return logits, probabilities
+
+    def _rank_stored(self, user: FeatureRows, items: EntityRows) -> tuple[Array, Array]:
+        """Items by index: their features are read where they are mapped."""
+        entities, tables = items.entities, self._item_tables_of(items.entities)
+        once, wide = self._once(user), self._user_wide(user)
+        added = entities.added_keys, entities.added_numbers
+        found = self._native.rank_items(*once, wide, tables, items.indices, *added, [])
+        if found[2]:  # lists, and keys without a row of their own or with one that was added in memory
+            rows = self._own_rows(found[2], items.rows)
+            found = self._native.rank_items(*once, wide, tables, items.indices, *added, rows)
+        return found[0], found[1]
+
+    def _item_tables_of(self, entities: Entities) -> _native.ItemTables:
+        """Opened for native code once: the arrays of a bundle's files are never replaced."""
+        if self._item_tables is None:
+            tables = [self._tables[name].table_of(name).mapped() for name in self._item.keys]
+            tables += [self._wide.table_of(name).mapped() for name in self._item.wide] if self._wide else []
+            names = [*self._item.keys, *self._item.wide]
+            self._item_tables = entities.item_tables(names, self._item.numbers, tables)
+        return self._item_tables
 
     def ranges(self, user: FeatureRows, items: FeatureRows) -> ByteRanges:
         """What calibration needs of one request."""
@@ -116,17 +142,18 @@ class NativeRanker:
         assert tables is not None
         if keys.offsets is not None:
             return self._rows(tables, name, keys)
-        return tables.table_of(name).mapped(keys.values)
+        return *tables.table_of(name).mapped(), as_keys(keys.values)
 
-    def _put_rows(self, features: list[Any], wide: list[Any], index: int, items: FeatureRows) -> None:
-        number = len(features)
-        if index < number:
-            name = self._item.keys[index]
-            features[index] = self._rows(self._tables[name], name, items.keys[name])
-        else:
-            name = self._item.wide[index - number]
-            assert self._wide is not None
-            wide[index - number] = self._rows(self._wide, name, items.keys[name])
+    def _own_rows(self, numbers: Sequence[int], items: FeatureRows) -> list[tuple[int, Array]]:
+        """A row for each item of some features, by number: those of the wide part are behind the others."""
+        found = []
+        for number in numbers:
+            is_wide = number >= len(self._item.keys)
+            name = [*self._item.keys, *self._item.wide][number]
+            tables = self._wide if is_wide else self._tables[name]
+            assert tables is not None
+            found.append((number, self._rows(tables, name, items.keys[name])))
+        return found
 
     def _rows(self, tables: RowCollection, name: str, keys: Keys) -> Array:
         return np.ascontiguousarray(tables.pooled({name: keys}, [name])[:, 0])
@@ -138,7 +165,7 @@ class NativeRanker:
         return self._layers.interaction == "dot"
 
     def _columns_of_numbers(self, names: Sequence[str]) -> list[int]:
-        slices = self._layout.number_slices()
+        slices = self._layout.number_slices
         return [column for name in names for column in range(slices[name].start, slices[name].stop)]
 
     def _build(self) -> _native.Ranker:

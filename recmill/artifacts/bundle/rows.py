@@ -29,10 +29,7 @@ from recmill.errors import ArtifactError
 _MANY_KEYS = 64  # in one lookup: from here on a hash table is faster than a binary search
 
 
-MappedRows = tuple[
-    _native.IntLookup | None, Array, Array | None, Array
-]  # its keys, rows, scales; keys to read
-Segment = tuple[_native.IntLookup | None, Array, Array | None, Array, Array]
+MappedRows = tuple[_native.IntLookup | None, Array, Array | None]  # its keys, rows, scales
 
 
 class RowTable:
@@ -109,15 +106,10 @@ class RowTable:
     def _index(self) -> _native.IntLookup:
         return _native.IntLookup(self._keys)
 
-    def segment(self, keys: Array, out: Array) -> Segment | None:
-        """What `_native.gather_rows` needs to read rows of these keys from the file; None if it cannot."""
-        return None if self.dtype == "float16" else (*self.mapped(keys), out)
-
-    def mapped(self, keys: Array) -> MappedRows:
-        """Rows of these keys as the native ranker reads them: those of the file, with their changes."""
+    def mapped(self) -> MappedRows:
+        """The rows as native code reads them: those of the file, with their changes."""
         index = self._index if self.spec.num_rows is None else None
-        scales = self._scales.mapped if self._scales is not None else None
-        return index, self._rows.mapped, scales, as_keys(keys)
+        return index, self._rows.mapped, self._scales.mapped if self._scales is not None else None
 
     def some_keys(self, number: int) -> Array:
         """At most so many keys that have rows in the file."""
@@ -242,6 +234,7 @@ class RowCollection:
         self.dim = next(iter(self.rows.values())).dim
         self._rows_of = {feature.name: self.rows[feature.table] for feature in features}
         self._pooling_of = {feature.name: feature.pooling for feature in features}
+        self._mapped: dict[tuple[str, ...], _native.MappedTables] = {}
 
     @classmethod
     def open(cls, path: Path, features: Sequence[EmbeddingFeature]) -> RowCollection:
@@ -254,18 +247,24 @@ class RowCollection:
         pooled_BTD = np.empty((_size_of(keys, names), len(names), self.dim), np.float32)
         if not pooled_BTD.size:
             return pooled_BTD
-        at_once = [
-            (index, segment)
-            for index, name in enumerate(names)
-            if keys[name].offsets is None
-            and (segment := self._rows_of[name].segment(keys[name].values, pooled_BTD[:, index])) is not None
-        ]
-        missing = _native.gather_rows([segment for _, segment in at_once])
-        done = {index for (index, _), number in zip(at_once, missing, strict=True) if not number}
-        for index, name in enumerate(names):
-            if index not in done:
-                self._fill(name, keys[name], pooled_BTD[:, index])
+        single = tuple(name for name in names if keys[name].offsets is None)
+        rest = [name for name in names if keys[name].offsets is not None]
+        if single:
+            wanted = np.concatenate([as_keys(keys[name].values) for name in single])
+            places = np.array([index for index, name in enumerate(names) if keys[name].offsets is None])
+            missing = self._mapped_tables(single).gather(wanted, places, pooled_BTD)
+            rest += [single[number] for number in missing]
+        for name in rest:
+            self._fill(name, keys[name], pooled_BTD[:, names.index(name)])
         return pooled_BTD
+
+    def _mapped_tables(self, names: tuple[str, ...]) -> _native.MappedTables:
+        """The tables of some features, opened for native code once: the arrays of a table are never replaced."""
+        found = self._mapped.get(names)
+        if found is None:
+            tables = _native.MappedTables([self._rows_of[name].mapped() for name in names])
+            found = self._mapped.setdefault(names, tables)
+        return found
 
     def table_of(self, feature: str) -> RowTable:
         """The table whose rows a feature reads."""

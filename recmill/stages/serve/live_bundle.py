@@ -16,7 +16,6 @@ import polars as pl
 from recmill.artifacts.bundle.bundle import Bundle
 from recmill.artifacts.bundle.delta import Changes
 from recmill.artifacts.bundle.entities import Side
-from recmill.artifacts.bundle.features import FeatureRows
 from recmill.artifacts.bundle.models import RankModel, TowerModel
 from recmill.artifacts.bundle.rows import RowTable
 from recmill.artifacts.feature_store.redis import RedisStore
@@ -82,7 +81,7 @@ class LiveBundle:
         recaller, vectors = self._recaller(), None
         indices = recaller.items.put(raw, features)
         if recaller.tower is not None:
-            rows = FeatureRows.of(recaller.items.features(indices), recaller.items.layout)
+            rows = recaller.items.rows(indices)
             vectors = self._item_tower.vectors(rows.batch(self._item_tower.layout))
         recaller.put_items(indices, vectors)
 

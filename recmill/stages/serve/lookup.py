@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from recmill.artifacts.bundle.bundle import Bundle, used_features
-from recmill.artifacts.bundle.entities import Side
+from recmill.artifacts.bundle.entities import EntityRows, Side
 from recmill.artifacts.bundle.features import FeatureRows
 from recmill.artifacts.feature_store.redis import RedisStore
 from recmill.dataset.batch import Array, Batch, Keys, Layout, collate
@@ -55,6 +55,11 @@ class FeatureLookup:
         self._given_columns = set(self.raw_columns.of("user", "context"))
         self._user_columns = self.raw_columns.of("user")
         self._cache: dict[str, dict[Any, Any]] = {}
+        self._layout = Layout.of(bundle.columns)
+        self._readers: dict[str, set[str]] = {}  # of each column: names of features
+        for name, read in self._columns_of.items():
+            for column in read:
+                self._readers.setdefault(column, set()).add(name)
         used = used_features(bundle.columns, bundle.models)
         self.context_features = [name for name in used if self.parts[name] == "context"]
         self.crossed_features = [name for name in used if self.parts[name] == "crossed"]
@@ -122,8 +127,7 @@ class FeatureLookup:
     def _bundle_user(self, index: int) -> tuple[FeatureRows | None, bool]:
         if index < 0:
             return None, False
-        users = self.bundle.entities("user")
-        return FeatureRows.of(users.features(np.array([index])), users.layout), True
+        return self.bundle.entities("user").rows(np.array([index])), True
 
     def _note_missing_user(
         self, index: int, is_unreadable: bool, deadline: float | None, degraded: list[str]
@@ -150,9 +154,7 @@ class FeatureLookup:
         columns = set(given)
         if recent:
             columns |= {column for history in self.histories for column in history.list_columns.values()}
-        if not columns:
-            return set()
-        return {name for name, read in self._columns_of.items() if columns & set(read)}
+        return {name for column in columns for name in self._readers.get(column, ())}
 
     def _stored_raw(
         self, user: Id | None, found: bool, deadline: float | None, degraded: list[str]
@@ -252,6 +254,14 @@ class FeatureLookup:
 
     # items
 
+    def candidates(
+        self, indices: Array, user_row: UserRow, deadline: float | None = None
+    ) -> tuple[FeatureRows | EntityRows, list[str]]:
+        """Features of known items, as `items` gives them; those of the bundle are left to who reads them."""
+        if self.store is None and not self.crossed_features:
+            return EntityRows(self.bundle.entities("item"), indices), []
+        return self.items(indices, user_row, deadline)
+
     def items(
         self, indices: Array, user_row: UserRow, deadline: float | None = None
     ) -> tuple[FeatureRows, list[str]]:
@@ -269,8 +279,7 @@ class FeatureLookup:
         return rows, degraded
 
     def _own_items(self, indices: Array) -> FeatureRows:
-        entities = self.bundle.entities("item")
-        return FeatureRows.of(entities.features(indices), entities.layout)
+        return self.bundle.entities("item").rows(indices)
 
     def _stored_items(self, indices: Array, deadline: float | None, degraded: list[str]) -> FeatureRows:
         """Features by the store; of items that it lacks, the bundle's own."""
@@ -337,9 +346,8 @@ class FeatureLookup:
 
     def transform(self, frame: pl.DataFrame, names: Sequence[str]) -> FeatureRows:
         """Features of raw rows."""
-        layout = Layout.of(self.bundle.columns, list(names))
         found = self.bundle.plan.apply(frame, labels=False, only=names)
-        return FeatureRows.of_frame(found, layout)
+        return FeatureRows.of_frame(found, self._layout)
 
     def _row(self, raw: Values, names: Sequence[str]) -> FeatureRows:
         """Features of one row, cached by the values they read: most values occur again."""

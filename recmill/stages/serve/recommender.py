@@ -27,7 +27,7 @@ from recmill.stages.serve.clock import Clock
 from recmill.stages.serve.item_answers import ItemAnswers
 from recmill.stages.serve.limits import check_sizes
 from recmill.stages.serve.lookup import UserRow
-from recmill.stages.serve.recall import CHANNELS, NO_CANDIDATES, Candidates, ChannelList
+from recmill.stages.serve.recall import CHANNELS, NO_CANDIDATES, Candidates, ChannelList, best_places
 
 _NUM_TRACED = 20  # of the user's latest items
 _SMOOTHING = 0.1  # of the time that ranking one candidate takes
@@ -99,7 +99,7 @@ class Recommender(ItemAnswers):
         if query.boost:
             boosts = boosts_of(recaller, query.boost, chosen.indices, clock.deadline)
             scores = boosted(scores, boosts)
-        best = np.lexsort((chosen.indices, -scores))[: query.k]
+        best = best_places(chosen.indices, scores, query.k)
         chosen, scores = chosen.take(best), scores[best]
         boosts = boosts if boosts is None else boosts[best]
         return _Recommendation(user_row, lists, candidates, chosen, scores, boosts, degraded)
@@ -132,7 +132,7 @@ class Recommender(ItemAnswers):
             )
         began = time.perf_counter()
         with clock.stage("features"):
-            items, problems = self.lookup.items(chosen.indices, user_row, clock.deadline)
+            items, problems = self.lookup.candidates(chosen.indices, user_row, clock.deadline)
         degraded += problems
         with clock.stage("rank"):
             scores = task_scores(self.ranker, self.ranker.rank(user_row.features, items), query.serve_score)
@@ -356,7 +356,7 @@ class Recommender(ItemAnswers):
         raw = user_row.given
         if user_row.found and user_row.id is not None:
             raw = {**self.lookup.raw_user(user_row.id), **raw}
-        rows = FeatureRows.of(entities.features(chosen.indices), entities.layout)
+        rows = entities.rows(chosen.indices)
         latest = self._recaller().profile(user_row)[: -_NUM_TRACED - 1 : -1]
         return m.Trace(
             stages={name: round(ms, 3) for name, ms in clock.stages.items()},
