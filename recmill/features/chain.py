@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from recmill.errors import FeatureError
@@ -271,15 +272,15 @@ def _evaluate_alone(rows: pl.DataFrame, chain: Chain, expression: pl.Expr) -> No
 
 def check_finite(columns: Sequence[pl.Series]) -> None:
     """A number that is not finite would poison a model, so it is an error here."""
-    floats = {
-        column.name: column.explode() if isinstance(column.dtype, pl.List) else column
-        for column in columns
-        if column.dtype in (pl.Float32, pl.List(pl.Float32))
-    }
-    checks = [pl.lit(column).is_finite().all().alias(name) for name, column in floats.items()]
-    for name, is_finite in pl.select(checks).to_dict().items():
+    for column in columns:
+        if column.dtype not in (pl.Float32, pl.List(pl.Float32)):
+            continue
+        values = column if column.dtype == pl.Float32 else column.explode()
+        # By NumPy: for one row of a server, a query of Polars takes ten times as long.
+        numbers = (values.drop_nulls() if values.null_count() else values).to_numpy()
+        is_finite = np.isfinite(numbers)
         if not is_finite.all():
-            found = floats[name].filter(~floats[name].is_finite())[0]
+            found = numbers[~is_finite][0]
             raise FeatureError(
-                f'Feature "{name}" gives {found}; numbers must be finite. Add clip before its last step.'
+                f'Feature "{column.name}" gives {found}; numbers must be finite. Add clip before its last step.'
             )

@@ -9,7 +9,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from recmill.errors import Overloaded, TooLate
@@ -70,12 +69,15 @@ class Admission:
     ) -> list[Result]:
         """Do several pieces side by side, all of them or none. `deadline` is a time of `time.monotonic`."""
         estimate = self._admit(kind, len(works), deadline)
-        jobs = [_QueuedCall(kind, work, deadline, estimate) for work in works]
+        loop = asyncio.get_running_loop()
+        jobs = [_QueuedCall(loop, kind, work, deadline, estimate) for work in works]
         for job in jobs:
             self._jobs.put(job)
         try:
             async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                return list(await asyncio.gather(*(asyncio.wrap_future(job.result) for job in jobs)))
+                if len(jobs) == 1:
+                    return [await jobs[0].result]
+                return list(await asyncio.gather(*(job.result for job in jobs)))
         except TimeoutError:
             for job in jobs:
                 self._give_up(job)
@@ -203,29 +205,58 @@ class Admission:
 
 
 class _QueuedCall:
-    """One piece of work, and the future of its result."""
+    """One piece of work, and the future of its result in the event loop that waits for it."""
 
-    def __init__(self, kind: str, work: Callable[[], Any], deadline: float | None, estimate: float) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        kind: str,
+        work: Callable[[], Any],
+        deadline: float | None,
+        estimate: float,
+    ) -> None:
         self.kind, self.work, self.deadline, self.estimate = kind, work, deadline, estimate
-        self.result: Future[Any] = Future()
+        self.result: asyncio.Future[Any] = loop.create_future()
         self.worker = threading.current_thread()
         self.is_running = False
         self.is_overdue = False
+        self._loop = loop
+        self._claims = [None]  # whoever takes it decides whether the work is done; a pop is atomic
 
     def begin(self) -> bool:
         """Whether it is still wanted; this thread does it then."""
         self.worker = threading.current_thread()
-        return self.result.set_running_or_notify_cancel()
+        return self._claim()
 
     def end(self, run: Callable[[_QueuedCall], Any]) -> None:
         try:
-            self.result.set_result(run(self))
-        except Exception as error:
-            self.result.set_exception(error)
+            result, error = run(self), None
+        except Exception as raised:
+            result, error = None, raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            self._loop.call_soon_threadsafe(self._set, result, error)
 
     def cancel(self) -> bool:
         """Whether it had not begun, and never will."""
-        return self.result.cancel()
+        if not self._claim():
+            return False
+        self.result.cancel()
+        return True
+
+    def _claim(self) -> bool:
+        try:
+            self._claims.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _set(self, result: Any, error: Exception | None) -> None:
+        if self.result.done():  # nobody waits any more
+            return
+        if error is None:
+            self.result.set_result(result)
+        else:
+            self.result.set_exception(error)
 
 
 class _Lag:

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from recmill.errors import TooLate
+
+
+class _Stage:
+    """A block of code whose time counts. A class: a generator would cost three times as much."""
+
+    __slots__ = ("_begin", "_name", "_stages")
+
+    def __init__(self, stages: dict[str, float], name: str) -> None:
+        self._stages, self._name = stages, name
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        milliseconds = (time.perf_counter() - self._begin) * 1000
+        self._stages[self._name] = self._stages.get(self._name, 0.0) + milliseconds
 
 
 class Clock:
@@ -17,13 +31,9 @@ class Clock:
         self.deadline = None if deadline_ms is None else self.started + deadline_ms / 1000
         self.stages: dict[str, float] = {}
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.stages[name] = self.stages.get(name, 0.0) + (time.perf_counter() - begin) * 1000
+    def stage(self, name: str) -> _Stage:
+        """Adds the time of a `with` block to a stage."""
+        return _Stage(self.stages, name)
 
     @property
     def left(self) -> float:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf import descriptor_pb2
@@ -37,21 +37,20 @@ SERVICE = "recmill.v1.Recommender"
 INFERENCE = "inference.GRPCInferenceService"
 
 
+Reply: TypeAlias = Message | bytes  # bytes are an encoded message
+
+
 @dataclass(frozen=True)
 class Method:
     """The protobuf messages of one call, and how they become ours and back.
 
-    `pack` makes a message of one answer; `reply` the reply of all of them.
+    `pack` makes a message of one answer, or its bytes; `reply` the reply of all of them.
     """
 
     takes: type[Message]
     requests_of: Callable[[Any], Sequence[Any]]
-    pack: Callable[[Any], Message]
-    reply: Callable[[Sequence[Any]], Message] = lambda packed: packed[0]
-
-
-def _replies(packed: Sequence[pb.Answer]) -> pb.RecommendReply:
-    return pb.RecommendReply(answers=packed)
+    pack: Callable[[Any], Reply]
+    reply: Callable[[Sequence[Any]], Reply] = lambda packed: packed[0]
 
 
 def _changed(answer: m.ChangeResult) -> pb.Changed:
@@ -111,12 +110,14 @@ def _item_ids(request: pb.RemoveItemsRequest) -> list[m.ItemIds]:
 
 
 METHODS = {
-    "recommend": Method(pb.RecommendRequest, convert.recommends_of, convert.to_answer, _replies),
-    "recall": Method(pb.RecommendRequest, convert.recalls_of, convert.to_answer, _replies),
+    "recommend": Method(
+        pb.RecommendRequest, convert.recommends_of, convert.answer_bytes, convert.replies_bytes
+    ),
+    "recall": Method(pb.RecommendRequest, convert.recalls_of, convert.answer_bytes, convert.replies_bytes),
     "rank": Method(pb.RankRequest, lambda r: [convert.rank_of(r)], convert.to_ranked),
-    "similar": Method(pb.SimilarRequest, lambda r: [convert.similar_of(r)], convert.to_answer),
-    "trending": Method(pb.TrendingRequest, lambda r: [convert.trending_of(r)], convert.to_answer),
-    "describe": Method(pb.DescribeRequest, lambda r: [convert.describe_of(r)], convert.to_answer),
+    "similar": Method(pb.SimilarRequest, lambda r: [convert.similar_of(r)], convert.answer_bytes),
+    "trending": Method(pb.TrendingRequest, lambda r: [convert.trending_of(r)], convert.answer_bytes),
+    "describe": Method(pb.DescribeRequest, lambda r: [convert.describe_of(r)], convert.answer_bytes),
     "features": Method(pb.FeaturesRequest, _features, convert.to_features),
     "lookup": Method(pb.LookupRequest, lambda r: [convert.rank_of(r)], _packed),
     "rank_rows": Method(pb.RankRowsRequest, _rows, convert.to_ranked),
@@ -173,11 +174,11 @@ class GrpcServer:
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
     def _handler(
-        self, answer: Callable[[bytes, float | None], Awaitable[tuple[Message, Any]]], name: str
+        self, answer: Callable[[bytes, float | None], Awaitable[tuple[Reply, Any]]], name: str
     ) -> grpc.RpcMethodHandler:
         scope: Scope = c.CALLS[name].scope if name in c.CALLS else "read"
 
-        async def handle(data: bytes, context: grpc.aio.ServicerContext) -> Message:
+        async def handle(data: bytes, context: grpc.aio.ServicerContext) -> Reply:
             began, answered, failure = time.perf_counter(), None, None
             headers = {
                 key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)
@@ -195,12 +196,12 @@ class GrpcServer:
             return reply
 
         # Bytes are parsed in the handler, so that an invalid message is INVALID_ARGUMENT and not INTERNAL.
-        return grpc.unary_unary_rpc_method_handler(handle, None, lambda reply: reply.SerializeToString())
+        return grpc.unary_unary_rpc_method_handler(handle, None, _encoded)
 
-    def _own(self, call: c.ServerCall) -> Callable[[bytes, float | None], Awaitable[tuple[Message, Any]]]:
+    def _own(self, call: c.ServerCall) -> Callable[[bytes, float | None], Awaitable[tuple[Reply, Any]]]:
         method = METHODS[call.name]
 
-        async def answer(data: bytes, remaining: float | None) -> tuple[Message, Any]:
+        async def answer(data: bytes, remaining: float | None) -> tuple[Reply, Any]:
             self.dispatcher.check_offered(call.name, call.roles, call.is_change)
             began = time.monotonic()
             requests = await self.dispatcher.read(len(data), lambda: self._parsed(call, data))
@@ -296,6 +297,10 @@ class GrpcServer:
             return await self.dispatcher.read(len(data), lambda: pack(answered)), None
 
         return answer
+
+
+def _encoded(reply: Reply) -> bytes:
+    return reply if isinstance(reply, bytes) else reply.SerializeToString()
 
 
 def _options(limits: Limits, several_processes: bool, max_connections: int | None) -> list[tuple[str, int]]:

@@ -184,7 +184,7 @@ class NewItem(Message, frozen=True, kw_only=True):
     values: Values = {}
 
 
-class Reason(Message, frozen=True, kw_only=True):
+class Reason(Message, frozen=True, kw_only=True, gc=False):
     """An item of the user's history that led to another one, by which channel, and how much (1 is the most)."""
 
     id: Id
@@ -193,7 +193,7 @@ class Reason(Message, frozen=True, kw_only=True):
     weight: float
 
 
-class Item(Message, frozen=True, kw_only=True):
+class Item(Message, frozen=True, kw_only=True, gc=False):
     """One item, its score and the channel that it comes from.
 
     The score is made of the item's ranks, 1 for the first of every channel, or is the probability of a click when

@@ -9,12 +9,14 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.struct_pb2 import Struct
 
+from recmill import _native
 from recmill.errors import BadRequest
 from recmill.stages.serve import messages as m
 from recmill.stages.serve.limits import MAX_IDS
 from recmill.stages.serve.proto import recmill_pb2 as pb
 
 Parsed = TypeVar("Parsed", bound=Message)
+_ANSWER_TAG = b"\x0a"  # of RecommendReply.answers: field 1, with a length
 _EXACT = 2**53  # whole numbers up to here are the same as double
 
 
@@ -185,6 +187,27 @@ def to_query(request: m.Query) -> pb.Query:
         query.show_seen = request.show_seen
         query.boost.extend(pb.Boost(where=boost.where, factor=boost.factor) for boost in request.boost)
     return query
+
+
+def answer_bytes(answer: m.Answer) -> bytes:
+    """A protobuf Answer, encoded: of its plain items by native code."""
+    items = _native.encode_items(answer.items)
+    rest = answer if items is None else msgspec.structs.replace(answer, items=[])
+    encoded: bytes = to_answer(rest).SerializeToString()
+    return encoded + (items or b"")  # messages that are concatenated are merged
+
+
+def replies_bytes(answers: Sequence[bytes]) -> bytes:
+    """A RecommendReply of encoded answers."""
+    return b"".join(_ANSWER_TAG + _varint(len(answer)) + answer for answer in answers)
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])
 
 
 def to_answer(answer: m.Answer) -> pb.Answer:
