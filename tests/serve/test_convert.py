@@ -31,5 +31,7 @@ def test_an_encoded_answer_is_the_message_of_it(items: list[m.Item]) -> None:
 
 def test_an_encoded_reply_has_all_answers_in_their_order() -> None:
     answers = [m.Answer(items=PLAIN * count, version=f"v{count}") for count in (0, 1, 50)]
-    reply = pb.RecommendReply.FromString(convert.replies_bytes([convert.answer_bytes(one) for one in answers]))
+    reply = pb.RecommendReply.FromString(
+        convert.replies_bytes([convert.answer_bytes(one) for one in answers])
+    )
     assert list(reply.answers) == [convert.to_answer(one) for one in answers]

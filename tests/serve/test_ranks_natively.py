@@ -87,22 +87,29 @@ def test_rows_that_changed_or_are_new_count_at_once(recommender: Recommender) ->
 
 def test_candidates_are_read_where_they_are_mapped_new_and_changed_ones_too(recommender: Recommender) -> None:
     lookup, ranker, items = recommender.lookup, recommender.ranker, recommender.bundle.items
-    assert ranker is not None and items is not None
-    recommender.add_items([NewItem(id="new", values={"price": 3.5}), NewItem(id="i7", values={"price": 99.0})])
+    assert ranker is not None
+    assert items is not None
+    recommender.add_items(
+        [NewItem(id="new", values={"price": 3.5}), NewItem(id="i7", values={"price": 99.0})]
+    )
     deep = recommender.bundle.collection("deep")
     rows = deep.rows["item"]
     feature = next(feature.name for feature in deep.features if feature.table == "item")
     unseen = items.rows(items.indices(["new"])).keys[feature].values
-    recommender.apply(Changes({"deep/item": TableChange(unseen, np.full((1, rows.dim), 0.5), np.empty(0, np.int64))}))
+    recommender.apply(
+        Changes({"deep/item": TableChange(unseen, np.full((1, rows.dim), 0.5), np.empty(0, np.int64))})
+    )
     indices = items.indices(["new", *(f"i{number}" for number in range(1, 40)), "new"])
     user = lookup.user_row(Rank(user="u3", items=[]))
     found, degraded = lookup.candidates(indices, user)
-    assert isinstance(found, EntityRows) and not degraded
+    assert isinstance(found, EntityRows)
+    assert not degraded
     natively = ranker.rank(user.features, found)
     np.testing.assert_allclose(natively, ranker.rank(user.features, found.rows), atol=1e-6)
     by_onnx(recommender)
     np.testing.assert_allclose(natively, ranker.rank(user.features, found), atol=1e-5)
-    assert natively[0] == natively[-1] and len(np.unique(natively)) > 20
+    assert natively[0] == natively[-1]
+    assert len(np.unique(natively)) > 20
 
 
 def test_a_delta_with_layers_stays_native_and_one_without_falls_back(
