@@ -49,10 +49,10 @@ struct Name {
   PyObject* text;
 };
 
-// Items with an id, a score, a channel and a score of recall, as the field `items` of an Answer; None if any has more.
+// Items with an id, a score, a channel, a score of recall and a boost (1 is not written), as the field `items` of an Answer; None if any has more.
 std::optional<nb::bytes> encode_items(const nb::list& items) {
-  static const Name ID("id"), SCORE("score"), CHANNEL("channel"), RECALL_SCORE("recall_score"), MORE[] = {
-      Name("fields"), Name("why"), Name("because")};
+  static const Name ID("id"), SCORE("score"), CHANNEL("channel"), RECALL_SCORE("recall_score"),
+      BOOST("boost"), MORE[] = {Name("fields"), Name("why"), Name("because")};
   std::string all, one, id_bytes;
   for (nb::handle item : items) {
     for (const Name& more : MORE)
@@ -65,6 +65,7 @@ std::optional<nb::bytes> encode_items(const nb::list& items) {
     add_float(one, 2, static_cast<float>(nb::cast<double>(SCORE.of(item))));
     add_text(one, 3, CHANNEL.of(item));
     add_float(one, 4, static_cast<float>(nb::cast<double>(RECALL_SCORE.of(item))));
+    if (const double boost = nb::cast<double>(BOOST.of(item)); boost != 1) add_float(one, 8, static_cast<float>(boost));
     add_bytes(all, 1, one.data(), one.size());
   }
   return nb::bytes(all.data(), all.size());

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from recmill.stages.serve import messages as m
@@ -15,12 +16,20 @@ PLAIN = [
     m.Item(id=0, score=1, channel="similar"),
     m.Item(id=-(2**63), score=float("inf"), channel="similar"),
     m.Item(id=2**63 - 1, score=1e-45, channel="co_clicks"),
+    m.Item(id="i2", score=0.5, channel="popular", boost=1.5),
 ]
 DESCRIBED = [
     m.Item(id=1, score=1.0, channel="popular", fields={"price": 3.5}),
     m.Item(id=1, score=1.0, channel="popular", why="popular"),
     m.Item(id=1, score=1.0, channel="popular", because=[m.Reason(id=2, channel="similar", weight=0.5)]),
 ]
+
+
+def test_items_have_no_field_that_these_cases_leave_out() -> None:
+    tried = {
+        name for item in (*PLAIN, *DESCRIBED) for name, value in msgspec.structs.asdict(item).items() if value
+    }
+    assert tried == set(m.Item.__struct_fields__)
 
 
 @pytest.mark.parametrize("items", [[], PLAIN, PLAIN * 40, [*PLAIN, DESCRIBED[0]], DESCRIBED])
