@@ -26,7 +26,7 @@ from typing import Any
 
 import polars as pl
 
-from recmill import Table, load_recipe
+from recmill import Checkpoint, Table, load_recipe
 
 K = 10
 _RECMILL = [sys.executable, "-m", "recmill"]
@@ -55,7 +55,8 @@ def measure(recipe: str, data: str, into: Path, seed: int, threads: int, users: 
             threads,
         ]
         _recmill("evaluate", recipe, "--checkpoint", checkpoint, "--table", table, *served, "--data", data)
-    found: dict[str, Any] = json.loads((checkpoint / "evaluation.json").read_text())["served"]
+    measured = Checkpoint.open(checkpoint).to_serve().path
+    found: dict[str, Any] = json.loads((measured / "evaluation.json").read_text())["served"]
     if users is None:
         relevant = held_out(recipe, Table.open(table), found["split"])
         with serving(bundle) as url:

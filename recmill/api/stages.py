@@ -247,6 +247,7 @@ def evaluate(
     at_url = isinstance(checkpoint, str) and is_url(checkpoint)
     with written(str(checkpoint) if at_url else checkpoint_of(checkpoint).path) as target:
         folder = Checkpoint.open(target.path)
+        folder = folder if split in ("train", "eval") else folder.to_serve(str(which))
         path = Path(report) if report is not None else folder.path / "report.html"
         if served:
             options = ReplayConfig(
@@ -399,7 +400,7 @@ def export(
     from recmill.stages.export.export import export_at as run
     from recmill.stages.export.find_log import find_log
 
-    folder = checkpoint_of(checkpoint)
+    folder = checkpoint_of(checkpoint).to_serve(str(which))
     where = find_log(folder) if data is None else data_of(folder.recipe, data)
     config = ExportConfig(
         rows=rows,

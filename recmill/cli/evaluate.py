@@ -91,7 +91,9 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     from recmill.storage.workspace import written
 
     with written(parsed.checkpoint) as target:
-        code = _evaluate_in(parsed, config, recipe, Checkpoint.open(target.path))
+        folder = Checkpoint.open(target.path)
+        folder = folder if config.split in ("train", "eval") else folder.to_serve(config.which)
+        code = _evaluate_in(parsed, config, recipe, folder)
         target.push()
     return code
 

@@ -46,7 +46,7 @@ def _export(parsed: argparse.Namespace) -> None:
     from recmill.stages.export.find_log import find_log
 
     config = read_config(parsed, ExportConfig)
-    folder = Checkpoint.open(parsed.checkpoint)
+    folder = Checkpoint.open(parsed.checkpoint).to_serve(config.which)
     data = find_log(folder, parsed.data, parsed.table)
     exported = export_at(folder, data, parsed.into, config, Progress(parsed.quiet))
     say_exported(exported, data, say_of(parsed))

@@ -24,7 +24,7 @@ def follow(parsed: argparse.Namespace, recipe: Recipe, config: TrainConfig) -> N
     from recmill.stages.train import follow as following
     from recmill.stages.train.threads import choose_threads
 
-    folder = Checkpoint.open(parsed.into)
+    folder = Checkpoint.open(parsed.into).to_serve()
     if not is_resolution(folder.recipe, recipe):
         raise ArtifactError(f'{folder.path} was trained with another recipe than "{recipe.name}" is now.')
     threads = choose_threads(config.threads).number

@@ -309,7 +309,8 @@ def say_trained(trained: TrainResult, say: Say) -> None:
         since = f" (resumed from step {trained.resumed_from:,})" if trained.resumed_from else ""
         speed = f"{trained.samples_per_second:,.0f} rows/s   data wait {trained.wait_share:.0%}"
         rows = f"{state.samples:,} rows in {state.seconds:.1f} s{since}"
-        say(f"trained {trained.model}   {rows}   {speed}   {describe_end(state.stopped_by)}")
+        name = f"{trained.model} with the eval rows" if trained.is_refit else trained.model
+        say(f"trained {name}   {rows}   {speed}   {describe_end(state.stopped_by)}")
     metrics = trained.best.metrics
     shown = "   ".join(f"{name} {metrics[name]:.4f}" for name in _MAIN_METRICS if name in metrics)
     say(f"wrote  {address_of(trained.best.path)}   step {trained.best.step:,}   {shown}")

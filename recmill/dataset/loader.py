@@ -132,7 +132,7 @@ class ShardUnit:
 
 
 class Batches(UnitReader):
-    """The rows of a Table's split.
+    """The rows of a Table's split, or of several.
 
     Without a seed, rows come in Table order. With one, each epoch has its own order of the rows inside a unit and, but
     for the first, which may follow a Table that is still written, of units. Both depend on nothing but seed and epoch.
@@ -144,7 +144,7 @@ class Batches(UnitReader):
         self,
         table: Table,
         batch_size: int,
-        split: str = "train",
+        split: str | Sequence[str] = "train",
         features: Sequence[str] | None = None,
         seed: int | None = None,
         where: str | None = None,
@@ -152,14 +152,17 @@ class Batches(UnitReader):
     ) -> None:
         self.layout = Layout.of(table.columns, features)
         self.batch_size = batch_size
-        self.shards = table.files(split)
+        splits = [split] if isinstance(split, str) else split
+        self.shards = [shard for name in splits for shard in table.files(name)]
         self.seed = seed
         self.where = where
         self.not_empty = not_empty
         is_filtered = where is not None or not_empty is not None
-        self.num_rows = sum(unit.rows for unit in self.units) if is_filtered else table.num_rows(split)
+        self.num_rows = (
+            sum(unit.rows for unit in self.units) if is_filtered else sum(map(table.num_rows, splits))
+        )
         if not self.num_rows:
-            wanted = f"{split} rows" if where is None else f'{split} rows with label "{where}"'
+            wanted = f"{' and '.join(splits)} rows" + ("" if where is None else f' with label "{where}"')
             wanted += "" if not_empty is None else f' and something in "{not_empty}"'
             raise ArtifactError(f"Table {table.path} has no {wanted} to make batches of.")
 

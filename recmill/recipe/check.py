@@ -12,7 +12,7 @@ from dataclasses import asdict
 from recmill.errors import ExpressionError
 from recmill.recipe import recipe as r
 from recmill.recipe.check_features import check_features, check_labels, check_names, check_references
-from recmill.recipe.check_inputs import check_binary_labels, check_held_out, check_inputs
+from recmill.recipe.check_inputs import check_binary_labels, check_held_out, check_inputs, check_refit
 from recmill.recipe.check_models import check_models, check_ranking, check_retrieval
 from recmill.recipe.convert import Paths, default_of, paths_of
 from recmill.recipe.expressions import columns_of, parse_filter
@@ -378,5 +378,6 @@ _CHECKS: tuple[tuple[Callable[[r.Recipe, Paths], Iterator[str]], tuple[str, ...]
     (check_inputs, (*_ROWS, "features", "table", "ranking", "retrieval")),
     (check_binary_labels, ("log", "labels", "ranking", "retrieval")),
     (check_held_out, ("split", "ranking", "retrieval")),
+    (check_refit, ("split", "ranking", "retrieval")),
     (check_tune, ("tune",)),
 )

@@ -179,6 +179,22 @@ def how_to_threshold(column: str) -> str:
 # evaluation
 
 
+def check_refit(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    """Models that learned from the eval rows can only be measured on others."""
+    split = recipe.split
+    if not recipe.refit:
+        return
+    if recipe.ranking is None and recipe.retrieval is None:
+        yield "refit needs a model: [ranking] or [retrieval]; add one, or remove it"
+    if split is None or not (split.by == "last" or split.halve or split.test_from is not None):
+        yield (
+            "refit learns from the eval rows, so that only test rows can measure it, and there are none; add "
+            "split.halve = true, or remove refit"
+        )
+    if recipe.ranking is not None and recipe.ranking.trees is not None:
+        yield "refit cannot be combined with ranking.trees, which stop and are blended by eval rows; remove one of them"
+
+
 def check_held_out(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
     """What evaluations steer needs rows that are held out. Without any, there is nothing to evaluate, however often."""
     if recipe.split is not None:

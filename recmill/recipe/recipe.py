@@ -606,6 +606,7 @@ class Recipe:
     table: TableLayout = field(default_factory=TableLayout)
     ranking: Ranking | None = None
     retrieval: Retrieval | None = None
+    refit: bool = False  # train once more with the eval rows, before test and export
     # Recipes that differ only in what was searched make the same artifacts.
     tune: Tune | None = field(default=None, compare=False)
 

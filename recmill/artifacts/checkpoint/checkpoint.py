@@ -12,6 +12,9 @@
 Of several workers each writes the keys that it holds: c1.0-2.arrow and admission.0-2.safetensors are those of worker 0
 of 2. The manifest names all files of a table; what is in which of them means nothing, so that any number of workers can
 go on. A checkpoint is written aside and renamed when all of it is on the disk: what has its name is whole.
+
+A recipe with `refit = true` leaves a second folder of checkpoints inside of the first one: refit/ has the models that
+learned from the eval rows too.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from recmill.artifacts.checkpoint.files import remove_folder
 from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.artifacts.checkpoint.write import Writers
 from recmill.artifacts.manifest import is_published, read_manifest, sync_all, write_manifest
+from recmill.errors import ArtifactError
 from recmill.features.chain import ColumnInfo
 from recmill.features.plan import Plan
 from recmill.features.plan_artifact import PlanArtifact
@@ -34,6 +38,9 @@ from recmill.recipe.load import recipe_to_dict
 from recmill.recipe.recipe import Recipe, Saving
 from recmill.recipe.tuning import quality_of
 from recmill.storage.view import opened
+
+REFIT = "refit"
+WITH_EVAL_ROWS = ", train and eval rows"  # how the source of a refit ends
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,6 +85,36 @@ class Checkpoint(PlanArtifact):
         }
         write_manifest(path, "checkpoint", manifest)
         return cls.open(path)
+
+    @property
+    def is_refit(self) -> bool:
+        """Whether these models learned from the eval rows too."""
+        return str(self.manifest["source"]).endswith(WITH_EVAL_ROWS)
+
+    def to_serve(self, which: str = "best") -> Checkpoint:
+        """The checkpoints that are measured on test and exported: those of the refit, if the recipe asks for one.
+
+        `last` and steps are those of the run that eval chose from.
+        """
+        if not self.recipe.refit or self.is_refit or which != "best":
+            return self
+        if not is_published(self.path / REFIT):
+            raise self._unfinished_refit()
+        refit = Checkpoint.open(self.path / REFIT)
+        last = [refit.of(model).find("last") for model in refit.models]
+        if refit.models != self.models or any(checkpoint.state["stopped_by"] is None for checkpoint in last):
+            raise self._unfinished_refit()
+        return refit
+
+    def selection(self) -> Checkpoint:
+        """The checkpoints that know nothing of the eval rows: of a refit, those of the run before it."""
+        return Checkpoint.open(self.path.parent) if self.is_refit else self
+
+    def _unfinished_refit(self) -> ArtifactError:
+        return ArtifactError(
+            f"{self.path} is of a recipe with refit = true, but its models were not trained to the end with the eval "
+            "rows. Run `recmill train --resume`, or name a step of the run before."
+        )
 
     @property
     def models(self) -> list[str]:

@@ -46,7 +46,7 @@ def find_live(address: str | Path, which: str, allow_none: bool) -> Live | None:
         return _live_under(str(address), which, allow_none)
     path = Path(address)
     if is_published(path) and not _is_bundle(path):
-        return Live(Checkpoint.open(path), {}, which)
+        return Live(Checkpoint.open(path).to_serve(which), {}, which)
     if current_of(path) is None and not is_published(path):
         _check_allowed(path, allow_none)
         return None

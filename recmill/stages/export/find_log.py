@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+from recmill.artifacts.checkpoint.checkpoint import WITH_EVAL_ROWS, Checkpoint
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, LogError
 
@@ -30,7 +30,7 @@ def find_log(folder: Checkpoint, data: str | None = None, table: str | Path | No
 
 def _of_table(folder: Checkpoint, path: str | Path) -> str | None:
     table = Table.open(path)
-    source = folder.manifest["source"]
+    source = folder.manifest["source"].removesuffix(WITH_EVAL_ROWS)
     if source.startswith("table ") and source != f"table {table.digest}":
         raise ArtifactError(
             f"Checkpoint {folder.path} was trained from {source}, but {path} is table {table.digest}."

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recmill.artifacts.bundle.bundle import Bundle, kept_checkpoint, previous_of, set_current
 from recmill.artifacts.bundle.remote import bundles_written
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+from recmill.artifacts.checkpoint.checkpoint import REFIT, Checkpoint
 from recmill.artifacts.manifest import is_published, link_or_copy
 from recmill.errors import ArtifactError
 from recmill.stages.export.versions import exporting, is_whole, keep_newest, written_aside
@@ -32,9 +32,12 @@ def publish_at(
     despite_gate: bool = False,
 ) -> PublishResult:
     """`publish`, where any of them may be a URL."""
+    bundle = Bundle.open(candidate)
+    candidate = bundle.path
     if checkpoint is not None:
-        checkpoint = Checkpoint.open(checkpoint).path
-    candidate = Bundle.open(candidate).path
+        folder = Checkpoint.open(checkpoint)
+        is_of_refit = Path(bundle.manifest["checkpoint"]["path"]).name == REFIT
+        checkpoint = folder.to_serve().path if is_of_refit else folder.path
     if not is_url(address):
         return publish(candidate, Path(address), checkpoint, keep, despite_gate)
     with bundles_written(str(address)) as bundles:

@@ -147,6 +147,17 @@ def _interactions(snapshot: EntitySnapshot) -> Interactions:
     return snapshot.clicks.interactions()
 
 
+class _Models:
+    """Chosen checkpoints, and the part of a bundle that is made of them alone."""
+
+    def __init__(self, folder: Checkpoint, which: str, options: ExportConfig, path: Path) -> None:
+        self.folder, self.path = folder, path
+        self.chosen = choose(folder, which)
+        self.learners = open_learners(folder, self.chosen, options)
+        path.mkdir()
+        self.described = write_models(path, folder, self.learners, options)
+
+
 class _BundleMaker:
     """Bundles of one checkpoint as of earlier times, in a folder that goes away."""
 
@@ -156,10 +167,13 @@ class _BundleMaker:
         self.folder, self.data, self.config, self.progress, self.work = folder, data, config, progress, work
         self.options = ExportConfig(which=config.which, threads=config.threads)
         self.threads = config.threads or available_cores()
-        self.chosen = choose(folder, config.which)
-        self.learners = open_learners(folder, self.chosen, self.options)
-        (work / "models").mkdir()
-        self.models = write_models(work / "models", folder, self.learners, self.options)
+        self.measured = _Models(folder, config.which, self.options, work / "models")
+        # A refit knows the rows that recall is fitted to.
+        self.fitted = (
+            _Models(folder.selection(), "best", self.options, work / "models-before-eval")
+            if folder.is_refit
+            else self.measured
+        )
 
     @classmethod
     @contextmanager
@@ -175,12 +189,14 @@ class _BundleMaker:
             self.folder.recipe, self.folder.plan, self.data, work, self.progress, before=before
         )
 
-    def recommender(self, snapshot: EntitySnapshot, recall: RecallParameters, name: str) -> Recommender:
-        into = self.work / name
-        shutil.copytree(self.work / "models", into, copy_function=link_or_copy)
-        retriever: Ranker | Retriever | None = self.learners.get("retrieval")
-        write_sides(into, self.folder, self.models, retriever, snapshot, recall, self.options)
-        manifest = describe_bundle(into, name, self.folder, self.models, snapshot, recall, self.options)
+    def recommender(
+        self, models: _Models, snapshot: EntitySnapshot, recall: RecallParameters, name: str
+    ) -> Recommender:
+        into, folder = self.work / name, models.folder
+        shutil.copytree(models.path, into, copy_function=link_or_copy)
+        retriever: Ranker | Retriever | None = models.learners.get("retrieval")
+        write_sides(into, folder, models.described, retriever, snapshot, recall, self.options)
+        manifest = describe_bundle(into, name, folder, models.described, snapshot, recall, self.options)
         publish_bundle(into, manifest)
         return Recommender(Bundle.open(into, modules_of(self.folder.recipe)))
 
@@ -189,7 +205,7 @@ class _BundleMaker:
     ) -> tuple[RecallFit, str]:
         neighbours = fit_all_neighbours(interactions, self.threads)
         channels = fit_channels(interactions, queries, neighbours)
-        recommender = self.recommender(snapshot, channels.parameters, "fit")
+        recommender = self.recommender(self.fitted, snapshot, channels.parameters, "fit")
         return fit_weights(channels.parameters, recommender, queries), channels.ease_variant
 
     def measure(
@@ -202,7 +218,7 @@ class _BundleMaker:
         split: str,
     ) -> ServedResult:
         asked = queries.sample(self.config.served_users)
-        recommender = self.recommender(snapshot, fitted.parameters, "measure")
+        recommender = self.recommender(self.measured, snapshot, fitted.parameters, "measure")
         with self.progress.stage("served lists", len(asked)) as bar:
             answers = _answers(recommender, asked, max(CUTOFFS), bar.advance)
         if self.config.served_bundle is not None:
@@ -217,7 +233,7 @@ class _BundleMaker:
         }
         return ServedResult(
             split,
-            {model: checkpoint.step for model, checkpoint in self.chosen.items()},
+            {model: checkpoint.step for model, checkpoint in self.measured.chosen.items()},
             fitted,
             sums_of(answers.lists, asked),
             {name: sums_of(lists, asked) for name, lists in others.items()},

@@ -189,7 +189,8 @@ def _known_place(data: str) -> str | None:
 
 def _replay(into: Path, data: str, options: RunConfig, progress: Progress) -> ServedResult | None:
     """None when the held-out rows are too few to measure lists by, unless the gate asks for it."""
-    folder, config = Checkpoint.open(into / "checkpoint"), ReplayConfig(threads=options.train.threads)
+    folder = Checkpoint.open(into / "checkpoint").to_serve()
+    config = ReplayConfig(threads=options.train.threads)
     try:
         return replay_and_write(folder, data, config, options.gate, progress)
     except NothingToMeasure as error:
@@ -202,7 +203,7 @@ def _replay(into: Path, data: str, options: RunConfig, progress: Progress) -> Se
 def _evaluate(
     into: Path, table: Any, options: RunConfig, progress: Progress, served: ServedResult | None
 ) -> list[evaluation.EvaluateResult]:
-    folder = Checkpoint.open(into / "checkpoint")
+    folder = Checkpoint.open(into / "checkpoint").to_serve()
     config = EvaluateConfig(only=options.train.only, gate=options.gate, threads=options.train.threads)
     evaluated = evaluation.evaluate(folder, table, config, progress)
     content = served_json(served) if served is not None else None
@@ -211,7 +212,7 @@ def _evaluate(
 
 
 def _export(into: Path, data: str, progress: Progress) -> exporting.ExportResult:
-    folder = Checkpoint.open(into / "checkpoint")
+    folder = Checkpoint.open(into / "checkpoint").to_serve()
     return exporting.export(folder, data, into / "bundle", progress=progress)
 
 

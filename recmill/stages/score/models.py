@@ -127,7 +127,7 @@ def checkpoint_ref(path: str | Path, which: str, models: Sequence[str]) -> Model
     _check_torch()
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 
-    folder = Checkpoint.open(path)
+    folder = Checkpoint.open(path).to_serve(which)
     for model in models:
         if model not in folder.models:
             known = ", ".join(folder.models) or "none yet; run `recmill train` first"

@@ -26,6 +26,7 @@ from recmill.distributed.data_tasks import DataWorkers, OnTasks, Slice, get
 from recmill.distributed.dispatcher import Dispatcher, Units
 from recmill.distributed.evaluation import evaluate_ranker
 from recmill.distributed.workers import SINGLE_WORKER, Workers
+from recmill.errors import RecmillError
 from recmill.features.plan import Plan
 from recmill.learner.retrieval import Retriever
 from recmill.recipe import recipe as r
@@ -135,6 +136,8 @@ class FedData:
 
     def check(self, recipe: r.Recipe) -> None:
         self.inner.check(recipe)
+        if recipe.refit:
+            self.with_eval_rows()
 
     def batches(self, learner: Learners) -> Feed:
         return self._feed(learner, "train")
@@ -149,6 +152,12 @@ class FedData:
 
     def num_rows(self, split: str) -> int:
         return self.workers.by_first(lambda: self.inner.num_rows(split))
+
+    def with_eval_rows(self) -> TrainingData:
+        raise RecmillError(
+            "refit = true reads a Table's rows in the workers themselves: train without --data-workers, or "
+            "remove refit."
+        )
 
     def _feed(self, learner: Learners, split: str) -> Feed:
         opened = self._open(learner)

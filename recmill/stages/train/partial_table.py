@@ -60,6 +60,9 @@ class PartialTableData:
             return self._finished().num_rows(split)
         return self.plan.num_rows if split == "train" else 0
 
+    def with_eval_rows(self) -> TableData:
+        return self._finished().with_eval_rows()
+
     def _evaluate(self, learner: Learners, workers: Workers) -> Metrics:
         table = self.growing.held_out("eval") if isinstance(learner, Ranker) else self.growing.finished
         if not table.num_rows("eval"):

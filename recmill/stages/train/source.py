@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from recmill.artifacts.checkpoint.checkpoint import WITH_EVAL_ROWS
 from recmill.dataset.loader import Batches
 from recmill.dataset.log_loader import LogBatches
 from recmill.dataset.table import Table
@@ -55,21 +56,24 @@ class TrainingData(Protocol):
     @property
     def columns(self) -> list[ColumnInfo]: ...
     def check(self, recipe: r.Recipe) -> None:
-        """Raise when the features are not those of the recipe."""
+        """Raise when the features are not those of the recipe, or when it asks for what these rows cannot do."""
 
     def batches(self, learner: Learners) -> BatchSource: ...
     def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
         """Metrics of the eval rows, measured by all workers; None when the recipe holds none out."""
 
     def num_rows(self, split: str) -> int: ...
+    def with_eval_rows(self) -> TrainingData:
+        """The same, with the eval rows among those that are learned from: none is left to measure by."""
 
 
 class TableData:
     """Rows of a Table. A shuffled one comes in another order in each epoch; a log's order is kept."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, learns_eval: bool = False) -> None:
         self.table = table
-        self.name = f"table {table.digest}"
+        self.splits = ("train", "eval") if learns_eval else ("train",)
+        self.name = f"table {table.digest}" + WITH_EVAL_ROWS * learns_eval
         self.data: str | None = table.manifest.get("data")
         self.columns = table.columns
 
@@ -84,7 +88,7 @@ class TableData:
         return Batches(
             self.table,
             learner.batch_size,
-            "train",
+            self.splits,
             learner.layout.features,
             seed_of(self.table.recipe, learner),
             learner.trains_on,
@@ -92,14 +96,20 @@ class TableData:
         )
 
     def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
-        if not self.table.num_rows("eval"):
+        if "eval" in self.splits or not self.table.num_rows("eval"):
             return None
         if isinstance(learner, Retriever):
             return lambda: evaluate_retriever(learner, self.table, workers).means()
         return partial(evaluate_on, self.table, learner, workers)
 
     def num_rows(self, split: str) -> int:
-        return self.table.num_rows(split)
+        """Of what is learned from, or of the others."""
+        if split == "train":
+            return sum(map(self.table.num_rows, self.splits))
+        return 0 if split in self.splits else self.table.num_rows(split)
+
+    def with_eval_rows(self) -> TableData:
+        return TableData(self.table, learns_eval=True)
 
 
 def seed_of(recipe: r.Recipe, learner: Learners) -> int | None:
@@ -165,6 +175,8 @@ class LogData:
 
     def check(self, recipe: r.Recipe) -> None:
         check_plan(self.plan, recipe)
+        if recipe.refit:
+            self.with_eval_rows()
 
     def batches(self, learner: Learners) -> BatchSource:
         ranker = _ranker(learner)
@@ -179,6 +191,11 @@ class LogData:
 
     def num_rows(self, split: str) -> int:
         return self._opened().log.num_rows(split)
+
+    def with_eval_rows(self) -> TrainingData:
+        raise RecmillError(
+            "refit = true learns from the eval rows of a Table: train with --table, or remove refit."
+        )
 
     def _opened(self) -> LogBatches:
         """The log, counted once."""

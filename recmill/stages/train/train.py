@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts.checkpoint.checkpoint import Checkpoint
+from recmill.artifacts.checkpoint.checkpoint import REFIT, Checkpoint
 from recmill.artifacts.checkpoint.checkpoints import Checkpoints
+from recmill.artifacts.checkpoint.files import remove_folder
 from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.artifacts.lock import lock_folder
 from recmill.artifacts.manifest import WORK, is_published
@@ -65,6 +66,8 @@ class TrainResult:
     resumed_from: int | None = None  # the step
     was_there: bool = False  # nothing to do
     workers: int = 1
+    best_at: float = 1.0  # the part of all steps after which the best one came
+    is_refit: bool = False  # learned from the eval rows too
     wire_bytes: int = 0  # that this worker sent to others
     seconds_for_others: float = 0.0  # that this worker waited for others
 
@@ -163,15 +166,28 @@ def train_locked(
         folder = open_folder(recipe, source, into, options, workers)
         threads = _threads(options, workers)
         keep_freed_memory()
-        results = []
-        for model in models:
-            results.append(
-                _train_model(
-                    folder, recipe, model, source, threads, options, bars or Bars(quiet=True), context
+        bars = bars or Bars(quiet=True)
+
+        def train_all(
+            folder: Checkpoint, source: TrainingData, best_at: Mapping[str, float]
+        ) -> list[TrainResult]:
+            results = []
+            for model in models:
+                part = best_at.get(model)
+                results.append(
+                    _train_model(folder, recipe, model, source, threads, options, bars, context, part)
                 )
-            )
-            report(results[-1])
-        return results
+                report(results[-1])
+            return results
+
+        results = train_all(folder, source, {})
+        if not recipe.refit:
+            return results
+        source = source.with_eval_rows()
+        refit = _open_refit(
+            folder, recipe, source, options, workers, goes_on=all(one.was_there for one in results)
+        )
+        return results + train_all(refit, source, {one.model: one.best_at for one in results})
     except BaseException as error:
         workers.fail(error)
         raise
@@ -230,6 +246,20 @@ def open_folder(
     return Checkpoint.open(into)
 
 
+def _open_refit(
+    folder: Checkpoint,
+    recipe: r.Recipe,
+    source: TrainingData,
+    options: TrainConfig,
+    workers: Workers,
+    goes_on: bool,
+) -> Checkpoint:
+    """The folder for models that learn from the eval rows too; an old one is of no use when the run before went on."""
+    into = folder.path / REFIT
+    workers.by_first(lambda: None if goes_on else remove_folder(into))
+    return open_folder(recipe, source, into, replace(options, resume=True), workers)
+
+
 def _check_goes_on(folder: Checkpoint, recipe: r.Recipe, source: TrainingData, options: TrainConfig) -> None:
     if not options.resume:
         raise _holds_checkpoints(folder.path)
@@ -266,7 +296,9 @@ def _train_model(
     options: TrainConfig,
     bars: Bars,
     context: TrainContext,
+    stop_at: float | None = None,
 ) -> TrainResult:
+    """`stop_at` is the part of all steps after which a refit ends, wherever its schedule is by then."""
     workers = context.workers
     disk = DiskTier(folder.path, options.table_memory) if options.table_memory is not None else None
     learner = new_learner(recipe, model, source.columns, threads.number, disk)
@@ -280,10 +312,11 @@ def _train_model(
         checkpoints,
         workers=workers,
         balance=options.balance,
+        stop_at=stop_at,
     )
     checkpoints.on_published = context.publish
     last = _last_good(checkpoints, context)
-    ended = partial(_ended, model, folder, checkpoints, threads, last, workers)
+    ended = partial(_ended, model, folder, checkpoints, threads, last, workers, trainer.total_steps)
     if last is not None and _is_finished(last, trainer):
         checkpoints.forget_after(last.step)
         return ended(State.read(last.state), was_there=True)
@@ -299,7 +332,7 @@ def _train_model(
         profiled(
             options.profile if workers.is_first else None, folder.path / model / "trace.json"
         ) as after_step,
-        bars.stage(model, trainer.total_steps) as bar,
+        bars.stage(f"{model} refit" if folder.is_refit else model, trainer.last_step) as bar,
     ):
         rows = {f"{split}_rows": source.num_rows(split) for split in ("train", "eval")}
         trackers.begin({**run_facts(recipe, model, trainer, threads), **rows})
@@ -341,18 +374,22 @@ def _ended(
     threads: Threads,
     last: StepCheckpoint | None,
     workers: Workers,
+    total_steps: int,
     state: State,
     was_there: bool = False,
 ) -> TrainResult:
+    best = checkpoints.find("best")
     return TrainResult(
         model,
         folder.path / model,
         state,
-        checkpoints.find("best"),
+        best,
         threads,
         last.step if last else None,
         was_there,
         workers.size,
+        min(1.0, best.step / total_steps),
+        folder.is_refit,
         workers.sent_bytes,
         workers.seconds_waiting,
     )
@@ -369,7 +406,7 @@ def _is_finished(last: StepCheckpoint, trainer: Trainer) -> bool:
     """Whether there is nothing left to do; a run that came to its end goes on when its recipe now asks for more."""
     reason = last.state["stopped_by"]
     return reason is not None and (
-        reason not in ("end", "steps", "callback") or last.step >= trainer.total_steps
+        reason not in ("end", "steps", "callback") or last.step >= trainer.last_step
     )
 
 

@@ -84,8 +84,13 @@ class Trainer:
         report: Callable[[TrainProgress], None] = lambda progress: None,
         workers: Workers = SINGLE_WORKER,
         balance: bool = True,
+        stop_at: float | None = None,
     ) -> None:
-        """`learner` is one of `workers`, if they are several: see `distribute`."""
+        """`learner` is one of `workers`, if they are several: see `distribute`.
+
+        With `stop_at` the run ends after this part of its steps and for no other reason: what was best when another
+        run found out. The schedule stays that of all steps.
+        """
         self.workers = workers
         self.slice_sizes = SliceSizes(workers.size, balance)
         self.on_saved: Callable[[TrainProgress, Path], None] = lambda progress, path: None
@@ -101,6 +106,10 @@ class Trainer:
         self.state = State(units=_num_units(batches), workers=workers.size)
         all_steps = max(1, math.ceil(self.spec.epochs * batches.batches_per_epoch))
         self.total_steps = min(all_steps, self.spec.max_steps or all_steps)
+        self.last_step = self.total_steps
+        if stop_at is not None:
+            self.last_step = max(1, round(self.total_steps * stop_at))
+            self.spec = replace(self.spec, max_minutes=None)
 
     def resume(self, checkpoint: StepCheckpoint) -> None:
         """Go on from a checkpoint: the next batch is the one after its last."""
@@ -156,7 +165,7 @@ class Trainer:
 
     def _batches(self) -> Generator[tuple[Batch, Cursor], None, None]:
         """Epoch after epoch, as many batches as the run still has steps."""
-        cursor, steps_left = self.state.cursor, self.total_steps - self.learner.steps
+        cursor, steps_left = self.state.cursor, self.last_step - self.learner.steps
         while steps_left > 0:
             for batch, after in self.batches.read(cursor):
                 cursor, steps_left = after, steps_left - 1
@@ -206,7 +215,7 @@ class Trainer:
             and self._evaluations_since_best() >= self.spec.patience
         ):
             return "patience"
-        if self.learner.steps >= self.total_steps:
+        if self.learner.steps >= self.last_step:
             return "steps" if self.total_steps == self.spec.max_steps else "end"
         if self._decided_by_first("stop", lambda: self._is_stop_requested):
             return "callback"
