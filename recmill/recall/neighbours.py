@@ -1,7 +1,7 @@
 """Item-item models: for each item its neighbours with weights. A user's list adds up those of their items.
 
-Three kinds of the same shape: who interacted with both (`co_clicks`), what came after (`transitions`), and which items
-predict the others best (`ease`).
+Four kinds of the same shape: who interacted with both (`co_clicks`), what came after (`transitions`), which items
+predict the others best (`ease`), and whose given vectors, such as those of texts, are near (`content`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from pathlib import Path
 import numpy as np
 
 from recmill import _native
+from recmill.errors import RecmillError
 from recmill.recall.interactions import Array, Interactions, Sequences
 
 NUM_NEIGHBOURS = 100
 NUM_EASE_NEIGHBOURS = 300  # its weights fall more slowly, and negative ones matter too
 MAX_PROFILE = 500  # of a user's latest items
 MAX_ITEMS = 2_000_000  # with more there are no neighbours
+MAX_CONTENT_ITEMS = 200_000  # all pairs are compared: a minute of one core for so many vectors of 64 numbers
 MAX_EASE_ITEMS = 5_000  # the inverse takes the cube of it: two seconds for so many
 _SMALL_MATRIX = 256  # which is inverted at once
 _SMALLEST_WEIGHT = 0.01  # of an item in a profile; older ones are left out
 _MAX_PAIRS = 1_000_000_000  # with more, users are sampled evenly
 _SHRINK = 10.0
 _MAX_GAP = 5
+_COMPARED_AT_ONCE = 256  # items with all others
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,30 @@ def _truncated(weights: Array, items: Array | None) -> ItemNeighbours:
     return ItemNeighbours(indices.astype(np.int32), kept.astype(np.float32), items)
 
 
+def content(vectors: Array) -> ItemNeighbours:
+    """By the cosine of their vectors, items without clicks too. A vector of zeros is near to none."""
+    num_items = len(vectors)
+    if num_items > MAX_CONTENT_ITEMS:
+        raise RecmillError(
+            f"recall.content compares all pairs of items, of which there are {num_items:,}; it is for up to "
+            f"{MAX_CONTENT_ITEMS:,}. Remove it, and give the vectors to the item tower instead."
+        )
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
+    n = max(1, min(NUM_NEIGHBOURS, num_items - 1))
+    indices, weights = np.empty((num_items, n), np.int32), np.empty((num_items, n), np.float32)
+    for first in range(0, num_items, _COMPARED_AT_ONCE):
+        rows = np.arange(first, min(first + _COMPARED_AT_ONCE, num_items))
+        cosines = units[rows] @ units.T
+        cosines[np.arange(len(rows)), rows] = -np.inf  # an item is no neighbour of its own
+        nearest = np.argpartition(-cosines, n - 1, axis=1)[:, :n]
+        kept = np.take_along_axis(cosines, nearest, axis=1)
+        order = np.argsort(-kept, axis=1, kind="stable")
+        indices[rows], weights[rows] = (np.take_along_axis(each, order, axis=1) for each in (nearest, kept))
+    is_near = weights > 0
+    return ItemNeighbours(np.where(is_near, indices, -1), np.where(is_near, weights, 0.0).astype(np.float32))
+
+
 # Name of a channel -> its variants, of which the best on eval is used.
 Fit = Callable[[Interactions, int], ItemNeighbours]
 EASE_L2 = (300.0, 1000.0)
@@ -219,8 +246,18 @@ VARIANTS: Mapping[str, Mapping[str, Fit]] = {
 }
 
 
-def fit_neighbours(name: str, variant: str, interactions: Interactions, threads: int) -> ItemNeighbours:
-    return VARIANTS[name][variant](interactions, threads)
+CONTENT = "content"
+NEIGHBOUR_CHANNELS = (*VARIANTS, CONTENT)
+
+
+def fit_neighbours(
+    name: str, variant: str, interactions: Interactions, threads: int, vectors: Array | None = None
+) -> ItemNeighbours:
+    """`vectors` are those that describe the items, for the channel that compares them."""
+    if name != CONTENT:
+        return VARIANTS[name][variant](interactions, threads)
+    assert vectors is not None
+    return content(vectors)
 
 
 PROFILE_HALF_LIVES = (1.0, 3.0, 6.0, 12.0, 30.0, None)

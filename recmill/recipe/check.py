@@ -13,7 +13,7 @@ from recmill.errors import ExpressionError
 from recmill.recipe import recipe as r
 from recmill.recipe.check_features import check_features, check_labels, check_names, check_references
 from recmill.recipe.check_inputs import check_binary_labels, check_held_out, check_inputs, check_refit
-from recmill.recipe.check_models import check_models, check_ranking, check_retrieval
+from recmill.recipe.check_models import check_models, check_ranking, check_recall, check_retrieval
 from recmill.recipe.convert import Paths, default_of, paths_of
 from recmill.recipe.expressions import columns_of, parse_filter
 from recmill.recipe.kinds import added_kinds, describe, kind_of, kinds_of_columns
@@ -376,6 +376,7 @@ _CHECKS: tuple[tuple[Callable[[r.Recipe, Paths], Iterator[str]], tuple[str, ...]
     (check_retrieval, ("retrieval",)),
     (check_models, (*_ROWS, "features", "labels", "ranking", "retrieval")),
     (check_inputs, (*_ROWS, "features", "table", "ranking", "retrieval")),
+    (check_recall, (*_ROWS, "features", "recall")),
     (check_binary_labels, ("log", "labels", "ranking", "retrieval")),
     (check_held_out, ("split", "ranking", "retrieval")),
     (check_refit, ("split", "ranking", "retrieval")),

@@ -12,9 +12,30 @@ from recmill.recipe.check_features import ends_as
 from recmill.recipe.convert import Paths, default_of
 from recmill.recipe.crosses import columns_to_cross
 from recmill.recipe.expressions import parse_score
-from recmill.recipe.kinds import describe, kinds_of_columns
+from recmill.recipe.kinds import NUMBERS, describe, element_of, kinds_of_columns, width_of
 from recmill.recipe.names import nearest, repeated
 from recmill.recipe.tuning import is_metric, metrics_of
+
+
+def check_recall(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
+    """Vectors of items must be the same in every row: numbers of the item alone, as many in each."""
+    name = recipe.recall.content if recipe.recall is not None else None
+    if name is None:
+        return
+    features = {feature.name: feature for feature in recipe.features}
+    if name not in features:
+        yield f'recall.content is "{name}", but there is no such feature{nearest(name, features)}'
+        return
+    feature = features[name]
+    kind = ends_as(feature, kinds_of_columns(recipe))
+    if kind is not None and (element_of(kind) not in NUMBERS or width_of(feature) is None):
+        yield (
+            f'recall.content is "{name}", which is no vector of numbers; end its steps with pack, or with '
+            '{ split = ";" }, { cast = "float" }, { pad = 64 }'
+        )
+    if feature.of != "item":
+        yield f'recall.content is "{name}", which belongs to the {feature.of}; it must be a feature of the item'
+
 
 _TARGET = re.compile(r"(\w+\.)?[a-z_][a-z_0-9]*(@\d+)?\s*(>=|<=)\s*-?\d+(\.\d+)?([eE]-?\d+)?")
 _TASK = re.compile(r"[A-Za-z_]\w*", re.ASCII)

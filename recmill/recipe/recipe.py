@@ -591,6 +591,13 @@ class Tune:
 
 
 @dataclass(frozen=True)
+class Recall:
+    """What recall reads beside clicks: `content` is a feature of the item that is a vector of numbers."""
+
+    content: str | None = None
+
+
+@dataclass(frozen=True)
 class Recipe:
     """The whole chain, from log to model."""
 
@@ -606,6 +613,7 @@ class Recipe:
     table: TableLayout = field(default_factory=TableLayout)
     ranking: Ranking | None = None
     retrieval: Retrieval | None = None
+    recall: Recall | None = None
     refit: bool = False  # train once more with the eval rows, before test and export
     # Recipes that differ only in what was searched make the same artifacts.
     tune: Tune | None = field(default=None, compare=False)

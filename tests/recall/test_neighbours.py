@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recmill.errors import RecmillError
 from recmill.recall.interactions import Interactions, Sequences
 from recmill.recall.neighbours import (
     ItemNeighbours,
     _inverse,
     co_clicks,
+    content,
     ease,
     lifted_transitions,
     profile_length,
@@ -167,3 +169,28 @@ def test_popularity_halves_with_each_half_life() -> None:
     assert popularity(interactions, None).tolist() == [0, 3, 1, 0, 0, 0]
     decayed = popularity(interactions, 1.0)
     assert decayed[:3] == pytest.approx([0, 0.5 + 0.25 + 0.125, 1.0], abs=1e-5)
+
+
+def test_items_are_near_by_the_vectors_that_are_given_for_them() -> None:
+    vectors = np.array([[1, 0], [0, 0], [0.1, 2], [3, 0.3], [0, 1], [-1, 0]], np.float32)
+    found = content(vectors)
+    assert found.indices[0, :3].tolist() == [3, 2, -1]  # whatever their lengths; never those that point away
+    assert (found.indices[1] == -1).all()  # a missing vector is near to none
+    assert not (found.indices == 1).any()
+    assert found.weights[0, 0] == pytest.approx(3 / np.hypot(3, 0.3))
+    assert not (found.indices == np.arange(6)[:, None]).any()
+
+
+def test_content_in_blocks_is_what_one_matrix_product_gives() -> None:
+    vectors = np.random.default_rng(3).normal(size=(600, 8)).astype(np.float32)
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = units @ units.T
+    np.fill_diagonal(cosines, -1)
+    found = content(vectors)
+    assert found.indices.shape == (600, 100)
+    assert found.indices[[0, 300, 599]].tolist() == np.argsort(-cosines, axis=1)[[0, 300, 599], :100].tolist()
+
+
+def test_content_of_too_many_items_is_an_error_that_names_the_other_way() -> None:
+    with pytest.raises(RecmillError, match="of which there are 200,001; it is for up to 200,000"):
+        content(np.zeros((200_001, 1), np.float32))

@@ -11,10 +11,10 @@ from numpy.lib.format import open_memmap
 
 from recmill.artifacts.bundle.entities import write_entities
 from recmill.artifacts.vector_index import build_index
-from recmill.dataset.batch import Layout, collate
+from recmill.dataset.batch import Array, Layout, collate, numbers_of
 from recmill.features.plan import Plan
 from recmill.learner.retrieval import Retriever
-from recmill.recall.neighbours import MAX_ITEMS, fit_neighbours
+from recmill.recall.neighbours import CONTENT, MAX_ITEMS, fit_neighbours
 from recmill.recall.parameters import RecallParameters
 from recmill.recall.popularity import popularity, trending
 from recmill.stages.export.snapshot import EntitySnapshot
@@ -48,7 +48,17 @@ def write_items(
     np.save(into / "trending.npy", trending(interactions))
     for name, parameters in recall.neighbours.items() if len(interactions) else ():
         if interactions.num_items <= MAX_ITEMS:
-            fit_neighbours(name, parameters.variant, interactions, threads).save(into, name)
+            vectors = content_vectors(plan, items) if name == CONTENT else None
+            fit_neighbours(name, parameters.variant, interactions, threads, vectors).save(into, name)
+
+
+def content_vectors(plan: Plan, items: pl.DataFrame) -> Array | None:
+    """The vectors that describe items, as the recipe's `recall.content` names them; None without it."""
+    name = plan.recipe.recall.content if plan.recipe.recall is not None else None
+    if name is None:
+        return None
+    (width,) = (column.size for column in plan.columns() if column.name == name)
+    return numbers_of(features_of(plan, items, [name])[name], width)
 
 
 def write_vectors(into: Path, snapshot: EntitySnapshot, plan: Plan, retriever: Retriever, kind: str) -> None:

@@ -8,7 +8,15 @@ import numpy as np
 
 from recmill.recall.als import MAX_INTERACTIONS, als
 from recmill.recall.interactions import Array, Interactions, Sequences
-from recmill.recall.neighbours import MAX_EASE_ITEMS, MAX_ITEMS, VARIANTS, ItemNeighbours, fit_neighbours
+from recmill.recall.neighbours import (
+    CONTENT,
+    MAX_EASE_ITEMS,
+    MAX_ITEMS,
+    VARIANTS,
+    ItemNeighbours,
+    content,
+    fit_neighbours,
+)
 from recmill.recall.popularity import popularity
 from recmill.stages.replay.queries import HeldOutQueries
 
@@ -42,15 +50,16 @@ def baseline_lists(
     return found
 
 
-def fit_all_neighbours(interactions: Interactions, threads: int) -> Neighbours:
+def fit_all_neighbours(interactions: Interactions, threads: int, vectors: Array | None = None) -> Neighbours:
     """Every variant of every item-item model; none when there are too many items."""
     if interactions.num_items > MAX_ITEMS:
         return {}
-    return {
+    found = {
         (channel, variant): fit(interactions, threads)
         for channel, variants in VARIANTS.items()
         for variant, fit in variants.items()
     }
+    return found if vectors is None else {**found, (CONTENT, "cosine"): content(vectors)}
 
 
 def seen_of(interactions: Interactions, queries: HeldOutQueries) -> Sequences:

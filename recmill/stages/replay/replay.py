@@ -32,6 +32,7 @@ from recmill.reporting.progress import Progress
 from recmill.stages.evaluate.gate import Verdict, judge_served, parse_gate
 from recmill.stages.export.config import ExportConfig
 from recmill.stages.export.export import choose, describe_bundle, open_learners, write_models, write_sides
+from recmill.stages.export.sides import content_vectors
 from recmill.stages.export.snapshot import EntitySnapshot, read_snapshot
 from recmill.stages.replay.baselines import POPULAR, baseline_lists, fit_all_neighbours, seen_of
 from recmill.stages.replay.config import ReplayConfig
@@ -203,7 +204,9 @@ class _BundleMaker:
     def fit(
         self, snapshot: EntitySnapshot, interactions: Interactions, queries: HeldOutQueries
     ) -> tuple[RecallFit, str]:
-        neighbours = fit_all_neighbours(interactions, self.threads)
+        assert snapshot.items is not None
+        vectors = content_vectors(self.folder.plan, snapshot.items)
+        neighbours = fit_all_neighbours(interactions, self.threads, vectors)
         channels = fit_channels(interactions, queries, neighbours)
         recommender = self.recommender(self.fitted, snapshot, channels.parameters, "fit")
         return fit_weights(channels.parameters, recommender, queries), channels.ease_variant

@@ -20,7 +20,7 @@ from recmill.stages.serve.lookup import UserRow
 from recmill.stages.serve.reasons import reasons, relations, sentence
 from recmill.stages.serve.recall import CHANNELS, TRENDING, Candidates, fuse
 
-_SIMILAR = ("co_clicks", "similar")  # who interacted with both, and vectors
+_SIMILAR = ("co_clicks", "similar", "content")  # who interacted with both, and vectors
 _ELSE_SIMILAR = ("ease", "transitions")
 _ITEM_OFFSET = 10.0  # of reciprocal ranks: the first of a channel counts clearly more than its tenth
 _FETCHED = 5  # times as many of each channel as are asked for

@@ -15,7 +15,8 @@ from recmill.recipe.titles import title_column
 from recmill.stages.serve import messages as m
 from recmill.stages.serve.recall import Recaller
 
-_RELATED = ("co_clicks", "ease", "transitions")
+_RELATED = ("co_clicks", "ease", "transitions", "content")
+_BY_LIKENESS = ("similar", "content")  # of vectors, whoever clicked
 _MAX_REASONS = 3
 _MAX_NAMED = 2  # of them, in the sentence
 _MAX_COMPARED = 50  # of the user's latest items, by their vectors
@@ -121,7 +122,9 @@ def sentence(recipe: Recipe, because: Sequence[m.Reason], channel: str) -> str:
         return _BY_CHANNEL.get(channel, "related to what you chose before")
     named = " and ".join(str(reason.title or reason.id) for reason in because[:_MAX_NAMED])
     return (
-        f"similar to {named}" if because[0].channel == "similar" else f"because you {_verb(recipe)} {named}"
+        f"similar to {named}"
+        if because[0].channel in _BY_LIKENESS
+        else f"because you {_verb(recipe)} {named}"
     )
 
 

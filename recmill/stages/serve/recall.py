@@ -17,14 +17,14 @@ from recmill.artifacts.vector_index import Index, open_index
 from recmill.dataset.batch import Array
 from recmill.errors import BadRequest
 from recmill.recall.fusion import Fusion
-from recmill.recall.neighbours import MAX_PROFILE, VARIANTS, ItemNeighbours
+from recmill.recall.neighbours import MAX_PROFILE, NEIGHBOUR_CHANNELS, ItemNeighbours
 from recmill.recall.parameters import RANKING, UNFITTED, RecallParameters
 from recmill.stages.serve.lookup import UserRow
 from recmill.stages.serve.masks import Masks
 from recmill.stages.serve.messages import RankingPart, Recall
 
 TRENDING = "trending"
-CHANNELS = ("two_tower", "similar", *VARIANTS, "popular", TRENDING)
+CHANNELS = ("two_tower", "similar", *NEIGHBOUR_CHANNELS, "popular", TRENDING)
 _NUM_BUSIEST = 12  # users that pages offer to look at
 _MAX_SCANNED = 20_000  # up to so many allowed items are all scored
 _NUM_SIMILAR_TO = 3  # of the latest items that a user clicked

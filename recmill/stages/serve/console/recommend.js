@@ -10,6 +10,7 @@ const CHANNELS = {
   co_clicks: ["co-clicks", "Users who clicked the same items as this one clicked it too."],
   popular: ["popular", "Many users click it."],
   ease: ["EASE", "A linear model over all items finds it likely beside those of the user's history."],
+  content: ["content", "Its description is near those of items that the user clicked."],
   transitions: ["transitions", "Users go on to it after the items that this one had last."],
 };
 const RAW_COLUMNS = 4; // shown in the table; all of them are beside it
