@@ -74,7 +74,7 @@ def test_steps_and_last_are_of_the_run_that_eval_chose_from(folder: Checkpoint) 
 
 
 def test_the_served_list_is_fitted_without_the_refit_and_measured_with_it(
-    own: Checkpoint, shop: Shop, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Checkpoint, shop: Shop, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     opened = {}
     recommender = replaying._BundleMaker.recommender
@@ -91,6 +91,7 @@ def test_the_served_list_is_fitted_without_the_refit_and_measured_with_it(
     step = own.to_serve().of("retrieval").find("last").step
     assert written["served"]["steps"] == {"retrieval": step}
     assert not (own.path / "evaluation.json").exists()
+    assert "learned from the eval rows too (refit)" in capsys.readouterr().out
     bundle = export(own.to_serve(), str(shop.log), tmp_path / "bundles").bundle
     assert bundle.manifest["checkpoint"]["steps"] == {"retrieval": step}
     assert bundle.manifest["checkpoint"]["path"] == str(own.path / REFIT)

@@ -158,6 +158,8 @@ def _measure(
         metrics |= {f"{name}_margin": margin for name, margin in ranked.margins().items()}
         protocol = protocol_for(folder.recipe)
         notes = protocol.notes(folder.recipe, counts_of(table, folder.recipe))
+        if folder.is_refit:
+            notes.append("this model learned from the eval rows too (refit), published ones did not")
         if left_out := learner.eval_queries(table, split).num_left_out:
             notes.append(f"{left_out:,} more queries were not asked, for all items are ranked for each")
         return EvaluateResult(

@@ -20,7 +20,8 @@ from recmill.stages.serve.recommender import Recommender
 K = 10
 _LIST_LENGTH = 100  # of each channel, for the weights
 _FEWEST_QUERIES = 30  # that weights can be fitted to
-_MAX_QUERIES = 1_000
+_MAX_QUERIES = 1_000  # by which each channel's own parameters are chosen
+_MAX_FUSED = 3_000  # that weights are fitted to: there are more of them to choose from
 _LEAST_WEIGHT = 1e-3  # of a channel that only gives candidates
 
 
@@ -96,7 +97,7 @@ def fit_weights(channels: RecallParameters, recommender: Recommender, queries: H
 
 
 def _fit_fusion(recommender: Recommender, queries: HeldOutQueries) -> FusionFit | None:
-    queries = queries.sample(_MAX_QUERIES)
+    queries = queries.sample(_MAX_FUSED)
     if len(queries) < _FEWEST_QUERIES:
         return None
     lists = [recommender.channel_lists(m.Recall(user=user, k=_LIST_LENGTH)) for user in queries.users]
