@@ -6,7 +6,7 @@ import bisect
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -44,6 +44,12 @@ class GzipText:
         else:
             self._bytes.seek(mark.bit >> 3)
             self._text = _native.GzipStream.at(mark.offset, mark.bit, zlib.decompress(mark.window))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def mark_every(self, spacing: int) -> None:
         """Leave marks from here on, about so many bytes of text apart: where blocks of the file begin."""

@@ -16,7 +16,7 @@ from recmill.errors import LogError
 from recmill.logs.base import LogFile
 from recmill.logs.files import decompressed, explained, is_parquet, open_bytes
 from recmill.recipe.names import plain_name
-from recmill.recipe.recipe import Encoding, Files, TextFormat
+from recmill.recipe.recipe import Column, Encoding, Files, TextFormat
 
 _HEAD_BYTES = 1 << 20
 _SCANNED_BYTES = 256 << 20  # for the encoding and for escaped quotes, which may first occur late
@@ -188,7 +188,9 @@ def _chosen(spec: Files, file: LogFile, splits: Sequence[_Split]) -> TextFormat 
     header = True if any(column.in_file for column in spec.columns) else spec.header
     if header is not False and (named := [split for split in splits if split.has_names or header]):
         best = max(named, key=lambda split: (split.num_names, split.share_of(len(split.rows[0]))))
-        if best.num_names:
+        # Words of a text may be names of columns too: then another separator fits all rows.
+        others = [split for split in splits if split is not best and split.fits(spec.columns)]
+        if best.num_names == len(best.names) or (best.num_names and (header or not others)):
             return replace(best.form, header=True)
     return replace(spec.text, header=True) if header else _without_header(spec, file, splits)
 
@@ -214,11 +216,20 @@ class _Split:
         """The share of rows that have so many fields."""
         return sum(len(row) == num_fields for row in self.rows) / len(self.rows)
 
+    def fits(self, columns: Sequence[Column]) -> bool:
+        """Whether nearly all rows have a field for each column, and hardly any number has a separator in it."""
+        if self.share_of(len(columns)) < _ALIKE:
+            return False
+        rows = [row for row in self.rows[1:] if len(row) == len(columns)]  # the first may be a header
+        of_numbers = [index for index, column in enumerate(columns) if column.type in ("int", "float")]
+        cells = [row[index] for row in rows for index in of_numbers]
+        return sum(map(_is_one_field, cells)) >= _ALIKE * len(cells)
+
 
 def _without_header(spec: Files, file: LogFile, splits: Sequence[_Split]) -> TextFormat | None:
     """The format whose rows have a field for each column; None when there is none."""
     num_fields = len(spec.columns)
-    fitting = [split for split in splits if split.share_of(num_fields) >= _ALIKE]
+    fitting = [split for split in splits if split.fits(spec.columns)]
     if not fitting:
         return None
     best, rows = fitting[0].form, fitting[0].rows
@@ -390,6 +401,11 @@ def form_line(cells: Sequence[str]) -> str:
 def _is_value(cell: str) -> bool:
     """Whether a cell is a number or a date, which no name is."""
     return _NUMBER.fullmatch(cell) is not None or _DATE.fullmatch(cell) is not None
+
+
+def _is_one_field(cell: str) -> bool:
+    """Whether a cell is a number, or a word such as NA."""
+    return _NUMBER.fullmatch(cell) is not None or not any(one in cell.strip() for one in _SEPARATORS)
 
 
 def _shown(text: str) -> str:

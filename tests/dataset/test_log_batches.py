@@ -274,7 +274,13 @@ def packed(kind: str, data: Path, into: Path, **changes: Any) -> tuple[Recipe, P
     into.mkdir()
     for file in data.iterdir():
         (into / f"{file.name}{suffix}").write_bytes(pack(file.read_bytes()))
-    return recipe_of(log={**log_tree(recipe_of()), **log}, **changes), into
+    form = {
+        "separator": "\t",
+        "header": False,
+        "quote": "",
+        "encoding": "utf-8",
+    }  # not found out: nothing else reads
+    return recipe_of(log={**log_tree(recipe_of()), **form, **log}, **changes), into
 
 
 @pytest.mark.parametrize("name", SPLITS_OF_RECIPES)

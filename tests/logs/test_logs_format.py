@@ -71,6 +71,13 @@ def test_format_is_what_the_columns_fit(tmp_path: Path, text: str | bytes, expec
     assert len(found.rows) >= len(ROWS) or not text
 
 
+def test_words_of_a_text_are_no_header_and_separators_in_it_divide_no_numbers(tmp_path: Path) -> None:
+    rows = text_of([(f"text {number}", number) for number in range(20)], "\t")
+    source = opened(tmp_path, rows, columns=columns_of(text="text", number="int"))
+    assert source.spec.text == TextFormat("\t")
+    assert not read_all(source).bad
+
+
 def test_what_is_given_is_not_guessed(tmp_path: Path) -> None:
     found = opened(tmp_path, text_of(QUOTED, ","), quote="", separator=",", header=False).spec.text
     assert found == TextFormat(",")

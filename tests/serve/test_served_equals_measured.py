@@ -42,7 +42,8 @@ def test_a_server_answers_what_was_measured(name: str, logs: dict[str, Path], tm
     run_quietly("train", name, "--table", table, "--into", checkpoint, *few, "--threads", 1)
     served = ["--served", "--served-bundle", bundle, "--threads", 1]
     run_quietly("evaluate", name, "--checkpoint", checkpoint, "--table", table, *served)
-    measured = json.loads((checkpoint / "evaluation.json").read_text())["served"]
+    measured_folder = checkpoint / "refit" if recipe.refit else checkpoint
+    measured = json.loads((measured_folder / "evaluation.json").read_text())["served"]
     running = in_thread(ServeConfig(bundle=bundle, http_port=0, grpc_port=0, threads=1))
     try:
         recalls = list(_recalls(running.http, _relevant(name, Table.open(table), measured["split"])))
