@@ -189,7 +189,7 @@ class ClusterEngine(Engine):
         if missing:
             slot = np.full(buckets, -1)
             slot[missing] = np.arange(len(missing))
-            scatter = partial(_cut_part, bucket_of, slot, self._piece_bytes())
+            scatter = partial(_cut_part, bucket_of, slot, self._chunk_bytes())
             gather = partial(
                 _store_bucket, self.work / stage, [records[bucket] for bucket in missing], missing
             )

@@ -260,7 +260,7 @@ class Engine(ABC):
         useful = min(4 * self.tasks_at_once, frame.num_bytes // _USEFUL_BUCKET_BYTES)
         return max(1, useful, min(1024, needed))
 
-    def _piece_bytes(self) -> int:
+    def _chunk_bytes(self) -> int:
         return self.memory_per_task // 8
 
     def _kept_number(self, stage: str, number: int) -> int:

@@ -99,7 +99,7 @@ class LocalEngine(Engine):
     ) -> tuple[Partition, ...]:
         """Spill the rows of each part by bucket; the buckets become the parts of what follows."""
         (self.work / stage).mkdir(parents=True, exist_ok=True)
-        task = partial(_spill_part, self.work, stage, bucket_of, buckets, self._piece_bytes())
+        task = partial(_spill_part, self.work, stage, bucket_of, buckets, self._chunk_bytes())
         files = tuple(file for found in self.run(frame, title, task) for file in found)
         if not files:
             return ()

@@ -45,7 +45,7 @@ class RecallParameters:
         return cls(content["popular_half_life"], neighbours, fusion, new_users, content["is_fitted"])
 
 
-# Before anything was fitted: mostly the towers, some of what others did, a little of what everybody does.
+# Before anything was fitted: mostly the towers, some of what other users did, a little of what most users do.
 UNFITTED = RecallParameters(
     neighbours={"co_clicks": NeighbourParameters("cosine", 6.0)},
     fusion=Fusion({"two_tower": 0.7, "similar": 0.1, "co_clicks": 0.1, "popular": 0.1}),

@@ -59,7 +59,7 @@ def history(**changes: Any) -> dict[str, Any]:
     return {"history": {"columns": ["item"], "by": "user", "order": "time", **changes}}
 
 
-def as_of_end(recipe: Recipe, folder: Path, *files: str, **others: str) -> EntitySnapshot:
+def entity_snapshot(recipe: Recipe, folder: Path, *files: str, **others: str) -> EntitySnapshot:
     """What these files of events say; `others` are side tables."""
     log = folder / "log"
     log.mkdir()

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 class Gathering(Protocol):
     def all_gather(self, value: T) -> list[T]:
-        """Everybody's value, in the order of workers."""
+        """The values of all workers, in their order."""
 
 
 class Writers(Protocol):

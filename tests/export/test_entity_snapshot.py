@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from small_logs import SIDE_TABLES, as_of_end, clicks_recipe, history
+from small_logs import SIDE_TABLES, clicks_recipe, entity_snapshot, history
 
 import recmill.logs.reduced as module
 from recmill.errors import LogError, TooManyBadRows
@@ -33,7 +33,7 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("memory")
 def test_the_last_values_in_time_win_whatever_file_they_are_in(tmp_path: Path) -> None:
-    found = as_of_end(clicks_recipe(), tmp_path, EVENTS, MORE_EVENTS)
+    found = entity_snapshot(clicks_recipe(), tmp_path, EVENTS, MORE_EVENTS)
     assert found.items is not None
     assert found.users is not None
     assert found.items.columns == ["item", "price"]
@@ -44,14 +44,14 @@ def test_the_last_values_in_time_win_whatever_file_they_are_in(tmp_path: Path) -
 
 
 def test_of_equal_times_the_later_row_of_the_log_wins(tmp_path: Path) -> None:
-    found = as_of_end(clicks_recipe(), tmp_path, "ann,1,5,a,1,1.0,DE\nann,1,5,a,1,2.0,FR")
+    found = entity_snapshot(clicks_recipe(), tmp_path, "ann,1,5,a,1,1.0,DE\nann,1,5,a,1,2.0,FR")
     assert found.items is not None
     assert found.items.rows() == [(1, 2.0)]
 
 
 @pytest.mark.usefixtures("memory")
 def test_items_come_by_their_clicks_and_ties_by_id(tmp_path: Path) -> None:
-    found = as_of_end(clicks_recipe(), tmp_path, EVENTS, MORE_EVENTS)
+    found = entity_snapshot(clicks_recipe(), tmp_path, EVENTS, MORE_EVENTS)
     assert found.items is not None
     assert found.counts is not None
     assert found.items["item"].to_list() == [1, 2, 3]
@@ -61,7 +61,7 @@ def test_items_come_by_their_clicks_and_ties_by_id(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("memory")
 def test_a_history_ends_with_the_last_click(tmp_path: Path) -> None:
     recipe = clicks_recipe(rows=[history(where="click = 1", max_length=2)])
-    found = as_of_end(recipe, tmp_path, EVENTS, MORE_EVENTS)
+    found = entity_snapshot(recipe, tmp_path, EVENTS, MORE_EVENTS)
     assert found.users is not None
     assert dict(found.users.select("user", "item_history").iter_rows()) == {
         "ann": [2, 1],
@@ -72,7 +72,7 @@ def test_a_history_ends_with_the_last_click(tmp_path: Path) -> None:
 
 def test_rows_that_a_history_takes_out_of_the_table_still_happened(tmp_path: Path) -> None:
     """min_length and last choose what is learned from; a first click is a click all the same."""
-    found = as_of_end(clicks_recipe(rows=[history(min_length=1, last=1)]), tmp_path, EVENTS)
+    found = entity_snapshot(clicks_recipe(rows=[history(min_length=1, last=1)]), tmp_path, EVENTS)
     assert found.users is not None
     assert found.counts is not None
     assert dict(found.users.select("user", "item_history").iter_rows()) == {"ann": [1, 2, 3], "bob": [1]}
@@ -81,7 +81,7 @@ def test_rows_that_a_history_takes_out_of_the_table_still_happened(tmp_path: Pat
 
 def test_filtered_rows_do_not_count(tmp_path: Path) -> None:
     recipe = clicks_recipe(rows=[{"filter": "page = 'home'"}, history()])
-    found = as_of_end(recipe, tmp_path, EVENTS)
+    found = entity_snapshot(recipe, tmp_path, EVENTS)
     assert found.items is not None
     assert found.users is not None
     assert found.items["item"].to_list() == [1]
@@ -90,7 +90,7 @@ def test_filtered_rows_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_filter_behind_a_history_does_not_change_the_history(tmp_path: Path) -> None:
-    found = as_of_end(clicks_recipe(rows=[history(), {"filter": "page = 'home'"}]), tmp_path, EVENTS)
+    found = entity_snapshot(clicks_recipe(rows=[history(), {"filter": "page = 'home'"}]), tmp_path, EVENTS)
     assert found.users is not None
     assert dict(found.users.select("user", "item_history").iter_rows()) == {"ann": [1, 2, 3], "bob": [1]}
 
@@ -102,7 +102,7 @@ def test_of_rows_that_dedupe_calls_equal_one_counts(
 ) -> None:
     dedupe = {"dedupe": {"by": ["user", "item"], "order": "time", "keep": keep}}
     rows = [dedupe, {"filter": "country in ('DE', 'AT', 'IT')"}]
-    found = as_of_end(clicks_recipe(rows=rows), tmp_path, EVENTS, MORE_EVENTS)
+    found = entity_snapshot(clicks_recipe(rows=rows), tmp_path, EVENTS, MORE_EVENTS)
     assert found.items is not None
     assert found.counts is not None
     assert dict(found.items.iter_rows())[1] == price
@@ -115,7 +115,7 @@ def test_cold_items_and_users_of_side_tables_are_there(tmp_path: Path) -> None:
         {"join": {"table": "people", "on": "user"}},
         history(),
     ]
-    found = as_of_end(
+    found = entity_snapshot(
         clicks_recipe(rows=rows, tables=SIDE_TABLES),
         tmp_path,
         EVENTS,
@@ -138,13 +138,13 @@ def test_cold_items_and_users_of_side_tables_are_there(tmp_path: Path) -> None:
 def test_a_filter_over_the_columns_of_items_holds_for_cold_ones_too(tmp_path: Path) -> None:
     rows = [{"join": {"table": "goods", "on": "item"}}, {"filter": "title is null or title != 'nine'"}]
     recipe = clicks_recipe(rows=rows, tables={"goods": SIDE_TABLES["goods"]})
-    found = as_of_end(recipe, tmp_path, EVENTS, goods="8,eight\n9,nine")
+    found = entity_snapshot(recipe, tmp_path, EVENTS, goods="8,eight\n9,nine")
     assert found.items is not None
     assert found.items["item"].to_list() == [1, 2, 3, 8]
 
 
 def test_rows_without_user_or_item_are_nobodys(tmp_path: Path) -> None:
-    found = as_of_end(clicks_recipe(), tmp_path, ",1,5,a,1,2.0,DE\nann,,6,a,1,3.0,FR")
+    found = entity_snapshot(clicks_recipe(), tmp_path, ",1,5,a,1,2.0,DE\nann,,6,a,1,3.0,FR")
     assert found.items is not None
     assert found.users is not None
     assert found.counts is not None
@@ -158,14 +158,14 @@ def test_an_item_feature_of_a_context_column_takes_its_last_value(tmp_path: Path
         {"columns": ["user", "item"], "steps": ["key"]},
         {"columns": "page", "of": "item", "steps": ["key"]},
     ]
-    found = as_of_end(clicks_recipe(features=features), tmp_path, EVENTS)
+    found = entity_snapshot(clicks_recipe(features=features), tmp_path, EVENTS)
     assert found.items is not None
     assert found.items.columns == ["item", "price", "page"]
     assert found.items.sort("item")["page"].to_list() == ["home", "list", "list"]
 
 
 def test_without_a_model_every_row_is_a_click(tmp_path: Path) -> None:
-    found = as_of_end(clicks_recipe(retrieval=None, labels=[]), tmp_path, EVENTS)
+    found = entity_snapshot(clicks_recipe(retrieval=None, labels=[]), tmp_path, EVENTS)
     assert found.counts is not None
     assert found.counts.tolist() == [2, 1, 1]
 
@@ -173,7 +173,7 @@ def test_without_a_model_every_row_is_a_click(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("memory")
 def test_the_sample_has_histories_and_nothing_that_cannot_be_known(tmp_path: Path) -> None:
     lag = {"lag": {"columns": ["time"], "by": "user", "order": "time"}}
-    found = as_of_end(clicks_recipe(rows=[history(), lag]), tmp_path, EVENTS)
+    found = entity_snapshot(clicks_recipe(rows=[history(), lag]), tmp_path, EVENTS)
     assert found.sample.height == 4
     assert found.sample.sort("time")["item_history"].to_list()[0] == [1, 2, 3]
     assert found.sample["time_lag1"].null_count() == 4
@@ -181,9 +181,9 @@ def test_the_sample_has_histories_and_nothing_that_cannot_be_known(tmp_path: Pat
 
 def test_a_log_of_bad_rows_alone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TooManyBadRows, match="2 of 2 rows"):
-        as_of_end(clicks_recipe(), tmp_path, "ann,1\nbob,2")
+        entity_snapshot(clicks_recipe(), tmp_path, "ann,1\nbob,2")
 
 
 def test_an_empty_log_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="The log is empty"):
-        as_of_end(clicks_recipe(), tmp_path, "")
+        entity_snapshot(clicks_recipe(), tmp_path, "")
