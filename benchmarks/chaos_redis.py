@@ -167,8 +167,10 @@ def _with(scene: Scene, name: str, damage: Callable[[Redis, Path], object]) -> t
 
 def full(scene: Scene) -> Iterator[tuple[Trial, str]]:
     """Events arrive while the memory of Redis is full; then it has room again."""
+    events = [{"user": f"guest{number}", "item": "i1"} for number in range(20)]
+    changes = [Change(events=[Event(**event)]) for event in events]  # each changes what is popular
+    scene = replace(scene, expected=Expected(scene.bundles, changes))
     with served(scene, 1) as (store, _, server):
-        events = [{"user": f"guest{number}", "item": "i1"} for number in range(20)]
         taken: Counter[int] = Counter()
 
         def trouble() -> None:
