@@ -169,7 +169,7 @@ class RetryingHttpClient(FreshHttpClient):
         return ask_again
 
 
-# Calls that reach a server between its shutdown and the client's GOAWAY are cancelled; they were not begun.
+# Calls that are sent while a server shuts down, before the client has its GOAWAY, may be cancelled.
 _RETRIES = {
     "methodConfig": [
         {
