@@ -139,7 +139,7 @@ def test_our_own_server_is_measured_through_both_transports(transport: str, bund
         rate=(10.0,),
         seconds=1.5,
         warm_up=0.5,
-        deadline_ms=5000.0,
+        deadline_ms=20_000.0,
         labels=bundle.parent / "log" / "labels.parquet",
         label_users=30,
         without_echo=True,

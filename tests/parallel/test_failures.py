@@ -78,7 +78,7 @@ def test_a_worker_that_fails_is_named_by_the_others(even_odd_table, tmp_path):
     for seconds, kind, message in (answers[0], answers[2]):
         assert kind == "WorkerLost"
         assert message == "Worker 1 of 3 failed: RuntimeError: the cat sat on the keyboard"
-        assert seconds < 20
+        assert seconds < 90
 
 
 def test_a_killed_worker_is_named_and_the_run_goes_on_without_it(even_odd_table, tmp_path):
@@ -89,7 +89,7 @@ def test_a_killed_worker_is_named_and_the_run_goes_on_without_it(even_odd_table,
     for seconds, kind, message in answers[:2]:
         assert kind == "WorkerLost"
         assert "Worker 2 of 3 is gone" in message
-        assert seconds < 30
+        assert seconds < 90
     saved = Checkpoint.open(into).of("ranking").all()
     assert saved
     assert saved[-1].step <= 7

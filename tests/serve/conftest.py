@@ -25,7 +25,8 @@ def start(bundles: Path) -> Iterator[Start]:
     running: list[Running] = []
 
     def start(**changes: Any) -> Running:
-        settings = ServeConfig(**{"bundle": bundles, "http_port": 0, "grpc_port": 0, "threads": 2, **changes})
+        own = {"bundle": bundles, "http_port": 0, "grpc_port": 0, "threads": 2, "deadline_seconds": 30}
+        settings = ServeConfig(**{**own, **changes})
         running.append(in_thread(settings))
         return running[-1]
 

@@ -34,7 +34,7 @@ def history(address: str | None, user: str) -> list[str]:
 
 
 def send_until_taken(client: Client, event: Event) -> None:
-    ends_at = time.monotonic() + 20
+    ends_at = time.monotonic() + 60
     while True:
         try:
             client.add_events([event])

@@ -36,32 +36,31 @@ def test_a_free_thread_answers_whatever_the_deadline() -> None:
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
-    async def main() -> float:
-        admission = Admission(1, 10, 1.0)
+    async def main() -> None:
+        admission, go = Admission(1, 10, 1.0), threading.Event()
         await taught(admission, 0.1)
-        busy = [asyncio.ensure_future(admission.run("call", lambda: time.sleep(0.1))) for _ in range(3)]
+        busy = [asyncio.ensure_future(admission.run("call", go.wait)) for _ in range(3)]
         await asyncio.sleep(0.01)
-        began = time.monotonic()
         with pytest.raises(Overloaded, match="deadline cannot be met"):
             await admission.run("call", lambda: None, time.monotonic() + 0.1)
-        seconds = time.monotonic() - began
+        go.set()
         await asyncio.gather(*busy)
         assert admission.length == 0
-        return seconds
 
-    assert run(main()) < 0.05
+    run(main())
 
 
 def test_a_long_queue_is_refused_and_says_when_to_come_back() -> None:
     async def main() -> QueueFull:
-        admission = Admission(1, max_waiting=100, max_wait_seconds=0.12)
+        admission, go = Admission(1, max_waiting=100, max_wait_seconds=0.12), threading.Event()
         await taught(admission, 0.1)
         busy = []
         for _ in range(2):
-            busy.append(asyncio.ensure_future(admission.run("call", lambda: time.sleep(0.1))))
+            busy.append(asyncio.ensure_future(admission.run("call", go.wait)))
             await asyncio.sleep(0.01)
         with pytest.raises(QueueFull) as refusal:
             await admission.run("call", lambda: None)
+        go.set()
         await asyncio.gather(*busy)
         return refusal.value
 
@@ -103,12 +102,12 @@ def test_an_answer_that_is_not_there_by_the_deadline_is_too_late() -> None:
         admission, go = Admission(1, 10, 10), threading.Event()
         began = time.monotonic()
         with pytest.raises(TooLate):
-            await admission.run("call", lambda: go.wait(5), began + 0.05)
+            await admission.run("call", lambda: go.wait(60), began + 0.05)
         seconds = time.monotonic() - began
         go.set()
         return seconds
 
-    assert 0.04 < run(main()) < 1.0
+    assert 0.04 < run(main()) < 30
 
 
 def test_work_that_is_overdue_gives_its_thread_to_others() -> None:
@@ -116,16 +115,16 @@ def test_work_that_is_overdue_gives_its_thread_to_others() -> None:
         admission, go, ended = Admission(1, 10, 10), threading.Event(), threading.Event()
 
         def hang() -> None:
-            go.wait(20)
+            go.wait(120)
             ended.set()
 
         with pytest.raises(TooLate):
             await admission.run("call", hang, time.monotonic() + 0.05)
         assert admission.length == 0
-        found = [await admission.run("call", lambda: 1, time.monotonic() + 5) for _ in range(3)]
+        found = [await admission.run("call", lambda: 1, time.monotonic() + 60) for _ in range(3)]
         assert not ended.is_set()
         go.set()
-        assert ended.wait(5)
+        assert ended.wait(60)
         admission.close()
         return found
 
@@ -136,19 +135,19 @@ def test_work_that_hangs_does_not_keep_a_server_from_ending() -> None:
     async def main() -> float:
         admission, go = Admission(1, 10, 10), threading.Event()
         with pytest.raises(TooLate):
-            await admission.run("call", lambda: go.wait(20), time.monotonic() + 0.05)
+            await admission.run("call", lambda: go.wait(60), time.monotonic() + 0.05)
         began = time.monotonic()
         admission.close()
         seconds = time.monotonic() - began
         go.set()
         return seconds
 
-    assert run(main()) < 5
+    assert run(main()) < 30
 
 
 def test_several_pieces_are_done_side_by_side_and_in_order() -> None:
     async def main() -> list[int]:
-        admission, both = Admission(2, 10, 10), threading.Barrier(2, timeout=5)
+        admission, both = Admission(2, 10, 10), threading.Barrier(2, timeout=60)
 
         def work(number: int) -> int:
             both.wait()

