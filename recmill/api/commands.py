@@ -18,6 +18,7 @@ from recmill.api.arguments import (
     progress_of,
     recipe_of,
     table_of,
+    target_of,
 )
 from recmill.engines.config import DEFAULT_MEMORY
 from recmill.logs.config import DEFAULT_MAX_BAD
@@ -158,7 +159,7 @@ def run(
         gate=gate,
     )
     where = None if data is None else data_of(recipe, data)
-    return run_stages(recipe, where, folder_of(into, "run"), config, progress_of(quiet))
+    return run_stages(recipe, where, target_of(into, "run"), config, progress_of(quiet))
 
 
 def deploy(

@@ -141,7 +141,7 @@ class FittedRecommender:
         assert ran.bundle is not None
         self._ran = ran
         self.decisions = tuple(decisions)
-        self.path = ran.into  # Table, checkpoint, report and bundle
+        self.path = Path(ran.into)  # Table, checkpoint, report and bundle
         self.recommender = Recommender(ran.bundle)
 
     @property

@@ -68,8 +68,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
     The lock ends with its process, however that ends.
     """
     if _URL.match(str(folder)):
+        url = str(folder).replace(":/", "://", 1)
         raise ArtifactError(
-            f"{folder} is a URL; this command writes to a directory. docs/storage.md names others."
+            f"{url} is a URL; this command writes to a directory. docs/storage.md names others."
         )
     if folder.exists() and not folder.is_dir():
         raise ArtifactError(f"{folder} is a file; --into needs a directory.")

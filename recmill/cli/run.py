@@ -58,13 +58,14 @@ def add(commands: Any) -> None:
 recmill run quickstart                             generate a shop's log and take it through every stage
 recmill run movielens --data ml-1m --into runs/ml  your own files
 recmill run criteo-dlrm --data /data/criteo --gate "auc>=0.79"
+recmill run criteo-dlrm --data s3://logs/criteo --into s3://models/criteo
 recmill run criteo-dlrm --data /data/criteo --into /shared/run --prepare-engine spark --train-engine ray --workers 4
                                                    Spark prepares while Ray trains
 """,
     )
     add_recipe(parser)
     add_folder(parser, "--data", "the log's directory or URL (default: generate one)")
-    add_folder(parser, "--into", "where stages land (default: runs/<recipe>)")
+    add_folder(parser, "--into", "where stages land, a directory or URL (default: runs/<recipe>)")
     add_flags(parser, RunConfig)
     add_flags(parser, PrepareConfig, leave_out=("binary", "partitions"), rename=_OF_PREPARE)
     add_flags(parser, TrainConfig, leave_out=("resume", "max_bad", "wire", "balance"))
@@ -86,20 +87,23 @@ recmill run criteo-dlrm --data /data/criteo --into /shared/run --prepare-engine 
 def _run(parsed: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from recmill.storage.objects import address_below, is_url
+
     config = _config(parsed)
     recipe = load(parsed)
     set_wait_policy(config.train)
-    into, say = Path(parsed.into or f"runs/{recipe.name}"), say_of(parsed)
+    into, say = parsed.into or f"runs/{recipe.name}", say_of(parsed)
+    into = into if is_url(into) else Path(into)
     ran = run_and_say(recipe, parsed.data, into, config, parsed.quiet, say)
     if parsed.json:
         print(json.dumps(_as_json(ran)))
     elif "export" in ran.results:
-        print(f"next   recmill serve --bundle {into / 'bundle'}")
+        print(f"next   recmill serve --bundle {address_below(into, 'bundle')}")
     return 0 if ran.passed else 1
 
 
 def run_and_say(
-    recipe: Recipe, data: str | None, into: Path, config: RunConfig, quiet: bool, say: Say
+    recipe: Recipe, data: str | None, into: str | Path, config: RunConfig, quiet: bool, say: Say
 ) -> RunResult:
     """Run the whole chain, with a line or more for each stage and an example at the end."""
     check_installed("A run from the log to the bundle", *_TO_EXPORT, extra="local")
@@ -112,7 +116,7 @@ def run_and_say(
         into,
         config,
         Progress(quiet),
-        lambda stage, result: _say_stage(stage, result, into, data or str(into / "log"), say),
+        lambda stage, result: _say_stage(stage, result, into, data or f"{into}/log", say),
     )
     if "export" in ran.results:
         _say_recommendation(into, say)
@@ -151,9 +155,9 @@ def _config(parsed: argparse.Namespace) -> RunConfig:
     return replace(config, at_once=True) if both_on_clusters else config
 
 
-def _say_stage(stage: str, result: Any, into: Path, data: str, say: Say) -> None:
+def _say_stage(stage: str, result: Any, into: str | Path, data: str, say: Say) -> None:
     if stage == "generate" and result is not None:
-        say_generated(result, str(into / "log"), say)
+        say_generated(result, data, say)
     elif stage == "prepare":
         say_prepared(result, say)
     elif stage == "train":
@@ -162,7 +166,9 @@ def _say_stage(stage: str, result: Any, into: Path, data: str, say: Say) -> None
     elif stage == "served" and result is not None:
         say_served(result, say)
     elif stage == "evaluate":
-        say_evaluated(result, into / "report.html", say)
+        from recmill.stages.run.run import report_path
+
+        say_evaluated(result, report_path(into), say)
     elif stage == "export":
         say_exported(result, data, say)
 
@@ -184,12 +190,13 @@ def _short(name: str) -> str:
 
 def _as_json(ran: Any) -> dict[str, Any]:
     from recmill.stages.replay.write import served_json
+    from recmill.storage.view import address_of
 
     table, served = ran.results["prepare"].table, ran.results.get("served")
     evaluated = ran.results.get("evaluate", [])
     return {
         "data": ran.data,
-        "table": str(table.path),
+        "table": address_of(table.path),
         "digest": table.digest,
         "trained": [trained_json(model) for model in ran.results.get("train", [])],
         "served": served_json(served) if served is not None else None,

@@ -40,6 +40,11 @@ def is_url(address: object) -> TypeGuard[str]:
     return isinstance(address, str) and "://" in address
 
 
+def address_below(address: str | Path, name: str) -> str | Path:
+    """Where a part of a directory or of a URL is."""
+    return ObjectStore(str(address)).address(name) if is_url(address) else Path(address) / name
+
+
 def _tried_once(filesystem: Any) -> Any:
     """The same file system without retries of its own, whose pauses of up to 20 s would multiply with ours.
 

@@ -97,6 +97,28 @@ def test_all_stages_work_from_urls(
     assert (code, out.split()[0]) == (0, "verified")
 
 
+def test_a_run_publishes_below_a_url_and_is_found_done_elsewhere(
+    address: Address, shop: Shop, recmill: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    into = address("run")
+    below = ObjectStore(into).address
+    ran = ("run", "quickstart", "--data", shop.log, "--into", into, "--threads", 1, *FEW_STEPS)
+    code, out, err = recmill(*ran)
+    assert code == 0, err
+    assert f"next   recmill serve --bundle {below('bundle')}" in out
+    assert Table.open(below("table")).digest == Table.open(shop.table).digest
+    assert api.open_bundle(below("bundle")).recommend("u1", k=3).items
+    another_machine(monkeypatch, tmp_path, "b")
+    code, out, err = recmill(*ran)
+    assert code == 0, err
+    assert [line.split()[0] for line in out.splitlines()].count("found") >= 2
+    for refused, words in (([], "a generated log lands in a directory"), (["--at-once"], "a disk that both")):
+        data = ["--data", shop.log] if refused else []
+        code, _, err = recmill("run", "quickstart", *data, "--into", into, *refused)
+        assert code == 1
+        assert words in err
+
+
 def test_a_trainer_that_was_killed_goes_on_elsewhere(
     table: str, address: Address, recmill: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

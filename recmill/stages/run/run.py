@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,9 @@ from recmill.stages.serve.recommender import Recommender
 from recmill.stages.train import train as training
 from recmill.stages.train.partial_table import FOLLOWED, open_growing
 from recmill.stages.train.source import open_table_data
+from recmill.storage.cache import folder_of
+from recmill.storage.objects import address_below, is_url
+from recmill.storage.workspace import written
 from recmill.synthetic.generate import generate, read_truth
 
 if TYPE_CHECKING:
@@ -53,7 +57,7 @@ class RunResult:
     """What the stages made, and the seconds that each took."""
 
     data: str
-    into: Path
+    into: str | Path
     seconds: dict[str, float] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     total_seconds: float = 0.0
@@ -68,16 +72,16 @@ class RunResult:
 
     @property
     def table(self) -> Table:
-        return Table.open(self.into / "table")
+        return Table.open(address_below(self.into, "table"))
 
     @property
     def checkpoint(self) -> Checkpoint | None:
         """None for a recipe without models."""
-        return Checkpoint.open(self.into / "checkpoint") if "train" in self.results else None
+        return Checkpoint.open(address_below(self.into, "checkpoint")) if "train" in self.results else None
 
     @property
     def report(self) -> Path | None:
-        return self.into / "report.html" if "evaluate" in self.results else None
+        return report_path(self.into) if "evaluate" in self.results else None
 
     @property
     def bundle(self) -> Bundle | None:
@@ -88,32 +92,60 @@ class RunResult:
         return Bundle(exported.path, exported.manifest, tuple(modules_of(exported.recipe)))
 
 
+def report_path(into: str | Path) -> Path:
+    """Of a run. That of a URL is published with the checkpoint; this is the local copy."""
+    if is_url(into):
+        return folder_of(str(address_below(into, "checkpoint")), "work") / "report.html"
+    return Path(into) / "report.html"
+
+
 def run(
     recipe: Recipe,
     data: str | None,
-    into: Path,
+    into: str | Path,
     options: RunConfig | None = None,
     progress: Progress | None = None,
     report: Callable[[str, Any], None] = lambda stage, result: None,
 ) -> RunResult:
     """Generate a log unless there is one, prepare it, train, evaluate and export.
 
-    `report` hears of each stage as it ends. What did not pass its gate is not exported. Killed at any point and run
-    again, it goes on from there.
+    `report` is called after each stage. What did not pass its gate is not exported. Killed at any point and run
+    again, it goes on from there. `into` may be a URL: what each stage made is published there when the stage ends.
     """
-    with lock_folder(into):
-        return _run(recipe, data, into, options or RunConfig(), progress or Progress(quiet=True), report)
+    options = options or RunConfig()
+    _check_can_publish(into, data, options)
+    # Behind a URL, each stage holds the lease of what it writes.
+    with nullcontext() if is_url(into) else lock_folder(Path(into)):
+        return _run(recipe, data, into, options, progress or Progress(quiet=True), report)
+
+
+def _check_can_publish(into: str | Path, data: str | None, options: RunConfig) -> None:
+    """Raise before any work when a run cannot write to a URL."""
+    if not is_url(into):
+        return
+    if data is None:
+        raise RecmillError(
+            f"{into}: a generated log lands in a directory. Write it with `recmill generate` and give it with --data."
+        )
+    if options.at_once:
+        raise RecmillError(
+            f"{into}: training while the Table is prepared needs a disk that both stages see. Give --into a directory, "
+            "or prepare and train one after the other."
+        )
+    training.check_can_publish(
+        address_below(into, "checkpoint"), options.train, 1, is_on_cluster=options.ray is not None
+    )
 
 
 def _run(
     recipe: Recipe,
     data: str | None,
-    into: Path,
+    into: str | Path,
     options: RunConfig,
     progress: Progress,
     report: Callable[[str, Any], None],
 ) -> RunResult:
-    ran = RunResult(data or str(into / "log"), into)
+    ran = RunResult(data or f"{into}/log", into)
     started = time.perf_counter()
 
     def stage(name: str, work: Callable[[], Any]) -> Any:
@@ -124,10 +156,11 @@ def _run(
         return result
 
     if data is None:
-        stage("generate", lambda: _generate(recipe, into / "log", options.rows))
-    if options.at_once and models_of(recipe) and not is_published(into / "table"):
-        with preparing(recipe, ran.data, into / "table", options.prepare) as job:
-            following = partial(open_growing, str((into / "table").absolute()), _known_place(ran.data))
+        stage("generate", lambda: _generate(recipe, Path(ran.data), options.rows))
+    if options.at_once and models_of(recipe) and not is_published(Path(into) / "table"):
+        table = Path(into).absolute() / "table"
+        with preparing(recipe, ran.data, table, options.prepare) as job:
+            following = partial(open_growing, str(table), _known_place(ran.data))
             stage(
                 "train", lambda: job.followed_by(lambda: _train(recipe, following, into, options, progress))
             )
@@ -136,7 +169,9 @@ def _run(
     else:
         stage(
             "prepare",
-            lambda: preparation.prepare(recipe, ran.data, into / "table", options.prepare, progress),
+            lambda: preparation.prepare_at(
+                recipe, ran.data, address_below(into, "table"), options.prepare, progress
+            ),
         )
         if models_of(recipe):
             source = _source_of_finished(into, ran.data)
@@ -157,21 +192,24 @@ def _run(
 
 
 def _train(
-    recipe: Recipe, make_source: MakeSource, into: Path, options: RunConfig, progress: Progress
+    recipe: Recipe, make_source: MakeSource, into: str | Path, options: RunConfig, progress: Progress
 ) -> list[training.TrainResult]:
-    checkpoint, context = into / "checkpoint", training.TrainContext(warn=options.warn)
+    checkpoint, context = address_below(into, "checkpoint"), training.TrainContext(warn=options.warn)
     if options.ray is None:
         source = make_source(options.note)
-        return training.train(recipe, source, checkpoint, options.train, progress, context=context)
+        return training.train_at(recipe, source, checkpoint, options.train, progress, context=context)
     from recmill.stages.train.launch import launch
 
     return launch(
-        recipe, make_source, checkpoint, options.train, options.ray, progress, options.note, context
+        recipe, make_source, Path(checkpoint), options.train, options.ray, progress, options.note, context
     )
 
 
-def _source_of_finished(into: Path, data: str) -> MakeSource:
+def _source_of_finished(into: str | Path, data: str) -> MakeSource:
     """The Table; a run that began while it was prepared goes on as it began."""
+    if is_url(into):
+        return partial(open_table_data, str(address_below(into, "table")))
+    into = Path(into)
     table = str((into / "table").absolute())
     if is_published(into / "checkpoint"):
         began_with = Checkpoint.open(into / "checkpoint").manifest["source"]
@@ -187,12 +225,15 @@ def _known_place(data: str) -> str | None:
     return os.path.abspath(data)
 
 
-def _replay(into: Path, data: str, options: RunConfig, progress: Progress) -> ServedResult | None:
+def _replay(into: str | Path, data: str, options: RunConfig, progress: Progress) -> ServedResult | None:
     """None when the held-out rows are too few to measure lists by, unless the gate asks for it."""
-    folder = Checkpoint.open(into / "checkpoint").to_serve()
     config = ReplayConfig(threads=options.train.threads)
     try:
-        return replay_and_write(folder, data, config, options.gate, progress)
+        with written(address_below(into, "checkpoint")) as target:
+            folder = Checkpoint.open(target.path).to_serve()
+            served = replay_and_write(folder, data, config, options.gate, progress)
+            target.push()
+        return served
     except NothingToMeasure as error:
         if SERVED in (options.gate or ""):
             raise
@@ -201,28 +242,30 @@ def _replay(into: Path, data: str, options: RunConfig, progress: Progress) -> Se
 
 
 def _evaluate(
-    into: Path, table: Any, options: RunConfig, progress: Progress, served: ServedResult | None
+    into: str | Path, table: Any, options: RunConfig, progress: Progress, served: ServedResult | None
 ) -> list[evaluation.EvaluateResult]:
-    folder = Checkpoint.open(into / "checkpoint").to_serve()
     config = EvaluateConfig(only=options.train.only, gate=options.gate, threads=options.train.threads)
-    evaluated = evaluation.evaluate(folder, table, config, progress)
-    content = served_json(served) if served is not None else None
-    write_evaluation(folder, evaluated, into / "report.html", content)
+    with written(address_below(into, "checkpoint")) as target:
+        folder = Checkpoint.open(target.path).to_serve()
+        evaluated = evaluation.evaluate(folder, table, config, progress)
+        content = served_json(served) if served is not None else None
+        write_evaluation(folder, evaluated, report_path(into), content)
+        target.push()
     return evaluated
 
 
-def _export(into: Path, data: str, progress: Progress) -> exporting.ExportResult:
-    folder = Checkpoint.open(into / "checkpoint").to_serve()
-    return exporting.export(folder, data, into / "bundle", progress=progress)
+def _export(into: str | Path, data: str, progress: Progress) -> exporting.ExportResult:
+    folder = Checkpoint.open(address_below(into, "checkpoint")).to_serve()
+    return exporting.export_at(folder, data, address_below(into, "bundle"), progress=progress)
 
 
-def recommend(into: Path, k: int = 10) -> tuple[Id, list[tuple[str, float]]] | None:
+def recommend(into: str | Path, k: int = 10) -> tuple[Id, list[tuple[str, float]]] | None:
     """An example from the bundle that a run left behind: a user and titles (or ids) of items with their scores.
 
     None when the bundle has no items.
     """
-    own_code = modules_of(Checkpoint.open(into / "checkpoint").recipe)
-    recommender = Recommender(Bundle.open(into / "bundle", own_code))
+    own_code = modules_of(Checkpoint.open(address_below(into, "checkpoint")).recipe)
+    recommender = Recommender(Bundle.open(address_below(into, "bundle"), own_code))
     users = recommender.bundle.users
     if recommender.recaller is None or users is None or not len(users):
         return None
