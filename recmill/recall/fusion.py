@@ -161,21 +161,30 @@ class _Measure:
         is_relevant = np.zeros(lists.items.shape, bool)
         for number, items in enumerate(relevant):
             is_relevant[number] = np.isin(lists.items[number], items)
-        discounts = 1 / np.log2(np.arange(2, k + 2))
-        ideal = np.concatenate([[np.inf], np.cumsum(discounts)])
+        self.discounts = 1 / np.log2(np.arange(2, k + 2))
+        ideal = np.concatenate([[np.inf], np.cumsum(self.discounts)])
         self.num_relevant = np.maximum(1, [len(items) for items in relevant])
         self.ideal = ideal[np.minimum([len(items) for items in relevant], k)]
-        self.discounts = np.concatenate([discounts, [0.0]])
         self.queries, self.indices = np.nonzero(is_relevant)
 
     def __call__(self, fusion: Fusion) -> Array:
         scores = self.lists.scores(fusion)
-        # An item's rank is the number of items before it; only those of relevant items are counted, for they are few.
-        own = scores[self.queries, self.indices][:, None]
-        others = scores[self.queries]
-        is_earlier = np.arange(scores.shape[1]) < self.indices[:, None]
-        ranks = ((others > own) | ((others == own) & is_earlier)).sum(axis=1)
-        gains = np.where(own[:, 0] > 0, self.discounts[np.minimum(ranks, self.k)], 0.0)
-        ndcg = np.bincount(self.queries, gains, minlength=len(scores)) / self.ideal
-        recall = np.bincount(self.queries, gains > 0, minlength=len(scores)) / self.num_relevant
+        queries, ranks = self._ranks_within_k(scores)
+        ndcg = np.bincount(queries, self.discounts[ranks], minlength=len(scores)) / self.ideal
+        recall = np.bincount(queries, minlength=len(scores)) / self.num_relevant
         return np.stack([ndcg, recall])
+
+    def _ranks_within_k(self, scores: Array) -> tuple[Array, Array]:
+        """The query and the rank of each relevant item among the k best: the number of items before it."""
+        width, k = scores.shape[1], self.k
+        kth = np.partition(scores, -k, axis=1)[:, -k] if width > k else np.zeros(len(scores))
+        own = scores[self.queries, self.indices]
+        near = np.flatnonzero(
+            (own > 0) & (own >= kth[self.queries])
+        )  # more than k of a query where scores tie
+        queries, indices, own = self.queries[near], self.indices[near], own[near, None]
+        others = scores[queries]
+        is_earlier = np.arange(width) < indices[:, None]
+        ranks = ((others > own) | ((others == own) & is_earlier)).sum(axis=1)
+        is_within = ranks < k
+        return queries[is_within], ranks[is_within]

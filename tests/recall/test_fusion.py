@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recmill.recall.fusion import Fusion, RankedLists, fit_fusion
+from recmill.metrics import RankingSums
+from recmill.recall.fusion import Fusion, RankedLists, fit_fusion, quality
 from recmill.recall.parameters import UNFITTED, NeighbourParameters, RecallParameters
 
 
@@ -45,6 +46,20 @@ def test_channels_that_know_different_things_are_both_used() -> None:
     fitted = fit_fusion(RankedLists.of(lists), relevant)
     assert set(fitted.fusion.weights) == {"left", "right"}
     assert fitted.quality > max(fitted.alone.values())
+
+
+def test_weights_are_chosen_by_the_metrics_of_the_list_that_they_give() -> None:
+    """Also where scores tie: with one weight for all, half of the items have the score of another one."""
+    random = np.random.default_rng(0)
+    lists = [{name: random.permutation(40)[: 5 + q % 20] for name in "abc"} for q in range(200)]
+    relevant = [np.sort(random.permutation(60)[: 1 + q % 15]) for q in range(200)]
+    ranked = RankedLists.of(lists)
+    fitted = fit_fusion(ranked, relevant)
+    sums = RankingSums((10,))
+    offsets = np.concatenate([[0], np.cumsum([len(items) for items in relevant])])
+    sums.add(ranked.top(fitted.fusion, 10), offsets, np.concatenate(relevant))
+    means = sums.means()
+    assert fitted.quality == pytest.approx(quality(means["ndcg@10"], means["recall@10"]))
 
 
 def test_parameters_are_read_as_they_were_written() -> None:

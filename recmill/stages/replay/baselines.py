@@ -71,6 +71,12 @@ def seen_of(interactions: Interactions, queries: HeldOutQueries) -> Sequences:
     return nothing.take(np.where(queries.is_new, len(nothing) - 1, queries.indices))
 
 
+def has_clicks(interactions: Interactions, queries: HeldOutQueries) -> Array:
+    """Whether each user clicked before; users of a side table may not have, though they are known."""
+    found: Array = np.diff(seen_of(interactions, queries).offsets) > 0
+    return found
+
+
 def popular_lists(scores: Array, seen: Sequences, k: int) -> Array:
     """The k most popular items that each user has not seen."""
     order = np.lexsort((np.arange(len(scores)), -scores))

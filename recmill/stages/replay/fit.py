@@ -12,7 +12,7 @@ from recmill.recall.interactions import Array, Interactions
 from recmill.recall.neighbours import PROFILE_HALF_LIVES
 from recmill.recall.parameters import RANKING, UNFITTED, NeighbourParameters, RecallParameters
 from recmill.recall.popularity import HALF_LIVES, popularity
-from recmill.stages.replay.baselines import Neighbours, popular_lists, seen_of
+from recmill.stages.replay.baselines import Neighbours, has_clicks, popular_lists, seen_of
 from recmill.stages.replay.queries import HeldOutQueries, offsets_of
 from recmill.stages.serve import messages as m
 from recmill.stages.serve.recommender import Recommender
@@ -35,7 +35,7 @@ class ChannelFit:
 
 def fit_channels(interactions: Interactions, queries: HeldOutQueries, neighbours: Neighbours) -> ChannelFit:
     """Half-lives and variants by the quality of the channel's own list, for users who clicked before."""
-    known = queries.take(np.flatnonzero(~queries.is_new)).sample(_MAX_QUERIES)
+    known = queries.take(np.flatnonzero(has_clicks(interactions, queries))).sample(_MAX_QUERIES)
     seen = seen_of(interactions, known)
     # As numbers of interactions, so that they mean the same when the log has grown.
     half_lives = [None if part is None else part * len(interactions) for part in HALF_LIVES]
@@ -81,9 +81,12 @@ class RecallFit:
     new_users: FusionFit | None
 
 
-def fit_weights(channels: RecallParameters, recommender: Recommender, queries: HeldOutQueries) -> RecallFit:
+def fit_weights(
+    channels: RecallParameters, recommender: Recommender, interactions: Interactions, queries: HeldOutQueries
+) -> RecallFit:
     """Weights by the lists that the server's own channels give, the ranker's order of their union among them."""
-    is_new = queries.is_new
+    # As the server tells them apart: a user of a side table who clicked nothing is as new as any other.
+    is_new = ~has_clicks(interactions, queries)
     known = _fit_fusion(recommender, queries.take(np.flatnonzero(~is_new)))
     new = _fit_fusion(recommender, queries.take(np.flatnonzero(is_new)))
     if known is None:

@@ -209,7 +209,7 @@ class _BundleMaker:
         neighbours = fit_all_neighbours(interactions, self.threads, vectors)
         channels = fit_channels(interactions, queries, neighbours)
         recommender = self.recommender(self.fitted, snapshot, channels.parameters, "fit")
-        return fit_weights(channels.parameters, recommender, queries), channels.ease_variant
+        return fit_weights(channels.parameters, recommender, interactions, queries), channels.ease_variant
 
     def measure(
         self,
