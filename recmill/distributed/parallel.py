@@ -40,9 +40,12 @@ def distribute(learner: Learner, workers: Workers, wire: str = "float32") -> Non
     is_sharded = {
         table.name: table.placement == "sharded" for table in placement_of(learner, workers.size, wire)
     }
+    sharded = {}
     for name, collection in learner.collections.items():
         names = {table for table in collection.tables if is_sharded[f"{name}/{table}"]}
-        learner.collections[name] = _shard(learner, collection, names, workers, wire)
+        sharded[name] = _shard(learner, collection, names, workers, wire)
+        sharded[name].prefetched_together = sharded.values()
+    learner.collections.update(sharded)
     if isinstance(learner, Retriever):
         learner.find_items = partial(SharedBatchItems.of_all, workers)
     learner.reduce_gradients = partial(reduce_over_workers, workers)

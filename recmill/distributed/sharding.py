@@ -11,7 +11,7 @@ Shapes: B rows of the batch, U different keys of it, D embedding dim, W workers,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,6 +50,15 @@ class KeyRequests:
 
 
 @dataclass(frozen=True)
+class ArrivingRows:
+    """The rows that a batch reads, on their way from the workers that hold them, and this worker's part in that."""
+
+    requests: KeyRequests
+    lookups: Sequence[_native.EmbeddingLookup]
+    transfer: PendingTransfer
+
+
+@dataclass(frozen=True)
 class ShardedLookup(BatchLookup):
     """What a batch read; `lookups` are those of the keys that this worker holds."""
 
@@ -84,7 +93,9 @@ class ShardedCollection(EmbeddingCollection):
         self._first_rows = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
         names = {table.spec.name for table in self._replicas}
         self._is_replica = [feature.table in names for feature in self.features]
+        self.prefetched_together: Collection[ShardedCollection] = [self]  # a step looks all of them up
         self._prefetched: deque[tuple[Mapping[str, Column], Future[KeyRequests]]] = deque()
+        self._arriving: ArrivingRows | None = None  # of the first prefetched batch
 
     def prefetch(self, columns: Mapping[str, Column]) -> None:
         """Begin to exchange the keys of a batch that will train; lookups must come in the same order."""
@@ -96,6 +107,7 @@ class ShardedCollection(EmbeddingCollection):
 
     def finish_prefetch(self) -> None:
         """Leave nothing under way: the others wait for what was begun."""
+        self._arriving = None
         while self._prefetched:
             with suppress(Exception):  # what went wrong is raised where it was needed
                 self._prefetched.popleft()[1].result()
@@ -120,7 +132,35 @@ class ShardedCollection(EmbeddingCollection):
 
     def lookup(self, columns: Mapping[str, Column], train: bool, step: int = 0) -> BatchLookup:
         values_BFD, sequences = self._room(columns)
-        requests = self._requests(columns, train)
+        arriving = self._rows_of(columns, train, step)
+        segments = self._segments(columns, values_BFD, sequences)
+        sharded, replicas = self._split(segments)
+        # Replicas count keys when all workers' counts are known: see update_replicas.
+        natives = [table.native for table in self._replicas]
+        _native.lookup_tables(natives, replicas, False, step, self.num_threads)
+        rows_UD = unpack(arriving.transfer.wait(), self.wire, self.dim)
+        _native.pool_rows(arriving.requests.native, sharded, rows_UD, self.num_threads)
+        return ShardedLookup(values_BFD, sequences, arriving.lookups, segments, arriving.requests)
+
+    def _rows_of(self, columns: Mapping[str, Column], train: bool, step: int) -> ArrivingRows:
+        """The rows that a batch reads. Those of all collections set out together, so that workers wait once."""
+        if not train or not self._prefetched:
+            return self._send_rows(self._exchange_keys(columns, self.workers.steps), train, step)
+        if self._arriving is None:
+            for one in self.prefetched_together:
+                with self.workers.steps.waiting():
+                    requests = one._prefetched[0][1].result()
+                one._arriving = one._send_rows(requests, train, step)
+        (prefetched, _), arriving = self._prefetched.popleft(), self._arriving
+        self._arriving = None
+        assert all(prefetched[name][0] is columns[name][0] for name in columns), (
+            "another batch was prefetched"
+        )
+        assert arriving is not None
+        return arriving
+
+    def _send_rows(self, requests: KeyRequests, train: bool, step: int) -> ArrivingRows:
+        """Look up what others, and this worker, read here."""
         theirs_UD = np.empty((len(requests.theirs), self.dim), np.float32)
         lookups = _native.lookup_parts(
             [table.native for table in self._sharded],
@@ -132,17 +172,10 @@ class ShardedCollection(EmbeddingCollection):
             theirs_UD,
             self.num_threads,
         )
-        arriving = self.workers.steps.all_to_all(
+        transfer = self.workers.steps.all_to_all(
             pack(theirs_UD, self.wire), requests.num_theirs, requests.num_keys
         )
-        segments = self._segments(columns, values_BFD, sequences)
-        sharded, replicas = self._split(segments)
-        # Replicas count keys when all workers' counts are known: see update_replicas.
-        natives = [table.native for table in self._replicas]
-        _native.lookup_tables(natives, replicas, False, step, self.num_threads)
-        rows_UD = unpack(arriving.wait(), self.wire, self.dim)
-        _native.pool_rows(requests.native, sharded, rows_UD, self.num_threads)
-        return ShardedLookup(values_BFD, sequences, lookups, segments, requests)
+        return ArrivingRows(requests, lookups, transfer)
 
     def update(
         self,
@@ -199,16 +232,6 @@ class ShardedCollection(EmbeddingCollection):
         _native.update_parts(
             lookups, sizes_1T, np.ascontiguousarray(grads_RD[seen]), learning_rate, step, self.num_threads
         )
-
-    def _requests(self, columns: Mapping[str, Column], train: bool) -> KeyRequests:
-        if not train or not self._prefetched:
-            return self._exchange_keys(columns, self.workers.steps)
-        prefetched, requests = self._prefetched.popleft()
-        assert all(prefetched[name][0] is columns[name][0] for name in columns), (
-            "another batch was prefetched"
-        )
-        with self.workers.steps.waiting():
-            return requests.result()
 
     def _split(self, segments: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
         """Of the features that read shards, and of those that read replicas."""
