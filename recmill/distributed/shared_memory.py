@@ -1,4 +1,4 @@
-"""Exchanges between workers of one machine: rows go through shared memory, where loopback would copy them four times."""
+"""Exchanges between workers of one machine: rows go through memory that they share, not through connections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class SharedFile:
     def __init__(self, path: Path, rank: int, num_bytes: int, create: bool) -> None:
         self._file = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
         if create:
-            os.posix_fallocate(self._file, 0, num_bytes)  # a full /dev/shm is an error here, not a SIGBUS later
+            os.posix_fallocate(
+                self._file, 0, num_bytes
+            )  # a full /dev/shm is an error here, not a SIGBUS later
         fcntl.lockf(self._file, fcntl.LOCK_EX, 1, rank)
         self.memory = np.frombuffer(mmap.mmap(self._file, num_bytes), np.uint8)
 
@@ -84,7 +86,9 @@ class SharedMemoryGroup(GlooGroup):
         end = time.monotonic() + self._seconds
         while not self._rings.wait(number, _CHECK_SECONDS):
             if time.monotonic() > end or not all(map(self._file.is_alive, self._others)):
-                raise RuntimeError(f"another worker of this machine did not answer within {self._seconds:g} s")
+                raise RuntimeError(
+                    f"another worker of this machine did not answer within {self._seconds:g} s"
+                )
         del self._under_way[number]
 
     def close(self) -> None:
@@ -105,25 +109,23 @@ class _Transfer:
 
 
 class _Sum:
-    """Each worker adds up a part of the values, in the order of workers, and sends it to all: all get the same bits."""
+    """Each worker adds up a part of the values and sends the sums to all: all get the same bits."""
 
     def __init__(self, group: SharedMemoryGroup, values: Array) -> None:
         self._group, rank, size = group, group.members.rank, group.members.size
         edges = [len(values) * index // size for index in range(size + 1)]
         self._chunks = [values[begin:end] for begin, end in pairwise(edges)]
-        self._parts = [
-            chunk if worker == rank else np.empty(len(self._chunks[rank]), values.dtype)
-            for worker, chunk in enumerate(self._chunks)
-        ]
+        own = self._chunks[rank]
+        self._parts = [np.empty(0 if worker == rank else len(own), own.dtype) for worker in range(size)]
         self._arriving = _Transfer(group, _bytes(self._chunks), _bytes(self._parts))
 
     def wait(self) -> None:
         self._arriving.wait()
-        total = self._parts[0] + self._parts[1]
-        for part in self._parts[2:]:
-            total += part
-        self._chunks[self._group.members.rank][:] = total
-        _Transfer(self._group, _bytes([total] * len(self._chunks)), _bytes(self._chunks)).wait()
+        own = self._chunks[self._group.members.rank]
+        for part in self._parts:
+            if len(part):
+                own += part
+        _Transfer(self._group, _bytes([own] * len(self._chunks)), _bytes(self._chunks)).wait()
 
 
 def share_memory(groups: Sequence[GlooGroup], seconds: float) -> list[GlooGroup]:

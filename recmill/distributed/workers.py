@@ -254,9 +254,7 @@ def _own_group(timeout_minutes: float, use_shared_memory: bool = True, **where: 
     return workers
 
 
-def of_process_group(
-    timeout_minutes: float = TIMEOUT_MINUTES, use_shared_memory: bool = True
-) -> Workers:
+def of_process_group(timeout_minutes: float = TIMEOUT_MINUTES, use_shared_memory: bool = True) -> Workers:
     """The workers of torch's process group, over connections of our own: rows and weights are in main memory.
 
     On one machine, steps and what runs ahead of them go through memory that all workers share.
