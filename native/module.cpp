@@ -13,6 +13,7 @@ void register_neighbours(nanobind::module_& m);
 void register_recall(nanobind::module_& m);
 void register_rank(nanobind::module_& m);
 void register_inflate(nanobind::module_& m);
+void register_rings(nanobind::module_& m);
 void register_answers(nanobind::module_& m);
 
 NB_MODULE(_native, m) {
@@ -30,5 +31,6 @@ NB_MODULE(_native, m) {
   register_recall(m);
   register_rank(m);
   register_inflate(m);
+  register_rings(m);
   register_answers(m);
 }

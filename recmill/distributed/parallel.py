@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from recmill.dataset.batch import Batch
+from recmill.distributed import sharding
 from recmill.distributed.batch_items import SharedBatchItems
 from recmill.distributed.gradients import reduce_over_workers
 from recmill.distributed.placement import TablePlacement, plan_placement
 from recmill.distributed.placement import explain as explain_tables
-from recmill.distributed.sharding import WIRES, ShardedCollection
+from recmill.distributed.sharding import WIRES, ShardedCollection, prefetch
 from recmill.distributed.workers import Workers
 from recmill.embeddings.collection import EmbeddingCollection
 from recmill.embeddings.table import EmbeddingTable, KeyShard
@@ -63,17 +64,20 @@ def _shard(
 
 def prefetch_keys(learner: Learner, batch: Batch) -> None:
     """Begin the exchange of the keys that a step on this batch looks up. Steps must come in the same order."""
-    for name, columns in learner.key_columns(batch).items():
-        collection = learner.collections[name]
-        assert isinstance(collection, ShardedCollection)
-        collection.prefetch(columns)
+    if columns := learner.key_columns(batch):
+        prefetch([_sharded(learner.collections[name]) for name in columns], list(columns.values()))
 
 
 def finish_prefetch(learner: Learner) -> None:
     """Leave nothing under way between workers."""
-    for collection in learner.collections.values():
-        if isinstance(collection, ShardedCollection):
-            collection.finish_prefetch()
+    sharding.finish_prefetch(
+        one for one in learner.collections.values() if isinstance(one, ShardedCollection)
+    )
+
+
+def _sharded(collection: EmbeddingCollection) -> ShardedCollection:
+    assert isinstance(collection, ShardedCollection)
+    return collection
 
 
 def evict_by_capacity(workers: Workers, table: EmbeddingTable, max_keys: int) -> int:

@@ -5,16 +5,16 @@ tables at once: how many keys, the keys with their counts, rows, gradients. The 
 they can be prefetched. Small tables may be replicated instead: read locally, their gradients and counts travel with
 those of dense weights.
 
-Shapes: B rows of the batch, U different keys of it, D embedding dim, W workers, T tables.
+Shapes: B rows of the batch, U different keys of it, D embedding dim, W workers, T tables, C collections.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -47,6 +47,15 @@ class KeyRequests:
     @property
     def num_theirs(self) -> Array:
         return np.asarray(self.their_sizes.sum(axis=1))
+
+
+@dataclass(frozen=True)
+class ArrivingRows:
+    """The rows that a batch reads, on their way from the workers that hold them, and this worker's part in that."""
+
+    requests: KeyRequests
+    lookups: Sequence[_native.EmbeddingLookup]
+    transfer: PendingTransfer
 
 
 @dataclass(frozen=True)
@@ -84,43 +93,38 @@ class ShardedCollection(EmbeddingCollection):
         self._first_rows = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
         names = {table.spec.name for table in self._replicas}
         self._is_replica = [feature.table in names for feature in self.features]
-        self._prefetched: deque[tuple[Mapping[str, Column], Future[KeyRequests]]] = deque()
+        self.prefetched: deque[PrefetchedKeys] = deque()
 
-    def prefetch(self, columns: Mapping[str, Column]) -> None:
-        """Begin to exchange the keys of a batch that will train; lookups must come in the same order."""
-
-        def exchange() -> KeyRequests:
-            return self._exchange_keys(columns, self.workers.prefetching)
-
-        self._prefetched.append((columns, self.workers.run_ahead(exchange)))
-
-    def finish_prefetch(self) -> None:
-        """Leave nothing under way: the others wait for what was begun."""
-        while self._prefetched:
-            with suppress(Exception):  # what went wrong is raised where it was needed
-                self._prefetched.popleft()[1].result()
-
-    def _exchange_keys(self, columns: Mapping[str, Column], group: GlooGroup) -> KeyRequests:
-        """Send every worker the keys that this batch reads from it, with their counts."""
+    def request(self, columns: Mapping[str, Column]) -> _native.EmbeddingRequest:
+        """The different keys of a batch, by the worker that holds them."""
         segments, _ = self._split(
             [self._segment(feature, columns[feature.name], None) for feature in self.features]
         )
-        request = _native.request_keys(
+        return _native.request_keys(
             [table.native for table in self._sharded], segments, self.workers.size, self.num_threads
         )
-        sizes = request.sizes.reshape(self.workers.size, len(self._sharded))
-        ones = np.ones(self.workers.size, np.int64)
-        their_sizes = group.all_to_all(sizes, ones, ones).wait()
-        keys = request.keys
-        requested = np.empty(len(keys), _REQUEST)
-        requested["key"], requested["count"] = keys, request.counts
-        num_keys = sizes.sum(axis=1)
-        theirs = group.all_to_all(requested, num_keys, their_sizes.sum(axis=1)).wait()
-        return KeyRequests(request, num_keys, their_sizes, theirs)
 
     def lookup(self, columns: Mapping[str, Column], train: bool, step: int = 0) -> BatchLookup:
         values_BFD, sequences = self._room(columns)
-        requests = self._requests(columns, train)
+        arriving = self._rows_of(columns, train, step)
+        segments = self._segments(columns, values_BFD, sequences)
+        sharded, replicas = self._split(segments)
+        # Replicas count keys when all workers' counts are known: see update_replicas.
+        natives = [table.native for table in self._replicas]
+        _native.lookup_tables(natives, replicas, False, step, self.num_threads)
+        rows_UD = unpack(arriving.transfer.wait(), self.wire, self.dim)
+        _native.pool_rows(arriving.requests.native, sharded, rows_UD, self.num_threads)
+        return ShardedLookup(values_BFD, sequences, arriving.lookups, segments, arriving.requests)
+
+    def _rows_of(self, columns: Mapping[str, Column], train: bool, step: int) -> ArrivingRows:
+        """The rows that a batch reads, on their way."""
+        if not train or not self.prefetched:
+            (requests,) = exchange_keys([self], [columns], self.workers.steps)
+            return self.send_rows(requests, train, step)
+        return self.prefetched.popleft().rows_of(self, columns, step)
+
+    def send_rows(self, requests: KeyRequests, train: bool, step: int) -> ArrivingRows:
+        """Look up what others, and this worker, read here."""
         theirs_UD = np.empty((len(requests.theirs), self.dim), np.float32)
         lookups = _native.lookup_parts(
             [table.native for table in self._sharded],
@@ -132,17 +136,10 @@ class ShardedCollection(EmbeddingCollection):
             theirs_UD,
             self.num_threads,
         )
-        arriving = self.workers.steps.all_to_all(
+        transfer = self.workers.steps.all_to_all(
             pack(theirs_UD, self.wire), requests.num_theirs, requests.num_keys
         )
-        segments = self._segments(columns, values_BFD, sequences)
-        sharded, replicas = self._split(segments)
-        # Replicas count keys when all workers' counts are known: see update_replicas.
-        natives = [table.native for table in self._replicas]
-        _native.lookup_tables(natives, replicas, False, step, self.num_threads)
-        rows_UD = unpack(arriving.wait(), self.wire, self.dim)
-        _native.pool_rows(requests.native, sharded, rows_UD, self.num_threads)
-        return ShardedLookup(values_BFD, sequences, lookups, segments, requests)
+        return ArrivingRows(requests, lookups, transfer)
 
     def update(
         self,
@@ -200,22 +197,96 @@ class ShardedCollection(EmbeddingCollection):
             lookups, sizes_1T, np.ascontiguousarray(grads_RD[seen]), learning_rate, step, self.num_threads
         )
 
-    def _requests(self, columns: Mapping[str, Column], train: bool) -> KeyRequests:
-        if not train or not self._prefetched:
-            return self._exchange_keys(columns, self.workers.steps)
-        prefetched, requests = self._prefetched.popleft()
-        assert all(prefetched[name][0] is columns[name][0] for name in columns), (
-            "another batch was prefetched"
-        )
-        with self.workers.steps.waiting():
-            return requests.result()
-
     def _split(self, segments: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
         """Of the features that read shards, and of those that read replicas."""
         marked = list(zip(segments, self._is_replica, strict=True))
         return [part for part, is_replica in marked if not is_replica], [
             part for part, is_replica in marked if is_replica
         ]
+
+
+class PrefetchedKeys:
+    """The keys of a batch, exchanged ahead for all collections that its step looks up, each once."""
+
+    def __init__(
+        self, collections: Sequence[ShardedCollection], columns: Sequence[Mapping[str, Column]]
+    ) -> None:
+        self._collections, self._columns = collections, columns
+        self._workers = collections[0].workers
+        self.requests = self._workers.run_ahead(
+            lambda: exchange_keys(collections, columns, self._workers.prefetching)
+        )
+        self._arriving: list[ArrivingRows] = []
+
+    def rows_of(
+        self, collection: ShardedCollection, columns: Mapping[str, Column], step: int
+    ) -> ArrivingRows:
+        """The rows of one of them. Those of all set out together, so that workers wait for each other once."""
+        index = self._collections.index(collection)
+        assert all(self._columns[index][name][0] is columns[name][0] for name in columns), (
+            "another batch was prefetched"
+        )
+        if not self._arriving:
+            with self._workers.steps.waiting():
+                requests = self.requests.result()
+            self._arriving = [
+                one.send_rows(of_one, True, step)
+                for one, of_one in zip(self._collections, requests, strict=True)
+            ]
+        return self._arriving[index]
+
+
+def prefetch(collections: Sequence[ShardedCollection], columns: Sequence[Mapping[str, Column]]) -> None:
+    """Begin to exchange the keys of a batch that will train; lookups must come in the same order."""
+    keys = PrefetchedKeys(collections, columns)
+    for collection in collections:
+        collection.prefetched.append(keys)
+
+
+def finish_prefetch(collections: Iterable[ShardedCollection]) -> None:
+    """Leave nothing under way: the others wait for what was begun."""
+    for collection in collections:
+        while collection.prefetched:
+            with suppress(Exception):  # what went wrong is raised where it was needed
+                collection.prefetched.popleft().requests.result()
+
+
+def exchange_keys(
+    collections: Sequence[ShardedCollection], columns: Sequence[Mapping[str, Column]], group: GlooGroup
+) -> list[KeyRequests]:
+    """Send every worker the keys that a batch reads from it, with their counts; all collections in one message."""
+    size, num = group.members.size, len(collections)
+    natives = [one.request(of_one) for one, of_one in zip(collections, columns, strict=True)]
+    sizes = [native.sizes.reshape(size, -1) for native in natives]
+    ones = np.ones(size, np.int64)
+    all_sizes_WT = group.all_to_all(np.concatenate(sizes, axis=1), ones, ones).wait()
+    edges = np.cumsum([part.shape[1] for part in sizes])[:-1]
+    their_sizes = [np.ascontiguousarray(part) for part in np.split(all_sizes_WT, edges, axis=1)]
+    num_keys_CW, num_theirs_CW = (
+        np.stack([part.sum(axis=1) for part in parts]) for parts in (sizes, their_sizes)
+    )
+    own = [_slices(_requested(native), sent) for native, sent in zip(natives, num_keys_CW, strict=True)]
+    requested = np.concatenate([parts[worker] for worker in range(size) for parts in own])
+    arrived = group.all_to_all(requested, num_keys_CW.sum(axis=0), num_theirs_CW.sum(axis=0)).wait()
+    theirs = _slices(arrived, num_theirs_CW.T.reshape(-1))
+    return [
+        KeyRequests(
+            natives[index], num_keys_CW[index], their_sizes[index], np.concatenate(theirs[index::num])
+        )
+        for index in range(num)
+    ]
+
+
+def _requested(native: _native.EmbeddingRequest) -> Array:
+    keys = native.keys
+    requested = np.empty(len(keys), _REQUEST)
+    requested["key"], requested["count"] = keys, native.counts
+    return requested
+
+
+def _slices(rows: Array, sizes: Array) -> list[Array]:
+    """The rows in parts of these sizes."""
+    return [rows[begin:end] for begin, end in pairwise([0, *accumulate(sizes.tolist())])]
 
 
 class ShardedUpdate:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from recmill.dataset.batch import Array
 from recmill.distributed.collectives import GlooGroup
+from recmill.distributed.shared_memory import share_memory
 from recmill.errors import RecmillError, TrainingError
 from recmill.metrics import RankerSums, RankingSums
 
@@ -53,6 +54,11 @@ class Workers:
             group.members = self
         names = self.steps.all_gather(socket.gethostname()) if size > 1 else [""]
         self.num_here = names.count(names[rank])  # on this machine
+
+    def share_memory(self, timeout_seconds: float) -> None:
+        """Exchange rows through memory instead of connections, where all workers are on one machine."""
+        *exchanging, saving = self._groups
+        self._groups = [*share_memory(exchanging, timeout_seconds), saving]
 
     @property
     def is_first(self) -> bool:
@@ -227,26 +233,39 @@ def from_environment(timeout_minutes: float = TIMEOUT_MINUTES) -> Workers:
     return _own_group(timeout_minutes)
 
 
-def connect(rank: int, size: int, address: str, timeout_minutes: float = TIMEOUT_MINUTES) -> Workers:
+def connect(
+    rank: int,
+    size: int,
+    address: str,
+    timeout_minutes: float = TIMEOUT_MINUTES,
+    use_shared_memory: bool = True,
+) -> Workers:
     """Workers that meet at HOST:PORT, which is worker 0's."""
     if size == 1:
         return SINGLE_WORKER
-    return _own_group(timeout_minutes, init_method=f"tcp://{address}", rank=rank, world_size=size)
+    where = {"init_method": f"tcp://{address}", "rank": rank, "world_size": size}
+    return _own_group(timeout_minutes, use_shared_memory, **where)
 
 
-def _own_group(timeout_minutes: float, **where: Any) -> Workers:
+def _own_group(timeout_minutes: float, use_shared_memory: bool = True, **where: Any) -> Workers:
     dist.init_process_group("gloo", timeout=timedelta(minutes=timeout_minutes), **where)
-    workers = of_process_group(timeout_minutes)
+    workers = of_process_group(timeout_minutes, use_shared_memory)
     workers.made_group = True
     return workers
 
 
-def of_process_group(timeout_minutes: float = TIMEOUT_MINUTES) -> Workers:
-    """The workers of torch's process group, over connections of our own: rows and weights are in main memory."""
+def of_process_group(timeout_minutes: float = TIMEOUT_MINUTES, use_shared_memory: bool = True) -> Workers:
+    """The workers of torch's process group, over connections of our own: rows and weights are in main memory.
+
+    On one machine, steps and what runs ahead of them go through memory that all workers share.
+    """
     if dist.get_world_size() == 1:
         return SINGLE_WORKER
     timeout = timedelta(minutes=timeout_minutes)
     groups = [GlooGroup(dist.new_group(backend="gloo", timeout=timeout)) for _ in range(3)]
     # torch offers no public way to its store. It holds the reasons of failures, nothing else.
     store = dist.distributed_c10d._get_default_store()
-    return Workers(dist.get_rank(), dist.get_world_size(), groups, store)
+    workers = Workers(dist.get_rank(), dist.get_world_size(), groups, store)
+    if use_shared_memory and workers.num_here == workers.size:
+        workers.share_memory(60 * timeout_minutes)
+    return workers

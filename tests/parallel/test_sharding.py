@@ -10,7 +10,7 @@ import pytest
 from processes import together
 
 from recmill.distributed.gradients import reduce_over_workers
-from recmill.distributed.sharding import WIRES, ShardedCollection, pack, unpack
+from recmill.distributed.sharding import WIRES, ShardedCollection, pack, prefetch, unpack
 from recmill.distributed.workers import Workers
 from recmill.embeddings.collection import EmbeddingCollection, EmbeddingFeature
 from recmill.embeddings.table import EmbeddingTable, KeyRecords, KeyShard, TableSpec
@@ -120,7 +120,7 @@ def check_bits(workers: Workers) -> str:
     for step, (size, columns, part) in enumerate(zip(BATCHES, ahead, parts, strict=True), start=1):
         begin, end = own(workers, size)
         if step > 2:  # some keys are prefetched, some exchanged when they are needed
-            sharded.prefetch(part)
+            prefetch([sharded], [part])
         for train in (False, True):
             whole = alone.lookup(columns, train, step)
             own_rows = sharded.lookup(part, train, step)
