@@ -2,6 +2,7 @@
 // A sequence is one user's items, oldest first: items[offsets[u] .. offsets[u + 1]).
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "arrays.hpp"
+#include "neighbours.hpp"
 
 namespace {
 
@@ -94,15 +95,27 @@ void keep_best(std::vector<std::pair<float, int32_t>>& found, size_t n) {
 }
 
 using Lists = std::pair<Out<int32_t>, Out<float>>;
+using RaggedLists = std::tuple<Out<int64_t>, Out<int32_t>, Out<float>>;
 
-// Indices and weights [num_items * n], best first, -1 and 0 behind the last. The weight of j for i is
+// Offsets, indices and weights of the lists of all items, one behind the other.
+RaggedLists joined(const std::vector<std::vector<std::pair<float, int32_t>>>& lists) {
+  std::vector<int64_t> offsets(1, 0);
+  for (const auto& list : lists) offsets.push_back(offsets.back() + static_cast<int64_t>(list.size()));
+  std::vector<int32_t> indices;
+  std::vector<float> weights;
+  indices.reserve(offsets.back()), weights.reserve(offsets.back());
+  for (const auto& list : lists)
+    for (const auto& [weight, index] : list) weights.push_back(weight), indices.push_back(index);
+  return {to_numpy(std::move(offsets)), to_numpy(std::move(indices)), to_numpy(std::move(weights))};
+}
+
+// At most n neighbours of each item, best first. The weight of j for i is
 // c_ij / ((c_i + shrink)^own_power (c_j + shrink)^other_power); c_i and c_j sum c_ij over either side.
-Lists related_items(In<int64_t> offsets, In<int32_t> items, int64_t num_items, int64_t max_gap, double own_power,
-                    double other_power, double shrink, int64_t n, int threads) {
+RaggedLists related_items(In<int64_t> offsets, In<int32_t> items, int64_t num_items, int64_t max_gap, double own_power,
+                          double other_power, double shrink, int64_t n, int threads) {
   if (num_items < 0 || n < 1 || max_gap < 0) throw std::invalid_argument("sizes must not be negative");
   const Sequences s(offsets, items, num_items);
-  std::vector<int32_t> indices(num_items * n, -1);
-  std::vector<float> weights(num_items * n, 0.0f);
+  std::vector<std::vector<std::pair<float, int32_t>>> lists(num_items);
   {
     nb::gil_scoped_release release;
     const Events by_item(s, num_items);
@@ -135,14 +148,11 @@ Lists related_items(In<int64_t> offsets, In<int32_t> items, int64_t num_items, i
           if (j != item) found.emplace_back(sums[j] * own[item] * other[j], j);
         sums.clear();
         keep_best(found, n);
-        for (size_t k = 0; k < found.size(); ++k) {
-          weights[item * n + k] = found[k].first;
-          indices[item * n + k] = found[k].second;
-        }
+        lists[item].assign(found.begin(), found.end());
       }
     }
   }
-  return {to_numpy(std::move(indices)), to_numpy(std::move(weights))};
+  return joined(lists);
 }
 
 // For each pair of items the number of sequences that hold both; the diagonal has those that hold the item.
@@ -166,12 +176,11 @@ Out<float> co_counts(In<int64_t> offsets, In<int32_t> items, int64_t num_items, 
 
 // The k items that add up to most over each user's profile: item p of it with weight w adds w times p's neighbours.
 // Items of `banned` and those that `allowed` has 0 for are left out. Items and scores [users * k], -1 and 0 behind.
-Lists recommend_related(In<int64_t> offsets, In<int32_t> items, In<float> profile_weights, In<int32_t> indices,
-                        In<float> weights, int64_t n, In<int64_t> banned_offsets, In<int32_t> banned,
-                        std::optional<In<uint8_t>> allowed, int64_t k) {
-  if (n < 1 || k < 1 || indices.size() % n || indices.size() != weights.size())
-    throw std::invalid_argument("neighbours must be [items, n], k at least 1");
-  const int64_t num_items = static_cast<int64_t>(indices.size()) / n;
+Lists recommend_related(In<int64_t> offsets, In<int32_t> items, In<float> profile_weights, const NeighbourLists& neighbours,
+                        In<int64_t> banned_offsets, In<int32_t> banned, std::optional<In<uint8_t>> allowed, int64_t k) {
+  if (k < 1) throw std::invalid_argument("k must be at least 1");
+  const recall::Neighbours& lists = neighbours.lists;
+  const int64_t num_items = static_cast<int64_t>(lists.count);
   const Sequences profiles(offsets, items, num_items);
   if (profile_weights.size() != items.size() || banned_offsets.size() != offsets.size())
     throw std::invalid_argument("profiles, their weights and banned items differ in length");
@@ -190,10 +199,9 @@ Lists recommend_related(In<int64_t> offsets, In<int32_t> items, In<float> profil
     std::vector<std::pair<float, int32_t>> found;
     for (int64_t u = 0; u < profiles.users; ++u) {
       for (int64_t e = profiles.offsets[u]; e < profiles.offsets[u + 1]; ++e) {
-        const int32_t* near = indices.data() + profiles.items[e] * n;
-        const float* weight = weights.data() + profiles.items[e] * n;
-        for (int64_t j = 0; j < n && near[j] >= 0; ++j)
-          if (near[j] < num_items) sums.add(near[j], profile_weights.data()[e] * weight[j]);
+        const int32_t row = profiles.items[e];
+        for (int64_t j = lists.offsets[row]; j < lists.offsets[row + 1] && lists.indices[j] >= 0; ++j)
+          if (lists.indices[j] < num_items) sums.add(lists.indices[j], profile_weights.data()[e] * lists.weights[j]);
       }
       const int64_t first = banned_offsets.data()[u], last = banned_offsets.data()[u + 1];
       const auto mark = [&](uint8_t value) {
@@ -222,6 +230,5 @@ void register_neighbours(nb::module_& m) {
   m.def("related_items", &related_items);
   m.def("co_counts", &co_counts);
   m.def("recommend_related", &recommend_related, nb::arg("offsets"), nb::arg("items"), nb::arg("profile_weights"),
-        nb::arg("indices"), nb::arg("weights"), nb::arg("n"), nb::arg("banned_offsets"), nb::arg("banned"),
-        nb::arg("allowed").none(), nb::arg("k"));
+        nb::arg("neighbours"), nb::arg("banned_offsets"), nb::arg("banned"), nb::arg("allowed").none(), nb::arg("k"));
 }

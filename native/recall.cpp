@@ -4,11 +4,13 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include <functional>
 #include <optional>
 #include <tuple>
 
-#include "arrays.hpp"
+#include "neighbours.hpp"
 
 namespace {
 
@@ -38,34 +40,35 @@ struct FoundItems {
   }
 };
 
-template <class Search>
-Found found(size_t k, const Search& search) {
-  const auto best_items = [&] {
-    nb::gil_scoped_release release;
-    Best best(k);
-    search(best);
-    return FoundItems(best);
-  };
-  FoundItems items = best_items();
-  return {to_numpy(std::move(items.items)), to_numpy(std::move(items.scores))};
-}
+// What one channel has to look for. It is run without the GIL, so it keeps the arrays that it reads.
+struct Search {
+  std::function<void(size_t k, const ItemFilter&, Best&)> run;
+};
 
-recall::Vectors vectors_of(const Matrix& built, const Mask& hidden, const In<int64_t>& changed_items, const Matrix& changed,
-                           const In<float>& query) {
-  recall::Vectors vectors;
-  vectors.built = built.data(), vectors.count = built.shape(0), vectors.dim = built.shape(1);
-  vectors.hidden = mask_data(hidden, vectors.count);
-  vectors.changed_items = changed_items.data(), vectors.changed = changed.data(), vectors.num_changed = changed_items.size();
-  if (changed.shape(0) != vectors.num_changed || changed.shape(1) != vectors.dim || query.size() != vectors.dim)
-    throw std::invalid_argument("vectors differ in size");
-  return vectors;
-}
+// Vectors of items as an index was built of them, and what changed since.
+struct VectorArrays {
+  Matrix built;
+  Mask hidden;
+  In<int64_t> changed_items;
+  Matrix changed;
+  In<float> query;
 
-Found search_all(Matrix built, Mask hidden, In<int64_t> changed_items, Matrix changed, In<float> query, size_t k,
-                 In<int64_t> banned, Mask allowed) {
-  const recall::Vectors vectors = vectors_of(built, hidden, changed_items, changed, query);
-  const ItemFilter filter = filter_of(banned, allowed);
-  return found(k, [&](Best& best) { recall::search_all(vectors, query.data(), filter, best); });
+  recall::Vectors vectors() const {
+    recall::Vectors vectors;
+    vectors.built = built.data(), vectors.count = built.shape(0), vectors.dim = built.shape(1);
+    vectors.hidden = mask_data(hidden, vectors.count);
+    vectors.changed_items = changed_items.data(), vectors.changed = changed.data(), vectors.num_changed = changed_items.size();
+    if (changed.shape(0) != vectors.num_changed || changed.shape(1) != vectors.dim || query.size() != vectors.dim)
+      throw std::invalid_argument("vectors differ in size");
+    return vectors;
+  }
+};
+
+Search search_all(Matrix built, Mask hidden, In<int64_t> changed_items, Matrix changed, In<float> query) {
+  const VectorArrays arrays{built, hidden, changed_items, changed, query};
+  return {[arrays, vectors = arrays.vectors()](size_t, const ItemFilter& filter, Best& best) {
+    recall::search_all(vectors, arrays.query.data(), filter, best);
+  }};
 }
 
 // The inverted lists of an index that the caller keeps open: addresses of its codes (half floats) and its items.
@@ -83,29 +86,54 @@ class VectorClusters {
     }
   }
 
-  Found search(Matrix built, Mask hidden, In<int64_t> changed_items, Matrix changed, In<float> query, size_t k, size_t probes,
-               In<int64_t> banned, Mask allowed) const {
-    const recall::Vectors vectors = vectors_of(built, hidden, changed_items, changed, query);
+  Search search(Matrix built, Mask hidden, In<int64_t> changed_items, Matrix changed, In<float> query, size_t probes) const {
+    const VectorArrays arrays{built, hidden, changed_items, changed, query};
+    const recall::Vectors vectors = arrays.vectors();
     if (vectors.dim != clusters_.dim) throw std::invalid_argument("vectors differ in size");
-    const ItemFilter filter = filter_of(banned, allowed);
-    return found(k, [&](Best& best) { recall::search_clusters(clusters_, vectors, query.data(), k, probes, filter, best); });
+    return {[this, arrays, vectors, probes](size_t k, const ItemFilter& filter, Best& best) {
+      recall::search_clusters(clusters_, vectors, arrays.query.data(), k, probes, filter, best);
+    }};
   }
 
  private:
   recall::Clusters clusters_;
 };
 
-// The k items that item-item neighbours relate most to a profile.
-Found related_to(In<int32_t> profile, In<float> weights, In<int32_t> indices, In<float> neighbour_weights, size_t n,
-                 In<int64_t> banned, Mask allowed, size_t k) {
-  if (n < 1 || indices.size() % n || indices.size() != neighbour_weights.size() || profile.size() != weights.size())
-    throw std::invalid_argument("neighbours must be [items, n], and each item of a profile needs a weight");
-  const recall::Neighbours neighbours{indices.data(), neighbour_weights.data(), indices.size() / n, n};
-  for (size_t i = 0; i < profile.size(); ++i)
-    if (static_cast<size_t>(static_cast<uint32_t>(profile.data()[i])) >= neighbours.count)
-      throw std::invalid_argument("an item is out of range");
+// Items that neighbours relate to a profile; those that have none are left out.
+Search search_related(const NeighbourLists& neighbours, In<int64_t> profile, In<float> weights) {
+  if (profile.size() != weights.size()) throw std::invalid_argument("each item of a profile needs a weight");
+  const recall::Neighbours& lists = neighbours.lists;
+  std::vector<int32_t> rows;
+  std::vector<float> row_weights;
+  for (size_t i = 0; i < profile.size(); ++i) {
+    int64_t row = profile.data()[i];
+    if (lists.items) {
+      const int32_t* end = lists.items + lists.count;
+      const int32_t* at = std::lower_bound(lists.items, end, row);
+      row = at != end && *at == row ? at - lists.items : -1;
+    }
+    if (static_cast<uint64_t>(row) < lists.count) rows.push_back(static_cast<int32_t>(row)), row_weights.push_back(weights.data()[i]);
+  }
+  return {[&lists, rows = std::move(rows), row_weights = std::move(row_weights)](size_t, const ItemFilter& filter, Best& best) {
+    recall::related(lists, rows.data(), row_weights.data(), rows.size(), filter, best);
+  }};
+}
+
+// What several searches find, at most k items each: the GIL is given away once for all of them.
+std::vector<Found> run_searches(const std::vector<const Search*>& searches, size_t k, In<int64_t> banned, Mask allowed) {
   const ItemFilter filter = filter_of(banned, allowed);
-  return found(k, [&](Best& best) { recall::related(neighbours, profile.data(), weights.data(), profile.size(), filter, best); });
+  std::vector<FoundItems> items;
+  {
+    nb::gil_scoped_release release;
+    for (const Search* search : searches) {
+      Best best(k);
+      search->run(k, filter, best);
+      items.emplace_back(best);
+    }
+  }
+  std::vector<Found> found;
+  for (FoundItems& one : items) found.emplace_back(to_numpy(std::move(one.items)), to_numpy(std::move(one.scores)));
+  return found;
 }
 
 // The first k of some items that may be shown.
@@ -165,15 +193,19 @@ std::tuple<Out<int64_t>, Out<float>, Out<int64_t>, Out<float>> fuse_lists(const 
 }  // namespace
 
 void register_recall(nb::module_& m) {
+  nb::class_<Search>(m, "Search");
   nb::class_<VectorClusters>(m, "VectorClusters")
       .def(nb::init<Matrix, In<uint64_t>, In<uint64_t>, In<int64_t>>(), nb::arg("centers"), nb::arg("codes"), nb::arg("items"),
            nb::arg("sizes"))
       .def("search", &VectorClusters::search, nb::arg("built"), nb::arg("hidden").none(), nb::arg("changed_items"),
-           nb::arg("changed"), nb::arg("query"), nb::arg("k"), nb::arg("probes"), nb::arg("banned"), nb::arg("allowed").none());
+           nb::arg("changed"), nb::arg("query"), nb::arg("probes"), nb::keep_alive<0, 1>());
   m.def("search_all", &search_all, nb::arg("built"), nb::arg("hidden").none(), nb::arg("changed_items"), nb::arg("changed"),
-        nb::arg("query"), nb::arg("k"), nb::arg("banned"), nb::arg("allowed").none());
-  m.def("related_to", &related_to, nb::arg("profile"), nb::arg("weights"), nb::arg("indices"), nb::arg("neighbour_weights"),
-        nb::arg("n"), nb::arg("banned"), nb::arg("allowed").none(), nb::arg("k"));
+        nb::arg("query"));
+  nb::class_<NeighbourLists>(m, "NeighbourLists")
+      .def(nb::init<In<int64_t>, In<int32_t>, In<float>, std::optional<In<int32_t>>>(), nb::arg("offsets"), nb::arg("indices"),
+           nb::arg("weights"), nb::arg("items").none())
+      .def("search", &search_related, nb::arg("profile"), nb::arg("weights"), nb::keep_alive<0, 1>());
+  m.def("run_searches", &run_searches, nb::arg("searches"), nb::arg("k"), nb::arg("banned"), nb::arg("allowed").none());
   m.def("first_shown", &first_shown, nb::arg("items"), nb::arg("banned"), nb::arg("allowed").none(), nb::arg("k"));
   m.def("best_of", &best_of, nb::arg("scores"), nb::arg("items"), nb::arg("k"));
   m.def("fuse_lists", &fuse_lists, nb::arg("lists"), nb::arg("number"));

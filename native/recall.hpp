@@ -413,35 +413,41 @@ class ItemSlots {
 
 // --- related items
 
-// Neighbours of each item, best first, with their weights; -1 behind the last.
+// Neighbours of each row, best first, with their weights: those of row i are [offsets[i], offsets[i + 1]), up to a -1.
+// Rows and neighbours are items by index or, of a model of some items, places in `items`, which ascends.
 struct Neighbours {
-  const int32_t* indices;  // [count][n]
+  const int64_t* offsets;
+  const int32_t* indices;
   const float* weights;
-  size_t count, n;
+  size_t count;  // rows
+  const int32_t* items = nullptr;
+
+  uint32_t item_of_row(uint32_t row) const { return items ? static_cast<uint32_t>(items[row]) : row; }
 };
 
-// The items that add up to most over a profile: item p of it with weight w adds w times p's neighbours.
+// The items that add up to most over a profile: row p of it with weight w adds w times p's neighbours.
 inline void related(const Neighbours& neighbours, const int32_t* profile, const float* profile_weights, size_t length,
                     const ItemFilter& filter, Best& best) {
   thread_local ItemSlots slots;
   thread_local std::vector<float> sums;
-  slots.reset(std::min(length * neighbours.n, neighbours.count));
+  size_t most = 0;
+  for (size_t e = 0; e < length; ++e)
+    most += static_cast<size_t>(neighbours.offsets[profile[e] + 1] - neighbours.offsets[profile[e]]);
+  slots.reset(std::min(most, neighbours.count));
   sums.clear();
-  for (size_t e = 0; e < length; ++e) {
-    const size_t row = static_cast<size_t>(profile[e]) * neighbours.n;
-    for (size_t j = 0; j < neighbours.n; ++j) {
-      const int32_t near = neighbours.indices[row + j];
+  for (size_t e = 0; e < length; ++e)
+    for (int64_t j = neighbours.offsets[profile[e]]; j < neighbours.offsets[profile[e] + 1]; ++j) {
+      const int32_t near = neighbours.indices[j];
       if (near < 0) break;
       if (static_cast<size_t>(near) >= neighbours.count) continue;
-      const float added = profile_weights[e] * neighbours.weights[row + j];
       const auto [slot, is_new] = slots.add(static_cast<uint32_t>(near));
       if (is_new) sums.push_back(0.0f);
-      sums[slot] += added;
+      sums[slot] += profile_weights[e] * neighbours.weights[j];
     }
-  }
   for (size_t slot = 0; slot < sums.size(); ++slot) {
-    const uint64_t key = key_of(sums[slot], slots.items[slot]);
-    if (best.wants(key) && filter.keeps(slots.items[slot])) best.push(key);
+    const uint32_t item = neighbours.item_of_row(slots.items[slot]);
+    const uint64_t key = key_of(sums[slot], item);
+    if (best.wants(key) && filter.keeps(item)) best.push(key);
   }
 }
 

@@ -30,6 +30,7 @@ struct Arrays {
   std::vector<std::vector<uint16_t>> codes{CLUSTERS};
   std::vector<std::vector<int64_t>> items{CLUSTERS};
   std::vector<int32_t> neighbours;
+  std::vector<int64_t> offsets{0};
   std::vector<uint8_t> hidden, allowed;
   std::vector<int64_t> banned;
 
@@ -41,10 +42,11 @@ struct Arrays {
       for (size_t j = 0; j < dim; ++j) codes[c].push_back(half_of(vectors[i * dim + j]));
       hidden[i] = random() % 10 == 0, allowed[i] = random() % 3 != 0;
       if (random() % 20 == 0) banned.push_back(static_cast<int64_t>(i));
-      for (size_t j = 0; j < N; ++j) {
+      for (size_t j = random() % (N + 1); j > 0; --j) {
         neighbours.push_back(random() % 8 ? static_cast<int32_t>(random() % ITEMS) : -1);
         weights.push_back((random() % 100) / 64.0f);
       }
+      offsets.push_back(static_cast<int64_t>(neighbours.size()));
     }
   }
   static uint16_t half_of(float value) {
@@ -96,14 +98,14 @@ void check_search(const Arrays& arrays, std::mt19937& random) {
 }
 
 void check_related_and_fused(const Arrays& arrays, std::mt19937& random) {
-  const Neighbours neighbours{arrays.neighbours.data(), arrays.weights.data(), ITEMS, N};
+  const Neighbours neighbours{arrays.offsets.data(), arrays.neighbours.data(), arrays.weights.data(), ITEMS};
   std::vector<int32_t> profile;
   std::vector<float> weights;
   for (size_t i = random() % 50; i > 0; --i) profile.push_back(static_cast<int32_t>(random() % ITEMS)), weights.push_back(0.5f);
   std::map<uint32_t, float> sums;
   for (size_t e = 0; e < profile.size(); ++e)
-    for (size_t j = 0; j < N && arrays.neighbours[profile[e] * N + j] >= 0; ++j)
-      sums[static_cast<uint32_t>(arrays.neighbours[profile[e] * N + j])] += 0.5f * arrays.weights[profile[e] * N + j];
+    for (int64_t j = arrays.offsets[profile[e]]; j < arrays.offsets[profile[e] + 1] && arrays.neighbours[j] >= 0; ++j)
+      sums[static_cast<uint32_t>(arrays.neighbours[j])] += 0.5f * arrays.weights[j];
   const ItemFilter filter = arrays.filter(random() % 2);
   std::vector<uint64_t> expected;
   for (const auto& [item, sum] : sums) if (filter.keeps(item)) expected.push_back(key_of(sum, item));

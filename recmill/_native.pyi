@@ -210,20 +210,20 @@ def related_items(
     n: int,
     threads: int,
     /,
-) -> tuple[Array, Array]: ...
+) -> tuple[Array, Array, Array]: ...
 def co_counts(offsets: Array, items: Array, num_items: int, threads: int, /) -> Array: ...
 def recommend_related(
     offsets: Array,
     items: Array,
     profile_weights: Array,
-    indices: Array,
-    weights: Array,
-    n: int,
+    neighbours: NeighbourLists,
     banned_offsets: Array,
     banned: Array,
     allowed: Array | None,
     k: int,
 ) -> tuple[Array, Array]: ...
+
+class Search: ...
 
 class VectorClusters:
     def __init__(self, centers: Array, codes: Array, items: Array, sizes: Array) -> None: ...
@@ -234,32 +234,20 @@ class VectorClusters:
         changed_items: Array,
         changed: Array,
         query: Array,
-        k: int,
         probes: int,
-        banned: Array,
-        allowed: Array | None,
-    ) -> tuple[Array, Array]: ...
+    ) -> Search: ...
 
 def search_all(
-    built: Array,
-    hidden: Array | None,
-    changed_items: Array,
-    changed: Array,
-    query: Array,
-    k: int,
-    banned: Array,
-    allowed: Array | None,
-) -> tuple[Array, Array]: ...
-def related_to(
-    profile: Array,
-    weights: Array,
-    indices: Array,
-    neighbour_weights: Array,
-    n: int,
-    banned: Array,
-    allowed: Array | None,
-    k: int,
-) -> tuple[Array, Array]: ...
+    built: Array, hidden: Array | None, changed_items: Array, changed: Array, query: Array
+) -> Search: ...
+
+class NeighbourLists:
+    def __init__(self, offsets: Array, indices: Array, weights: Array, items: Array | None) -> None: ...
+    def search(self, profile: Array, weights: Array) -> Search: ...
+
+def run_searches(
+    searches: Sequence[Search], k: int, banned: Array, allowed: Array | None
+) -> list[tuple[Array, Array]]: ...
 def first_shown(items: Array, banned: Array, allowed: Array | None, k: int) -> Array: ...
 def best_of(scores: Array, items: Array, k: int) -> Array: ...
 def fuse_lists(

@@ -101,11 +101,17 @@ class Index(ABC):
         self, query_V: Array, k: int, banned: Array | None = None, allowed: Array | None = None
     ) -> tuple[Array, Array]:
         """What `search` gives for one vector, float32 and contiguous, without padding."""
+        banned = _NOTHING if banned is None else banned
+        wanted = self.native_search(query_V, k, len(banned), allowed)
+        mask = None if allowed is None else allowed.view(np.uint8)
+        return _native.run_searches([wanted], k, banned, mask)[0]
+
+    def native_search(self, query_V: Array, k: int, num_banned: int, allowed: Array | None) -> _native.Search:
+        """Looks for what `nearest` gives, with other searches of a request."""
         changes = self._changes
         hidden = changes.hidden.view(np.uint8) if changes.num_hidden else None
-        mask = None if allowed is None else allowed.view(np.uint8)
         vectors = (self._vectors_NV, hidden, changes.indices, changes.vectors)
-        return self._nearest(vectors, query_V, k, _NOTHING if banned is None else banned, mask)
+        return self._search(vectors, query_V, k + num_banned, allowed)
 
     def add(self, indices: Array, vectors: Array) -> None:
         """Put items in; those that are known get a new vector. If an index occurs twice, the last counts."""
@@ -127,10 +133,10 @@ class Index(ABC):
         """Write what `open_index` needs besides the vectors, as built: without later changes."""
 
     @abstractmethod
-    def _nearest(
-        self, vectors: _Vectors, query_V: Array, k: int, banned: Array, allowed: Array | None
-    ) -> tuple[Array, Array]:
-        """Indices and inner products of the best k that may be shown, best first."""
+    def _search(
+        self, vectors: _Vectors, query_V: Array, wanted: int, allowed: Array | None
+    ) -> _native.Search:
+        """Looks for the best that may be shown; so many are wanted, with those that are banned."""
 
 
 class ExactIndex(Index):
@@ -139,10 +145,10 @@ class ExactIndex(Index):
     def save(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
-    def _nearest(
-        self, vectors: _Vectors, query_V: Array, k: int, banned: Array, allowed: Array | None
-    ) -> tuple[Array, Array]:
-        return _native.search_all(*vectors, query_V, k, banned, allowed)
+    def _search(
+        self, vectors: _Vectors, query_V: Array, wanted: int, allowed: Array | None
+    ) -> _native.Search:
+        return _native.search_all(*vectors, query_V)
 
 
 class ClusteredIndex(Index):
@@ -152,6 +158,9 @@ class ClusteredIndex(Index):
         super().__init__(vectors_NV)
         self._faiss = _import_faiss()
         self._index = faiss_index
+        self._num_clusters = int(
+            faiss_index.nlist
+        )  # faiss takes longer to say so than a search's preparation
         self._probes = probes
         self.recall = recall  # recall@500 when it was built
 
@@ -161,19 +170,19 @@ class ClusteredIndex(Index):
         settings = {"probes": self._probes, "recall": self.recall}
         write_whole(path / _SETTINGS, json.dumps(settings) + "\n")
 
-    def _nearest(
-        self, vectors: _Vectors, query_V: Array, k: int, banned: Array, allowed: Array | None
-    ) -> tuple[Array, Array]:
+    def _search(
+        self, vectors: _Vectors, query_V: Array, wanted: int, allowed: Array | None
+    ) -> _native.Search:
         # Scan enough items to choose from.
         share = 1.0 if allowed is None else max(_MIN_SHARE, np.count_nonzero(allowed) / max(1, len(allowed)))
-        least = _MIN_SCANNED_PER_ANSWER * max((k + len(banned)) / share, _BEST)
-        probes = max(self._probes, -(-int(least) * self._index.nlist // max(1, len(self._vectors_NV))))
-        return self._clusters.search(*vectors, query_V, k, probes, banned, allowed)
+        least = _MIN_SCANNED_PER_ANSWER * max(wanted / share, _BEST)
+        probes = max(self._probes, -(-int(least) * self._num_clusters // max(1, len(self._vectors_NV))))
+        return self._clusters.search(*vectors, query_V, probes)
 
     @cached_property
     def _clusters(self) -> _native.VectorClusters:
         """The lists of the faiss index, where they are mapped."""
-        lists, number = self._index.invlists, self._index.nlist
+        lists, number = self._index.invlists, self._num_clusters
         codes, items = (
             np.array([int(address(cluster) or 0) for cluster in range(number)], np.uint64)
             for address in (lists.get_codes, lists.get_ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -33,25 +33,51 @@ _COMPARED_AT_ONCE = 256  # items with all others
 
 @dataclass(frozen=True)
 class ItemNeighbours:
-    """Neighbours of each item, best first, with their weights; index -1 where there are no more.
+    """Neighbours of each item, best first, with their weights, one list behind the other.
 
-    A model of some items alone has them in `items`: rows and indices are then those of this array.
+    Those of row i are [offsets[i], offsets[i + 1]). A row is an item by index; a model of some items alone has them in
+    `items`: rows and indices are then those of this array. Most items of a large catalogue have few neighbours or none.
     """
 
-    indices: Array  # int32 [rows, n]
-    weights: Array  # float32 [rows, n]
+    offsets: Array  # int64 [rows + 1]
+    indices: Array  # int32
+    weights: Array  # float32
     items: Array | None = None  # int32 [rows], ascending
 
+    @classmethod
+    def of_rows(cls, indices: Array, weights: Array, items: Array | None = None) -> ItemNeighbours:
+        """From as many neighbours for each row, [rows, n], with index -1 where there are no more."""
+        is_neighbour = indices >= 0
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(is_neighbour.sum(axis=1))])
+        return cls(offsets, indices[is_neighbour], weights[is_neighbour], items)
+
     def save(self, folder: Path, name: str) -> None:
+        np.save(folder / f"{name}.offsets.npy", self.offsets)
         np.save(folder / f"{name}.indices.npy", self.indices)
         np.save(folder / f"{name}.weights.npy", self.weights)
         if self.items is not None:
             np.save(folder / f"{name}.items.npy", self.items)
 
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.offsets) - 1
+
+    def padded(self, rows: Array) -> tuple[Array, Array]:
+        """Indices and weights of some rows, [rows, n], -1 and 0 where there are no more."""
+        starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
+        columns = np.arange(lengths.max(initial=0))
+        is_neighbour = columns < lengths[:, None]
+        places = np.where(is_neighbour, starts[:, None] + columns, 0)
+        if not places.size:
+            return np.empty(places.shape, np.int32), np.empty(places.shape, np.float32)
+        return np.where(is_neighbour, self.indices[places], -1), np.where(
+            is_neighbour, self.weights[places], np.float32(0)
+        )
+
     def rows_of(self, items: Array) -> Array:
         """The rows of items; -1 for those that the model does not have."""
         if self.items is None:
-            return np.where(items < len(self.indices), items, -1)
+            return np.where(items < len(self), items, -1)
         rows = np.minimum(np.searchsorted(self.items, items), len(self.items) - 1)
         return np.where(self.items[rows] == items, rows, -1)
 
@@ -73,7 +99,7 @@ class ItemNeighbours:
         """
         profiles = profiles.last(profile_length(half_life))
         if self.items is None:
-            profiles = profiles.where(profiles.items < len(self.indices))  # newer items have no neighbours
+            profiles = profiles.where(profiles.items < len(self))  # newer items have no neighbours
         weights = (
             np.ones(len(profiles.items)) if half_life is None else 0.5 ** (profiles.from_end / half_life)
         )
@@ -85,9 +111,7 @@ class ItemNeighbours:
             profiles.offsets,
             np.ascontiguousarray(profiles.items, np.int32),
             weights.astype(np.float32),
-            self.indices.reshape(-1),
-            self.weights.reshape(-1),
-            self.indices.shape[1],
+            self._native_lists,
             banned.offsets,
             np.ascontiguousarray(banned.items, np.int32),
             None if allowed is None else np.ascontiguousarray(allowed, np.uint8),
@@ -100,34 +124,25 @@ class ItemNeighbours:
         rows = self.rows_of(sequences.items)
         return replace(sequences.where(rows >= 0), items=rows[rows >= 0])
 
-    def best(
-        self, profile: Array, half_life: float | None, banned: Array, k: int, allowed: Array | None = None
-    ) -> tuple[Array, Array]:
-        """What `lists` gives for one profile, without padding: int64 and float32. `banned` is sorted."""
+    def search(self, profile: Array, half_life: float | None) -> _native.Search:
+        """Looks for what `lists` gives for one profile, int64."""
         profile = profile[-profile_length(half_life) :]
         if self.items is None:
-            profile = profile[profile < len(self.indices)]  # newer items have no neighbours
-        from_end = np.arange(len(profile) - 1, -1, -1)
-        weights = np.ones(len(profile)) if half_life is None else 0.5 ** (from_end / half_life)
-        if self.items is not None:
-            profile, banned = self.rows_of(profile), self.rows_of(banned)
-            profile, weights, banned = profile[profile >= 0], weights[profile >= 0], banned[banned >= 0]
-            allowed = None if allowed is None else allowed[self.items]
-        indices, scores = _native.related_to(
-            profile.astype(np.int32),
-            weights.astype(np.float32),
-            self._flat[0],
-            self._flat[1],
-            self.indices.shape[1],
-            banned,
-            None if allowed is None else allowed.view(np.uint8),
-            k,
-        )
-        return self.items_of(indices), scores
+            profile = profile[profile < len(self)]  # newer items have no neighbours
+        weights = _profile_weights(half_life)
+        return self._native_lists.search(profile, weights[len(weights) - len(profile) :])
 
     @cached_property
-    def _flat(self) -> tuple[Array, Array]:
-        return self.indices.reshape(-1), self.weights.reshape(-1)
+    def _native_lists(self) -> _native.NeighbourLists:
+        return _native.NeighbourLists(self.offsets, self.indices, self.weights, self.items)
+
+
+@lru_cache(maxsize=64)
+def _profile_weights(half_life: float | None) -> Array:
+    """Of the items of the longest profile that counts, latest last."""
+    from_end = np.arange(profile_length(half_life) - 1, -1, -1)
+    weights = np.ones(len(from_end)) if half_life is None else 0.5 ** (from_end / half_life)
+    return weights.astype(np.float32)
 
 
 def profile_length(half_life: float | None) -> int:
@@ -158,10 +173,19 @@ def _related(
     sequences = _sampled(interactions.sequences.last(MAX_PROFILE), max_gap)
     num_items = interactions.num_items
     n = max(1, min(NUM_NEIGHBOURS, num_items - 1))
-    indices, weights = _native.related_items(
-        sequences.offsets, sequences.items, num_items, max_gap, own_power, other_power, _SHRINK, n, threads
+    return ItemNeighbours(
+        *_native.related_items(
+            sequences.offsets,
+            sequences.items,
+            num_items,
+            max_gap,
+            own_power,
+            other_power,
+            _SHRINK,
+            n,
+            threads,
+        )
     )
-    return ItemNeighbours(indices.reshape(num_items, n), weights.reshape(num_items, n))
 
 
 def _sampled(sequences: Sequences, max_gap: int) -> Sequences:
@@ -209,7 +233,7 @@ def _truncated(weights: Array, items: Array | None) -> ItemNeighbours:
     kept = np.take_along_axis(weights, largest, axis=1)
     order = np.argsort(-kept, axis=1, kind="stable")
     indices, kept = (np.take_along_axis(each, order, axis=1) for each in (largest, kept))
-    return ItemNeighbours(indices.astype(np.int32), kept.astype(np.float32), items)
+    return ItemNeighbours.of_rows(indices.astype(np.int32), kept.astype(np.float32), items)
 
 
 def content(vectors: Array) -> ItemNeighbours:
@@ -232,8 +256,7 @@ def content(vectors: Array) -> ItemNeighbours:
         kept = np.take_along_axis(cosines, nearest, axis=1)
         order = np.argsort(-kept, axis=1, kind="stable")
         indices[rows], weights[rows] = (np.take_along_axis(each, order, axis=1) for each in (nearest, kept))
-    is_near = weights > 0
-    return ItemNeighbours(np.where(is_near, indices, -1), np.where(is_near, weights, 0.0).astype(np.float32))
+    return ItemNeighbours.of_rows(np.where(weights > 0, indices, -1), weights)
 
 
 # Name of a channel -> its variants, of which the best on eval is used.

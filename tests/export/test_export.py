@@ -104,10 +104,12 @@ def test_features_and_vectors_of_items_are_those_of_the_plan_and_the_tower(shop,
 
 
 def test_neighbours_of_a_clicked_item_are_clicked_by_its_users(shop, bundle: Bundle) -> None:
-    neighbours = bundle.array("items/co_clicks.indices.npy")
+    offsets, neighbours = (bundle.array(f"items/co_clicks.{part}.npy") for part in ("offsets", "indices"))
+    assert offsets is not None
     assert neighbours is not None
+    assert len(neighbours) == offsets[-1]
     assert bundle.items is not None
-    best, other = bundle.items.ids(np.array([0, neighbours[0, 0]]))
+    best, other = bundle.items.ids(np.array([0, neighbours[0]]))
     clicked = raw_events(shop).filter(pl.col("clicked") == 1)
     users = [set(clicked.filter(pl.col("item_id") == item)["user_id"]) for item in (best, other)]
     assert users[0] & users[1]

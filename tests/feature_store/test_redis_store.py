@@ -173,6 +173,11 @@ def test_a_frozen_redis_takes_no_longer_than_the_deadline(
             times.append(time.monotonic() - began)
         assert max(times) < 5
         assert sorted(times)[len(times) // 2] < 0.04  # most did not wait at all
+        time.sleep(0.3)  # the breaker has rested: a thread of its own tries, and no lookup waits
+        began = time.monotonic()
+        with pytest.raises(StoreError, match="tried again in a moment"):
+            store.get("item", [1], 20.0)
+        assert time.monotonic() - began < 10
     finally:
         server.signal(signal.SIGCONT)
     wait_until(lambda: answers(store), "the store to answer again")

@@ -32,6 +32,15 @@ def sequences_of(*items: list[int]) -> Sequences:
     )
 
 
+def lists_of(model: ItemNeighbours) -> tuple[list[list[int]], list[list[float]]]:
+    """Neighbours of each row, and their weights."""
+    bounds = list(zip(model.offsets[:-1].tolist(), model.offsets[1:].tolist(), strict=True))
+    return (
+        [model.indices[start:stop].tolist() for start, stop in bounds],
+        [model.weights[start:stop].tolist() for start, stop in bounds],
+    )
+
+
 def test_a_user_has_each_item_once_where_it_was_clicked_last() -> None:
     sequences = interactions_of((0, 3), (1, 5), (0, 2), (0, 3), (1, 1)).sequences
     assert [sequences.of(0).tolist(), sequences.of(1).tolist()] == [[2, 3], [5, 1]]
@@ -44,11 +53,10 @@ def test_items_of_the_same_users_are_near_by_their_cosine() -> None:
     # 1 and 2 have the same two users; 3 has one of them; 4 has another user alone.
     rows = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (3, 4)]
     found = co_clicks(interactions_of(*rows), threads=2)
-    assert found.indices[1, :3].tolist() == [2, 3, -1]
-    assert found.indices[3, :3].tolist() == [1, 2, -1]
-    assert (found.indices[4] == -1).all()
+    near, weights = lists_of(found)
+    assert near == [[], [2, 3], [1, 3], [1, 2], [], []]
     # Counts are shrunk by 10: 2 / sqrt(12 * 12) and 1 / sqrt(12 * 11).
-    assert found.weights[1, :2] == pytest.approx([2 / 12, 1 / np.sqrt(12 * 11)])
+    assert weights[1] == pytest.approx([2 / 12, 1 / np.sqrt(12 * 11)])
 
 
 def test_co_clicks_are_what_a_matrix_product_gives() -> None:
@@ -61,19 +69,19 @@ def test_co_clicks_are_what_a_matrix_product_gives() -> None:
     expected = together / np.sqrt(np.outer(counts, counts))
     np.fill_diagonal(expected, 0)
     dense = np.zeros((40, 40))
-    for item in range(40):
-        near = found.indices[item][found.indices[item] >= 0]
-        dense[item, near] = found.weights[item, : len(near)]
+    for item, (near, weights) in enumerate(zip(*lists_of(found), strict=True)):
+        dense[item, near] = weights
+        assert (np.diff(weights) <= 0).all()
     assert np.allclose(dense, expected, atol=1e-6)
-    assert (np.diff(found.weights, axis=1) <= 0).all()
 
 
 def test_transitions_go_forward_and_sooner_counts_more() -> None:
     found = transitions(interactions_of((0, 1), (0, 2), (0, 3), (1, 1), (1, 2)), threads=1)
-    assert found.indices[1, :2].tolist() == [2, 3]
+    near, weights = lists_of(found)
+    assert near[1] == [2, 3]
     # After item 1: item 2 at once, twice, and item 3 one later.
-    assert found.weights[1, :2] == pytest.approx([2 / 12.5, 0.5 / 12.5])
-    assert (found.indices[3] == -1).all()
+    assert weights[1] == pytest.approx([2 / 12.5, 0.5 / 12.5])
+    assert near[3] == []
 
 
 def test_lift_prefers_what_comes_after_few_others() -> None:
@@ -85,8 +93,8 @@ def test_lift_prefers_what_comes_after_few_others() -> None:
         (1, 2),
         *[(user, item) for user in range(2, 9) for item in (3 + user % 3, 1)],
     ]
-    assert transitions(interactions_of(*rows), threads=1).indices[0, 0] == 1
-    assert lifted_transitions(interactions_of(*rows), threads=1).indices[0, 0] == 2
+    assert transitions(interactions_of(*rows), threads=1).indices[0] == 1
+    assert lifted_transitions(interactions_of(*rows), threads=1).indices[0] == 2
 
 
 def test_ease_solves_its_least_squares() -> None:
@@ -95,17 +103,18 @@ def test_ease_solves_its_least_squares() -> None:
     found = ease(interactions_of(*rows, num_items=12), threads=2, l2=5.0)
     clicked = np.zeros((50, 12))
     clicked[tuple(np.array(rows).T)] = 1
+    near, kept = lists_of(found)
     # Each column on its own: ridge regression of an item on all others.
     for item in range(12):
         others = np.delete(np.arange(12), item)
         x = clicked[:, others]
         weights = np.linalg.solve(x.T @ x + 5.0 * np.eye(11), x.T @ clicked[:, item])
-        mine = np.array([found.weights[other][found.indices[other] == item].item() for other in others])
+        mine = np.array([kept[other][near[other].index(item)] for other in others])
         assert mine == pytest.approx(weights, abs=1e-4)
 
 
 def test_later_items_of_a_profile_count_more_and_banned_ones_are_left_out() -> None:
-    near = ItemNeighbours(
+    near = ItemNeighbours.of_rows(
         np.array([[2], [3], [-1], [-1], [-1]], np.int32), np.array([[1.0], [0.8], [0], [0], [0]], np.float32)
     )
     profile, nothing = sequences_of([0, 1]), sequences_of([])
@@ -120,13 +129,14 @@ def test_later_items_of_a_profile_count_more_and_banned_ones_are_left_out() -> N
 
 
 def test_a_model_of_some_items_gives_the_same_lists_as_one_with_empty_rows() -> None:
-    some = ItemNeighbours(
+    some = ItemNeighbours.of_rows(
         np.array([[1], [2], [0]], np.int32),
         np.array([[1.0], [0.8], [0.7]], np.float32),
         np.array([1, 4, 6], np.int32),
     )
-    whole = ItemNeighbours(np.full((8, 1), -1, np.int32), np.zeros((8, 1), np.float32))
-    whole.indices[[1, 4, 6]], whole.weights[[1, 4, 6]] = [[4], [6], [1]], [[1.0], [0.8], [0.7]]
+    indices, weights = np.full((8, 1), -1, np.int32), np.zeros((8, 1), np.float32)
+    indices[[1, 4, 6]], weights[[1, 4, 6]] = [[4], [6], [1]], [[1.0], [0.8], [0.7]]
+    whole = ItemNeighbours.of_rows(indices, weights)
     profile, allowed = sequences_of([1, 3, 4]), np.array([True] * 6 + [False, True])
     for banned in ([], [4], [5, 6]):
         for mask in (None, allowed):
@@ -155,7 +165,7 @@ def test_ease_of_many_items_keeps_rows_of_the_frequent_ones_alone(monkeypatch: p
 
 
 def test_items_that_are_newer_than_the_neighbours_are_skipped_in_a_profile() -> None:
-    near = ItemNeighbours(np.array([[1], [0]], np.int32), np.ones((2, 1), np.float32))
+    near = ItemNeighbours.of_rows(np.array([[1], [0]], np.int32), np.ones((2, 1), np.float32))
     assert near.lists(sequences_of([0, 7]), 1.0, sequences_of([]), 2)[0].tolist() == [[1, -1]]
 
 
@@ -174,11 +184,11 @@ def test_popularity_halves_with_each_half_life() -> None:
 def test_items_are_near_by_the_vectors_that_are_given_for_them() -> None:
     vectors = np.array([[1, 0], [0, 0], [0.1, 2], [3, 0.3], [0, 1], [-1, 0]], np.float32)
     found = content(vectors)
-    assert found.indices[0, :3].tolist() == [3, 2, -1]  # whatever their lengths; never those that point away
-    assert (found.indices[1] == -1).all()  # a missing vector is near to none
-    assert not (found.indices == 1).any()
-    assert found.weights[0, 0] == pytest.approx(3 / np.hypot(3, 0.3))
-    assert not (found.indices == np.arange(6)[:, None]).any()
+    near, weights = lists_of(found)
+    assert near[0] == [3, 2]  # whatever their lengths; never those that point away
+    assert near[1] == []  # a missing vector is near to none
+    assert not any(1 in some or item in some for item, some in enumerate(near))
+    assert weights[0][0] == pytest.approx(3 / np.hypot(3, 0.3))
 
 
 def test_content_in_blocks_is_what_one_matrix_product_gives() -> None:
@@ -187,10 +197,22 @@ def test_content_in_blocks_is_what_one_matrix_product_gives() -> None:
     cosines = units @ units.T
     np.fill_diagonal(cosines, -1)
     found = content(vectors)
-    assert found.indices.shape == (600, 100)
-    assert found.indices[[0, 300, 599]].tolist() == np.argsort(-cosines, axis=1)[[0, 300, 599], :100].tolist()
+    order = np.where(np.sort(-cosines, axis=1) < 0, np.argsort(-cosines, axis=1), -1)[:, :100]
+    near, _ = lists_of(found)
+    for item in (0, 300, 599):
+        assert near[item] == order[item][order[item] >= 0].tolist()
 
 
 def test_content_of_too_many_items_is_an_error_that_names_the_other_way() -> None:
     with pytest.raises(RecmillError, match="of which there are 200,001; it is for up to 200,000"):
         content(np.zeros((200_001, 1), np.float32))
+
+
+def test_neighbours_of_some_rows_are_padded_to_the_longest() -> None:
+    near = ItemNeighbours.of_rows(
+        np.array([[1, 2], [-1, -1], [0, -1]], np.int32), np.full((3, 2), 0.5, np.float32)
+    )
+    indices, weights = near.padded(np.array([2, 0, 1]))
+    assert indices.tolist() == [[0, -1], [1, 2], [-1, -1]]
+    assert weights.tolist() == [[0.5, 0.0], [0.5, 0.5], [0.0, 0.0]]
+    assert near.padded(np.array([1]))[0].shape == (1, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recmill import _native
 from recmill.artifacts.vector_index import Index, build_index
 from recmill.recall.fusion import Fusion
 from recmill.recall.interactions import Array, Sequences
@@ -66,7 +67,7 @@ def test_one_profile_has_the_list_that_it_has_among_many() -> None:
     random = np.random.default_rng(2)
     indices = random.integers(0, 80, (80, 6)).astype(np.int32)
     indices[random.random((80, 6)) < 0.05] = -1
-    near = ItemNeighbours(indices, random.normal(size=(80, 6)).astype(np.float32))
+    near = ItemNeighbours.of_rows(indices, random.normal(size=(80, 6)).astype(np.float32))
     banned = np.unique(random.choice(80, 10))
     allowed = random.random(80) < 0.7
     for length in (1, 5, 60):
@@ -79,7 +80,10 @@ def test_one_profile_has_the_list_that_it_has_among_many() -> None:
                 20,
                 mask,
             )
-            found, scores = near.best(profile, half_life, banned, 20, mask)
+            search = near.search(profile, half_life)
+            ((found, scores),) = _native.run_searches(
+                [search], 20, banned, None if mask is None else mask.view(np.uint8)
+            )
             kept = many[0][0] >= 0
             assert found.tolist() == many[0][0][kept].tolist()
             assert scores.tolist() == many[1][0][kept].tolist()

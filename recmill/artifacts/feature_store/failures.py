@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from recmill.artifacts.feature_store.address import Address
@@ -43,8 +44,13 @@ def refusal_of(error: Exception) -> str | None:
 
 @dataclass
 class CircuitBreaker:
-    """A circuit breaker: after a failure, requests fail at once for a while; then one of them tries Redis again."""
+    """A circuit breaker: after a failure, requests fail at once for a while; then Redis is tried again.
 
+    `probe` tries it on a thread of its own and tells `worked` or `failed`: requests that would wait for a Redis that
+    hangs would be the slowest of all. Without a probe, the next request tries.
+    """
+
+    probe: Callable[[], None] | None = None
     open_until: float = 0.0
     timeouts: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -53,11 +59,16 @@ class CircuitBreaker:
         if not self.open_until:
             return
         with self.lock:
-            now = time.monotonic()
-            if now < self.open_until:
-                raise StoreError(f"{address} does not answer; it is tried again in a moment.")
-            if self.open_until:
-                self.open_until = now + _REST_SECONDS  # for all others, while this one tries
+            if not self.open_until:
+                return
+            is_rested = time.monotonic() >= self.open_until
+            if is_rested:
+                self.open_until = time.monotonic() + _REST_SECONDS  # for all others, while it is tried
+                if self.probe is None:
+                    return
+        if is_rested:
+            threading.Thread(target=self.probe, name="redis-probe", daemon=True).start()
+        raise StoreError(f"{address} does not answer; it is tried again in a moment.")
 
     def worked(self) -> None:
         if self.open_until or self.timeouts:

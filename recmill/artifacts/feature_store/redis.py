@@ -6,7 +6,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_PREFIX = "recmill"
 _NUM_BUCKETS = 64  # of a cluster: keys of one bucket lie together, so that one command fetches many
 _KEYS_PER_COMMAND = 1_000  # Redis executes one command at a time, so long ones delay all clients
+_PROBE_SECONDS = 0.25
 _LOADED_SECONDS = 1.0  # how long `is_loaded` is cached
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]+")
 
@@ -55,7 +56,7 @@ class RedisStore:
         self._raw_codecs: dict[Side, RawCodec] = {}
         self._is_loaded, self._ask_loaded_at = False, 0.0
         self._connections = Connections(self.servers)
-        self._breaker = CircuitBreaker()
+        self._breaker = CircuitBreaker(self._probe)
         self._writes = WriteQueue()
 
     def get(self, side: Side, ids: Sequence[Id], deadline_seconds: float) -> CodedRows:
@@ -165,10 +166,20 @@ class RedisStore:
         return self._raw_codecs[side]
 
     def _fetch(self, keys: Sequence[bytes], seconds: float) -> list[bytes | None]:
-        """Values in the order of the keys: all commands are sent before the first answer is awaited."""
-        ends_at = time.monotonic() + seconds
+        """Values in the order of the keys."""
+        self._breaker.check(self.servers.address)
+        with self._watched():
+            return self._exchange(keys, time.monotonic() + seconds)
+
+    def _probe(self) -> None:
+        """Whether Redis answers again, which the circuit breaker learns."""
+        with suppress(StoreError), self._watched():
+            self._exchange([self.loaded_key], time.monotonic() + _PROBE_SECONDS)
+
+    def _exchange(self, keys: Sequence[bytes], ends_at: float) -> list[bytes | None]:
+        """All commands are sent before the first answer is awaited."""
         values: list[bytes | None] = [None] * len(keys)
-        with self._calling(), Exchange(self._connections, ends_at) as exchange:
+        with Exchange(self._connections, ends_at) as exchange:
             self._connections.find_servers(ends_at)
             commands = list(self._commands(keys))
             for pool, positions in commands:
@@ -196,11 +207,17 @@ class RedisStore:
     @contextmanager
     def _calling(self, doing: str = "read") -> Iterator[None]:
         """Turns failures of Redis into StoreError; while the circuit breaker is open, at once."""
+        self._breaker.check(self.servers.address)
+        with self._watched(doing):
+            yield
+
+    @contextmanager
+    def _watched(self, doing: str = "read") -> Iterator[None]:
+        """Turns failures of Redis into StoreError, and tells the circuit breaker."""
         from redis.exceptions import RedisClusterException, RedisError
         from redis.exceptions import TimeoutError as RedisTimeout
 
         address = self.servers.address
-        self._breaker.check(address)
         try:
             yield
         except (RedisTimeout, TimeoutError) as error:

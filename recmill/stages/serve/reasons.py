@@ -65,8 +65,8 @@ def _by_models(recaller: Recaller, profile: Array, items: Array) -> Iterator[tup
             continue
         rows = model.rows_of(np.unique(profile))
         rows = rows[rows >= 0]
-        before, weights = model.items_of(rows), np.asarray(model.weights[rows])
-        neighbours = model.items_of(np.asarray(model.indices[rows]))
+        before, (neighbours, weights) = model.items_of(rows), model.padded(rows)
+        neighbours = model.items_of(neighbours)
         fractions = weights / np.maximum(np.abs(weights).max(axis=1, initial=0, keepdims=True), 1e-9)
         for row, column in np.argwhere(np.isin(neighbours, items) & (fractions > 0)).tolist():
             relation = Relation(int(before[row]), channel, float(fractions[row, column]))

@@ -63,6 +63,14 @@ class ItemFilter:
     allowed: Array | None
     few: Array | None = None  # all items that may be shown, when they are few enough to score each
 
+    def mask(self, num_items: int) -> Array | None:
+        """Which of all items may be shown, banned ones aside; None: all."""
+        if self.few is None:
+            return None if self.allowed is None else self.allowed.view(np.uint8)
+        mask = np.zeros(num_items, np.uint8)
+        mask[self.few] = 1
+        return mask
+
     def keeps(self, indices: Array) -> Array:
         kept = indices >= 0
         if self.allowed is not None:
@@ -93,11 +101,7 @@ class Recaller:
         self.popularity = Popularity(map_array(folder / "popularity.npy"), self.parameters.popular_half_life)
         self.trending = self._trending()
         self.neighbours = {
-            name: ItemNeighbours(
-                map_array(folder / f"{name}.indices.npy"),
-                map_array(folder / f"{name}.weights.npy"),
-                bundle.array(f"items/{name}.items.npy"),
-            )
+            name: _open_neighbours(bundle, name)
             for name in self.parameters.neighbours
             if (folder / f"{name}.indices.npy").is_file()
         }
@@ -127,7 +131,13 @@ class Recaller:
         """What each channel that takes part finds for a user: together `number` items, unless no more may be shown."""
         item_filter = self._item_filter(user_row, query, deadline)
         channels = self._channels_of(user_row, query)
-        lists = {name: self._list(name, user_row, number, item_filter) for name in channels}
+        wanted = {name: self._search(name, user_row, number, item_filter) for name in channels}
+        searches = [one for one in wanted.values() if isinstance(one, _native.Search)]
+        mask = item_filter.mask(len(self.items))
+        found = iter(_native.run_searches(searches, number, item_filter.banned, mask))
+        lists = {
+            name: next(found) if isinstance(one, _native.Search) else one for name, one in wanted.items()
+        }
         is_short = max((len(indices) for indices, _ in lists.values()), default=0) < number
         if is_short and query.channels is None and "popular" not in lists:
             # Nobody gets an empty answer because nobody else clicked what they did.
@@ -189,7 +199,10 @@ class Recaller:
 
     # channels
 
-    def _list(self, name: str, user_row: UserRow, number: int, item_filter: ItemFilter) -> ChannelList:
+    def _search(
+        self, name: str, user_row: UserRow, number: int, item_filter: ItemFilter
+    ) -> _native.Search | ChannelList:
+        """What a channel looks for in native code, or its list, if that takes no search."""
         if name == "two_tower":
             return self._two_tower(user_row, number, item_filter)
         if name == "similar":
@@ -199,36 +212,37 @@ class Recaller:
             return popularity.best(number, item_filter)
         return self._related(name, user_row, number, item_filter)
 
-    def _two_tower(self, user_row: UserRow, number: int, item_filter: ItemFilter) -> ChannelList:
+    def _two_tower(
+        self, user_row: UserRow, number: int, item_filter: ItemFilter
+    ) -> _native.Search | ChannelList:
         assert self.tower is not None
         vectors = self.tower.vectors(user_row.features.batch(self.tower.layout))
-        return self._near(vectors, number, item_filter)
+        return self._near(vectors[0], number, item_filter)
 
-    def _similar(self, user_row: UserRow, number: int, item_filter: ItemFilter) -> ChannelList:
+    def _similar(
+        self, user_row: UserRow, number: int, item_filter: ItemFilter
+    ) -> _native.Search | ChannelList:
         """Items near the last ones that the user clicked."""
         recent = self.profile(user_row)[-_NUM_SIMILAR_TO:]
         if not len(recent):
             return NO_CANDIDATES.indices, NO_CANDIDATES.scores
-        middle = self.vectors.take(recent).mean(axis=0, keepdims=True)
-        return self._near(middle / max(1e-9, float(np.linalg.norm(middle))), number, item_filter)
+        middle = self.vectors.take(recent).mean(axis=0)
+        return self._near(middle / max(1e-9, math.sqrt(middle.dot(middle))), number, item_filter)
 
-    def _near(self, vectors: Array, number: int, item_filter: ItemFilter) -> ChannelList:
+    def _near(self, vector: Array, number: int, item_filter: ItemFilter) -> _native.Search | ChannelList:
         assert self.vector_index is not None
         if item_filter.few is not None:
-            return best_of(item_filter.few, self.vectors.take(item_filter.few) @ vectors[0], number)
-        return self.vector_index.nearest(vectors[0], number, item_filter.banned, item_filter.allowed)
+            return best_of(item_filter.few, self.vectors.take(item_filter.few) @ vector, number)
+        return self.vector_index.native_search(vector, number, len(item_filter.banned), item_filter.allowed)
 
-    def _related(self, name: str, user_row: UserRow, number: int, item_filter: ItemFilter) -> ChannelList:
+    def _related(
+        self, name: str, user_row: UserRow, number: int, item_filter: ItemFilter
+    ) -> _native.Search | ChannelList:
         """Items that an item-item model relates to what the user clicked; later clicks count more."""
         profile = self.profile(user_row)
         if not len(profile):
             return NO_CANDIDATES.indices, NO_CANDIDATES.scores
-        allowed = item_filter.allowed
-        if item_filter.few is not None:
-            allowed = np.zeros(len(self.items), bool)
-            allowed[item_filter.few] = True
-        half_life = self.parameters.neighbours[name].half_life
-        return self.neighbours[name].best(profile, half_life, item_filter.banned, number, allowed)
+        return self.neighbours[name].search(profile, self.parameters.neighbours[name].half_life)
 
     def profile(self, user_row: UserRow) -> Array:
         """Indices of the last items that the user clicked, latest last."""
@@ -338,6 +352,16 @@ class ClickedItems:
 
     def add(self, user: object, item: int) -> None:
         self._since.setdefault(str(user), []).append(item)
+
+
+def _open_neighbours(bundle: Bundle, name: str) -> ItemNeighbours:
+    folder = bundle.path / "items"
+    indices, weights = (map_array(folder / f"{name}.{part}.npy") for part in ("indices", "weights"))
+    items = bundle.array(f"items/{name}.items.npy")
+    if indices.ndim == 2:  # bundles of earlier versions have as many for each item, -1 behind the last
+        offsets = np.arange(len(indices) + 1) * indices.shape[1]
+        return ItemNeighbours(offsets, indices.reshape(-1), weights.reshape(-1), items)
+    return ItemNeighbours(map_array(folder / f"{name}.offsets.npy"), indices, weights, items)
 
 
 def best_places(indices: Array, scores: Array, number: int) -> Array:
