@@ -192,7 +192,7 @@ def test_flags_that_do_not_go_together_are_refused(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--checkpoint", "{c}", "--data", "{l}"], "has history, which looks at other rows"),
+        (["--checkpoint", "{c}", "--data", "{l}"], "has history, which needs other rows"),
         (["--checkpoint", "{c}", "--table", "{t}", "--keep", "price"], 'does not hold raw values of "price"'),
         (
             ["--checkpoint", "{criteo}", "--table", "{t}", "--recall", "5"],

@@ -36,9 +36,9 @@ CURVES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "R2": ("R2", {"r2": "held-out"}),
     "Normalised entropy": ("normalised entropy", {"normalised_entropy": "held-out"}),
     "Throughput": ("samples per second", {"samples_per_second": "training"}),
-    "Waiting for data": ("share of the time", {"wait_share": "training"}),
+    "Data wait": ("share of the time", {"data_wait": "training"}),
 }
-_FROM_ZERO = {"Throughput", "Waiting for data"}
+_FROM_ZERO = {"Throughput", "Data wait"}
 
 
 def ranking_sections(
