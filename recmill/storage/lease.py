@@ -67,7 +67,7 @@ class Lease:
         """Like `check`, from this process's own knowledge."""
         if self.is_lost:
             raise ArtifactError(
-                f"{self.store.url} was taken over by another process, because this one had shown no sign of life for "
+                f"{self.store.url} was taken over by another process, because this one had no heartbeat for "
                 f"{STALE_SECONDS:g} s. This one stopped writing; wait for the other one."
             )
 
