@@ -115,7 +115,7 @@ def swap(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
     expected = answers(service)
     set_current(bundles, new)
     for _ in Flips(bundles / new, chance)(tries):
-        service.versions.look()
+        service.versions.poll()
         noticed = service.current.version == old
         found["WRONG" if answers(service) != expected else "noticed" if noticed else "harmless"] += 1
         if not noticed:
@@ -145,7 +145,7 @@ def delta(bundles: Path, chance: random.Random, tries: int) -> Counter[str]:
     before = answers(running)
     for _ in Flips(path, chance)(tries):
         for service in (running, Service(ServeConfig(bundle=bundles), watch_seconds=60)):
-            service.versions.look()
+            service.versions.poll()
             if service.current.num_deltas:
                 found["harmless"] += 1
                 running = Service(ServeConfig(bundle=bundles), watch_seconds=60)

@@ -111,7 +111,7 @@ def train(
     print(
         f"{name:<24} {state.samples:>12,} samples  {seconds:6.0f} s, "
         f"{seconds - state.seconds:4.0f} s of them not training  "
-        f"{trained.samples_per_second:>9,.0f} samples/s  data wait {trained.wait_share:4.0%}  "
+        f"{trained.samples_per_second:>9,.0f} samples/s  data wait {trained.data_wait:4.0%}  "
         f"{watch.peak_bytes >> 20:>5} MB a task  {len(watch.killed)} killed",
         flush=True,
     )

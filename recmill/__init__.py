@@ -110,7 +110,7 @@ __all__ = [
     "tune",
 ]
 
-# Classes whose modules load packages that take seconds: they are imported when they are first asked for.
+# Classes whose modules import heavy packages: loaded on first access.
 _MODULES = {
     "Answer": "stages.serve.messages",
     "Bundle": "artifacts.bundle.bundle",

@@ -4,8 +4,8 @@
         for item in client.recommend("u1", k=3, fields=["title"]).items:
             print(item.id, item.fields["title"])
 
-It loads neither NumPy nor torch. Calls have a deadline that the server gets too. Refused connections, 429 and 503 are
-retried within it, with growing pauses.
+It imports neither NumPy nor torch. The server receives the deadline of each call. Refused connections, 429 and 503
+are retried within it, with exponential backoff.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ServerUnavailable(ServingError):
 
 
 class _Refused(Exception):
-    """An attempt without an answer that may be repeated, after so many seconds."""
+    """A failed attempt that may be retried after a pause."""
 
     def __init__(self, error: ServingError, after_seconds: float = 0.0) -> None:
         super().__init__(str(error))
@@ -93,7 +93,7 @@ class _Refused(Exception):
 
 
 class Client:
-    """Asks one server. Safe to use from many threads; it keeps a connection for each call that is under way."""
+    """A client of one server. Thread-safe; it keeps one connection for each concurrent call."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Client:
         max_attempts: int = 4,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`timeout_seconds` is for a whole call with its retries; `tls` is for servers whose CA is not a public one."""
+        """`timeout_seconds` covers a whole call with its retries; `tls` is for servers with a private CA."""
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadRequest(f"The address must begin with http:// or https://, got {address!r}.")
@@ -122,7 +122,7 @@ class Client:
         return self._ask("recommend", query_of(Recommend, user, fields), Answer)
 
     def similar(self, item: Id, **fields: Unpack[ItemQueryFields]) -> Answer:
-        """The items that are most like an item; none, and `known` is false, if it is unknown."""
+        """The items most similar to an item; none, with `known` false, if it is unknown."""
         return self._ask("similar", query_of(Similar, item, fields, "item"), Answer)
 
     def trending(self, **fields: Unpack[ItemQueryFields]) -> Answer:
@@ -130,17 +130,17 @@ class Client:
         return self._ask("trending", query_of(Trending, None, fields, None), Answer)
 
     def rank(self, user: Id | None, items: Sequence[Id], **fields: Unpack[QueryFields]) -> RankAnswer:
-        """The probability of a click on each of these items."""
+        """The click probability of each of these items."""
         return self._ask("rank", query_of(Rank, user, {"items": list(items), **fields}), RankAnswer)
 
     def add_events(self, events: Sequence[Event]) -> ChangeResult:
-        """Tell what users just did. Repeated only when the server surely has not read it."""
-        # Servers of a stream count what has the same id once, so that a 503 may be tried again.
+        """Send events of users. Retried only when the server certainly did not read the request."""
+        # Servers with a stream count events with the same id once, so that a 503 may be retried.
         named = [msgspec.structs.replace(event, id=event.id or secrets.token_hex(12)) for event in events]
         return self._ask("events", Events(events=named), ChangeResult, is_change=True)
 
     def status(self) -> Status:
-        """The version that serves, its sizes and how fresh it is."""
+        """The served version, its sizes and its freshness."""
         return self._ask("status", None, Status)
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # one call
+    # a single call
 
     def _ask(self, path: str, request: Message | None, kind: type[A], is_change: bool = False) -> A:
         seconds = (getattr(request, "deadline_ms", None) or self.timeout_seconds * 1_000) / 1_000
@@ -190,7 +190,7 @@ class Client:
     def _exchange(
         self, path: str, request: Message | None, seconds: float, is_change: bool
     ) -> tuple[int, str | None, bytes]:
-        """Status, Retry-After and body. A change has a new connection: an idle one may close while it is sent."""
+        """Status, Retry-After and body. A change opens a new connection: an idle one could close while it is sent."""
         connection = self._connection(seconds, is_new=is_change)
         try:
             method = "GET" if request is None else "POST"
@@ -203,7 +203,7 @@ class Client:
             raise TooLate(f"{self.address} did not answer in time.") from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            lost = ServerUnavailable(f"{self.address} broke off the connection: {error}.")
+            lost = ServerUnavailable(f"{self.address} closed the connection: {error}.")
             raise lost if is_change else _Refused(lost) from None
         with self._lock:
             self._idle.append(connection)
@@ -227,12 +227,12 @@ class Client:
 
 
 class AsyncClient:
-    """The same calls to await. Each runs on a thread of its own pool, at most `max_calls` at once."""
+    """Awaitable versions of the same calls. They run in a thread pool of its own, at most `max_calls` at once."""
 
     def __init__(
         self, address: str = "http://127.0.0.1:8080", *, max_calls: int = 16, **settings: Any
     ) -> None:
-        """Settings are those of a Client."""
+        """The arguments are those of a Client."""
         self._client = Client(address, **settings)
         self._pool = ThreadPoolExecutor(max_calls, "recmill-client")
 
@@ -255,7 +255,7 @@ class AsyncClient:
         return await self._run(self._client.status)
 
     async def close(self) -> None:
-        """Close all connections, after the calls that are under way."""
+        """Close all connections after the calls in progress."""
         await asyncio.to_thread(self._pool.shutdown)
         self._client.close()
 
@@ -279,7 +279,7 @@ def _connector(
 
 
 def _pause_after(attempt: int) -> float:
-    """Seconds, doubled each time and drawn at random, so that many clients do not come back at once."""
+    """Seconds of backoff: doubled each time, with jitter, so that many clients do not return at once."""
     return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
 
 

@@ -1,9 +1,9 @@
-"""How the fields of config dataclasses are described; CLI flags, Python arguments and docs all come from them.
+"""Descriptions of the fields of config dataclasses, from which CLI flags, Python arguments and docs are derived.
 
     workers: Annotated[int | None, Flag("threads, or tasks of a cluster at once (default: all cores)")] = None
 
-A config stands in a module of its own that imports nothing heavy, because `recmill prepare --help` reads it. Such a
-module does without `from __future__ import annotations`: annotations must be objects, not text.
+A config has a module of its own that imports nothing heavy, because `recmill prepare --help` imports it. Such a
+module does not use `from __future__ import annotations`: annotations must be objects, not text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 @dataclass(frozen=True)
 class ValueKind:
-    """How values are written: `parse` raises ValueError with what was expected, `show` is its inverse."""
+    """The text form of a value: `parse` raises ValueError with what was expected, `show` is its inverse."""
 
     parse: Callable[[str], Any]
     metavar: str | None = None
@@ -31,8 +31,8 @@ class ValueKind:
 class Flag:
     """The command-line form of a config field.
 
-    Name, kind and metavar follow from the field's name and type unless they are given. The default is added to the
-    help text; where None is the default, the text itself says what that means.
+    Name, kind and metavar follow from the field's name and type unless they are given. The default is appended to the
+    help text; where the default is None, the text itself explains it.
     """
 
     help: str
@@ -64,7 +64,7 @@ class FlagField:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether the flag may be given again, with one value each time."""
+        """Whether the flag may be repeated, with one value each time."""
         return self.flag.kind is None and get_origin(self.type) in (tuple, Mapping, _MAPPING)
 
     @property
@@ -93,7 +93,7 @@ class FlagField:
 
 
 def flag_fields(config: type) -> Iterator[FlagField]:
-    """The fields of a config dataclass that have flags, in their order."""
+    """The fields of a config dataclass that have flags, in order."""
     for field in dataclasses.fields(config):
         assert not isinstance(field.type, str) or "Flag(" not in field.type, f"{config}: annotations are text"
         if get_origin(field.type) is Annotated:
@@ -137,7 +137,7 @@ def parse_port(text: str) -> int:
 
 
 def number_kind(expected: str, fits: Callable[[float], bool], metavar: str = "X") -> ValueKind:
-    """Numbers with bounds; `expected` says which."""
+    """A number with bounds; `expected` describes them."""
 
     def parse(text: str) -> float:
         try:

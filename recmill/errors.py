@@ -30,7 +30,7 @@ from collections.abc import Sequence
 
 
 class RecmillError(Exception):
-    """Base of every error that is the input's or the machine's doing, not ours."""
+    """Base of all errors that the input or the machine causes, as opposed to bugs."""
 
     exit_code = 1
 
@@ -50,7 +50,7 @@ class RecipeError(RecmillError):
 
 
 class LogError(RecmillError):
-    """A log file is missing, unreadable, truncated or not what the recipe says."""
+    """A log file is missing, unreadable, truncated or not as the recipe describes it."""
 
 
 class TooManyBadRows(LogError):
@@ -58,7 +58,7 @@ class TooManyBadRows(LogError):
 
 
 class ExpressionError(RecmillError):
-    """A condition or expression is not in our grammar, or does not fit its columns; `at` is where, counted from 0."""
+    """A condition or expression is outside our grammar or does not fit its columns; `at` is the offset from 0."""
 
     exit_code = 2
 
@@ -87,7 +87,7 @@ class ArtifactError(RecmillError):
 
 
 class DamagedWork(ArtifactError):
-    """What a killed job left cannot be used; the job starts over."""
+    """The unfinished work of a killed job cannot be used; the job starts over."""
 
 
 class ResourceError(RecmillError):
@@ -110,36 +110,36 @@ class StorageError(RecmillError):
 
 
 class ServingError(RecmillError):
-    """A request that is answered with a refusal: the status of HTTP and the name of gRPC's code."""
+    """A request that is refused: the HTTP status and the name of the gRPC code."""
 
     http_status = 400
     grpc_code = "INVALID_ARGUMENT"
 
 
 class BadRequest(ServingError):
-    """The request is wrong in itself."""
+    """The request itself is invalid."""
 
 
 class NotFound(ServingError):
-    """The request names a version or model that is not there."""
+    """The request names an unknown version or model."""
 
     http_status, grpc_code = 404, "NOT_FOUND"
 
 
 class Unauthenticated(ServingError):
-    """There is no token, or an unknown one."""
+    """The token is missing or unknown."""
 
     http_status, grpc_code = 401, "UNAUTHENTICATED"
 
 
 class Forbidden(ServingError):
-    """The token is not good for this."""
+    """The token lacks the required scope."""
 
     http_status, grpc_code = 403, "PERMISSION_DENIED"
 
 
 class Overloaded(ServingError):
-    """The queue is full: come back later."""
+    """The queue is full; retry later."""
 
     http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
 
@@ -151,12 +151,12 @@ class TooLate(ServingError):
 
 
 def first_line(error: BaseException) -> str:
-    """What other programs' errors come to: the first line that says anything."""
+    """The first non-empty line of another program's error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:500] if lines else type(error).__name__
 
 
-# How other programs say that there is no memory, or no room for another thread's stack.
+# How other programs report a lack of memory, or of room for a thread's stack.
 _OUT_OF_MEMORY = (
     "bad_alloc",
     "allocate memory",
@@ -168,7 +168,7 @@ _OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory or threads were asked for and not to be had, whoever asked."""
+    """Whether an allocation of memory or of a thread failed, in any library."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     text = str(error).lower()
@@ -177,7 +177,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-# imported as -> distribution, extra. An extra that includes others is named only for what it adds.
+# import name -> distribution, extra. An extra that includes others is named only for what it adds.
 OPTIONAL = {
     "torch": ("torch", "train"),
     "safetensors": ("safetensors", "train"),
@@ -209,15 +209,15 @@ OPTIONAL = {
 
 
 def missing_package(error: ModuleNotFoundError, what: str) -> MissingPackage | None:
-    """The line that installs what an import did not find, if it is one of our optional packages."""
+    """The install line for a failed import, if it is one of our optional packages."""
     distribution, extra = OPTIONAL.get((error.name or "").partition(".")[0], (None, None))
     return MissingPackage(what, distribution, extra) if distribution and extra else None
 
 
 def check_installed(what: str, *modules: str, extra: str | None = None) -> None:
-    """Fail before any work if a package is missing that is needed only later, or by a process of its own.
+    """Fail early if a package is missing that is only needed later, or by another process.
 
-    `extra` is one that brings all of them; by default the package's own is named.
+    `extra` names an extra that includes all of them; by default it is the package's own.
     """
     for module in modules:
         if importlib.util.find_spec(module) is None:

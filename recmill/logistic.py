@@ -1,4 +1,4 @@
-"""Logistic and linear regression over hashed ids, in NumPy: baselines of rankers, and what crosses have to add to.
+"""Logistic and linear regression over hashed ids, in NumPy: baselines of rankers, and the reference for crosses.
 
 Shapes: B rows, C columns of ids.
 """
@@ -13,10 +13,10 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _SLOTS = 1 << 20
-_MAX_BATCH, _STEPS = 256, 400  # small batches where there are few rows, so that an epoch has enough steps
+_MAX_BATCH, _STEPS = 256, 400  # small batches for few rows, so that an epoch has enough steps
 _RATE = 0.05
-_FIRST_SUM = 1.0  # of squared gradients, on the scale of single rows
-_BUCKETS = 32  # of a number
+_FIRST_SUM = 1.0  # initial sum of squared gradients, on the scale of single rows
+_BUCKETS = 32  # buckets per number
 _MIX, _COLUMN_MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x2545F4914F6CDD1D)  # odd, else arbitrary
 
 
@@ -32,7 +32,7 @@ def hashed(columns: Sequence[Array]) -> Array:
 
 
 def bucket_edges(numbers: Array) -> Array:
-    """Edges that cut a number's values into parts of about equal size."""
+    """Bucket edges with about equally many values in each bucket."""
     return np.unique(np.quantile(numbers, np.linspace(0, 1, _BUCKETS + 1)[1:-1]))
 
 
@@ -57,7 +57,7 @@ class LogisticRegression:
         return self
 
     def _begin(self, labels_B: Array) -> Array:
-        """Start with one answer for all rows; what is learned."""
+        """Start from a constant prediction for all rows; returns the targets."""
         rate = (labels_B.sum() + 0.5) / (len(labels_B) + 1)
         self.bias = float(np.log(rate / (1 - rate)))
         return labels_B
@@ -77,7 +77,7 @@ class LogisticRegression:
         gradients[slots] = 0
 
     def sums(self, slots_BC: Array) -> Array:
-        """The weights of each row added up: logits [B]."""
+        """The sum of each row's weights: logits [B]."""
         return np.asarray(self.weights[slots_BC].sum(axis=1, dtype=np.float64) + self.bias)
 
     def predict(self, slots_BC: Array) -> Array:
@@ -86,7 +86,7 @@ class LogisticRegression:
 
 
 class LinearRegression(LogisticRegression):
-    """The same for labels that are numbers, learned as standard deviations from their mean."""
+    """Linear regression for numeric labels, trained on standard deviations from their mean."""
 
     name = "linear regression"
 
@@ -98,5 +98,5 @@ class LinearRegression(LogisticRegression):
         return self.sums(slots_BC)
 
     def predict(self, slots_BC: Array) -> Array:
-        """Numbers [B], in the labels' unit."""
+        """Predictions [B], in the unit of the labels."""
         return self._outputs(slots_BC) * self.spread + self.mean

@@ -1,4 +1,4 @@
-"""How good scores and rankings are. Every sum can be added to another, so parts may be measured anywhere."""
+"""Quality of scores and rankings. All sums are mergeable, so shards may be measured anywhere."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _LEAST = 1e-7  # float32 cannot tell a probability from 0 or 1 much closer than 
 
 
 def exact_auc(labels: Array, scores: Array) -> float:
-    """Chance that a positive scores above a negative, ties counting half; 0.5 when one class is missing."""
+    """Probability that a positive scores above a negative, ties counting half; 0.5 when one class is missing."""
     order = np.argsort(scores, kind="stable")
     positive = labels[order] > 0.5
     _, starts, counts = np.unique(scores[order], return_index=True, return_counts=True)
-    rank = np.repeat(starts + (counts + 1) / 2, counts)  # from 1; equal scores share the middle rank
+    rank = np.repeat(starts + (counts + 1) / 2, counts)  # from 1; equal scores share their mean rank
     num_positive = int(positive.sum())
     num_negative = len(positive) - num_positive
     if not num_positive or not num_negative:
@@ -77,7 +77,7 @@ class ScoreSums:
         return self.num_positive + int(self.negatives.sum())
 
     def metrics(self) -> BinaryMetrics:
-        """The numbers that people compare; an empty sum is an error."""
+        """The final metrics; an empty sum is an error."""
         if not self.num_rows:
             raise ValueError("no rows were measured")
         rate = self.num_positive / self.num_rows
@@ -99,7 +99,7 @@ class ScoreSums:
         )
 
     def auc(self) -> float:
-        """As `exact_auc`, with scores of one bin taken as equal: within 1e-4 of it, mergeable, in bounded memory."""
+        """AUC with scores of one bin taken as equal: within 1e-4 of `exact_auc`, mergeable, in bounded memory."""
         num_positive, num_negative = self.num_positive, int(self.negatives.sum())
         if not num_positive or not num_negative:
             return 0.5
@@ -125,7 +125,7 @@ class ScoreSums:
         return false[chosen], true[chosen]
 
     def calibration_curve(self, buckets: int = 20) -> list[tuple[float, float, int]]:
-        """Mean predicted and observed rate, and rows, of buckets with about as many rows each."""
+        """Mean predicted and observed rate, and number of rows, of buckets with about equally many rows."""
         rows = self.positives + self.negatives
         cut = np.searchsorted(np.cumsum(rows), np.linspace(0, self.num_rows, buckets + 1)[1:-1])
         curve = []
@@ -149,9 +149,9 @@ class ScoreSums:
 
 @dataclass(frozen=True)
 class BinaryMetrics:
-    """A binary model on one set of rows. Below 1, normalised entropy beats the constant predictor.
+    """A binary model on one set of rows. Normalised entropy below 1 beats the constant predictor.
 
-    `rce` is relative cross entropy, the same in percent: above 0, it beats the constant predictor.
+    `rce` is relative cross entropy, the same in percent: above 0, the model beats the constant predictor.
     """
 
     rows: int
@@ -172,7 +172,7 @@ class BinaryMetrics:
 
 @dataclass
 class TaskSums:
-    """Sums of a ranker with several labels, for each of them."""
+    """Sums of a ranker with several labels, one set for each label."""
 
     tasks: dict[str, ScoreSums | NumberSums]
 
@@ -194,7 +194,7 @@ class TaskSums:
 
 @dataclass(frozen=True)
 class TaskMetrics:
-    """Metrics of each task, and of all together."""
+    """Metrics of each task, and over all tasks."""
 
     tasks: dict[str, BinaryMetrics | NumberMetrics]
 
@@ -211,7 +211,7 @@ class TaskMetrics:
         )
 
     def _means_of_binary(self) -> dict[str, float]:
-        """Entropies are means before they are divided, so that a rare label does not outweigh the others."""
+        """Means of binary metrics. Entropies are averaged first, so that a rare label does not outweigh the others."""
         found = [one.as_dict() for one in self.tasks.values() if isinstance(one, BinaryMetrics)]
         if not found:
             return {}
@@ -222,7 +222,7 @@ class TaskMetrics:
         return means
 
     def _means_of_numbers(self) -> dict[str, float]:
-        """Of those that do not have a label's unit."""
+        """Means of the metrics that do not depend on a label's unit."""
         found = [one for one in self.tasks.values() if isinstance(one, NumberMetrics)]
         return _means(
             [{"rows": one.rows, "r2": one.r2, "rank_correlation": one.rank_correlation} for one in found]
@@ -233,7 +233,7 @@ def _means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(one[name] for one in found) / len(found) for name in (found[0] if found else ())}
 
 
-# Of one label, or of several.
+# for one label, or for several
 RankerSums: TypeAlias = ScoreSums | NumberSums | TaskSums
 
 
@@ -262,7 +262,7 @@ def _check(labels: Array, probabilities: Array) -> None:
 
 @dataclass
 class RankingSums:
-    """Sums over users of how well the first k places hold the items that matter; users without any do not count."""
+    """Sums over users of ranking metrics at k; users without relevant items do not count."""
 
     cutoffs: tuple[int, ...]
     users: int = 0
@@ -270,7 +270,7 @@ class RankingSums:
     squares: dict[str, float] = field(default_factory=dict)
 
     def add(self, ranked: Array, relevant_offsets: Array, relevant_items: Array) -> None:
-        """Count users: `ranked[u]` are item ids, best first, padded with -1; relevant ones are in list layout."""
+        """Add users: `ranked[u]` are item ids, best first, padded with -1; relevant items are in list layout."""
         lengths = np.diff(relevant_offsets)
         counted = lengths > 0
         hits = _hits(ranked, lengths, relevant_items)[counted]
@@ -317,7 +317,7 @@ class RankingSums:
 
 
 def _hits(ranked: Array, lengths: Array, relevant_items: Array) -> Array:
-    """Which places of each user's ranking hold a relevant item."""
+    """Which ranks of each user hold a relevant item."""
     highest = max(int(ranked.max(initial=0)), int(relevant_items.max(initial=0))) + 2
     users = np.repeat(np.arange(len(lengths)), lengths)
     wanted = users * highest + relevant_items
@@ -342,7 +342,7 @@ _TARGET = re.compile(r"\s*((?:\w+\.)?[a-z_][a-z_0-9]*(?:@\d+)?)\s*(>=|<=)\s*([-+
 
 
 def meets(target: str, metrics: Mapping[str, float]) -> bool:
-    """Whether `auc >= 0.8025` or the like is so."""
+    """Whether a condition such as `auc >= 0.8025` holds."""
     match = _TARGET.fullmatch(target)
     if match is None or match[1] not in metrics:
         raise RecmillError(

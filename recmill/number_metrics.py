@@ -1,4 +1,4 @@
-"""How good predictions of numbers are. Sums can be added to others, so parts may be measured anywhere."""
+"""Quality of numeric predictions. All sums are mergeable, so shards may be measured anywhere."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-MAX_PAIRS = 1 << 17  # of label and prediction, that rank correlation is computed from
+MAX_PAIRS = 1 << 17  # pairs of label and prediction from which rank correlation is computed
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, else arbitrary
 
 
 def rank_correlation(labels: Array, predictions: Array, counts: Array | None = None) -> float:
-    """Spearman's, equal values sharing their middle rank; 0 when all labels or all predictions are equal."""
+    """Spearman's rank correlation, equal values sharing their mean rank; 0 when all labels or predictions are equal."""
     weights = np.ones(len(labels)) if counts is None else counts.astype(np.float64)
     ranks = [_middle_ranks(values, weights) for values in (labels, predictions)]
     centred = [values - np.average(values, weights=weights) for values in ranks]
@@ -33,15 +33,15 @@ def _middle_ranks(values: Array, weights: Array) -> Array:
 class NumberSums:
     """Sums over (label, prediction) pairs from which every metric of a predicted number follows.
 
-    Rank correlation needs the pairs themselves. Of more than MAX_PAIRS different ones those with the smallest hashes
-    are kept, with how often each occurs: a sample that does not depend on what was added first.
+    Rank correlation needs the pairs themselves. Of more than MAX_PAIRS distinct pairs, those with the smallest hashes
+    are kept, with their counts: a sample that does not depend on the order of additions.
     """
 
     rows: int = 0
     label: float = 0.0
     label_squared: float = 0.0
     prediction: float = 0.0
-    error: float = 0.0  # absolute
+    error: float = 0.0  # sum of absolute errors
     error_squared: float = 0.0
     pairs: Array = field(default_factory=lambda: np.empty(0, np.uint64))  # label and prediction as float32
     counts: Array = field(default_factory=lambda: np.empty(0, np.int64))
@@ -83,12 +83,12 @@ class NumberSums:
         return self.rows
 
     def sample(self) -> tuple[Array, Array, Array]:
-        """Labels, predictions, and how many rows each pair stands for."""
+        """Labels, predictions, and the number of rows of each pair."""
         both = self.pairs.view(np.float32).reshape(-1, 2)
         return both[:, 0], both[:, 1], self.counts
 
     def metrics(self) -> NumberMetrics:
-        """The numbers that people compare; an empty sum is an error."""
+        """The final metrics; an empty sum is an error."""
         if not self.rows:
             raise ValueError("no rows were measured")
         mean = self.label / self.rows
@@ -106,7 +106,7 @@ class NumberSums:
         )
 
     def curve(self, buckets: int = 10) -> list[tuple[float, float, int]]:
-        """Mean prediction, mean label and rows of buckets with about as many rows each, lowest predictions first."""
+        """Mean prediction, mean label and rows of buckets with about equally many rows, lowest predictions first."""
         labels, predictions, counts = self.sample()
         order = np.argsort(predictions, kind="stable")
         ends = np.cumsum(counts[order])
@@ -123,7 +123,7 @@ class NumberSums:
 
 
 def _smallest(pairs: Array, counts: Array) -> tuple[Array, Array]:
-    """Each pair once, those with the smallest hashes."""
+    """The distinct pairs with the smallest hashes."""
     known, indices = np.unique(pairs, return_inverse=True)
     summed = np.bincount(indices, counts, minlength=len(known)).astype(np.int64)
     if len(known) <= MAX_PAIRS:
@@ -136,10 +136,10 @@ def _smallest(pairs: Array, counts: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class NumberMetrics:
-    """Predictions of a number on one set of rows. Above 0, R2 beats the mean of these rows as the answer for all."""
+    """Predictions of a number on one set of rows. R2 above 0 beats the mean of these rows as a constant prediction."""
 
     rows: int
-    mean: float  # of the labels
+    mean: float  # mean of the labels
     rmse: float
     constant_rmse: float
     mae: float

@@ -72,7 +72,7 @@ def test_the_same_export_again_says_that_it_is_there(recmill, folder: Path) -> N
     assert out.startswith(f"found  {folder}/bundle/0000000003-")
     code, out, _ = recmill(*again, "--table", folder / "table", "--json")
     found = json.loads(out)
-    assert (code, found["was_there"], found["rows_dtype"]) == (0, True, "float32")
+    assert (code, found["was_complete"], found["rows_dtype"]) == (0, True, "float32")
     assert found["check"]["rank"]["max"] < 1e-5
     assert found["gate"]["passed"] is False
 

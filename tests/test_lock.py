@@ -101,7 +101,7 @@ def test_a_stale_lock_of_another_machine_is_taken_over_with_a_warning(
     with caplog.at_level(logging.WARNING), lock_folder(tmp_path):
         assert json.loads(path.read_text())["pid"] == os.getpid()
     assert "process 4711 on node-b" in caplog.text
-    assert "no sign of life for 120 s" in caplog.text
+    assert "no heartbeat for 120 s" in caplog.text
 
 
 def test_a_writer_whose_lock_was_taken_over_stops(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_there_is_always_one_core_and_never_more_than_we_are_bound_to(tmp_path):
     [
         (1.9, 2, "2 cores; 2 threads give 1.9x of one"),
         (1.1, 1, "2 cores; 2 threads give 1.1x of one"),
-        (9.6, 2, "2 cores; other work on them, so that their gain cannot be measured"),
+        (9.6, 2, "2 cores; other work runs on them, so the gain cannot be measured"),
     ],
 )
 def test_a_gain_beyond_the_number_of_cores_is_noise_and_is_not_printed(gain, number, reason):

@@ -1,1 +1,1 @@
-"""What `recmill` offers to Python programs. Import it from `recmill` itself: modules below are private."""
+"""The implementation of the public API. Import it from `recmill` itself: modules below are private."""

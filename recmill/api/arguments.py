@@ -1,4 +1,4 @@
-"""What callers pass to the public functions, turned into what stages take; and where results land by default."""
+"""Converts arguments of public functions to what stages take, and chooses default locations of results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ArrowStream(Protocol):
-    """A frame of any library that offers Arrow's C stream: Polars, pandas, pyarrow, DuckDB, ..."""
+    """A frame of any library with Arrow's C stream interface: Polars, pandas, pyarrow, DuckDB, ..."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
@@ -38,10 +38,10 @@ RecipeLike: TypeAlias = "Recipe | PathLike | Mapping[str, Any]"
 
 
 def load_recipe(recipe: RecipeLike, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Recipe:
-    """A recipe by its name or file, or from a dict with the keys of the TOML file. Every problem is reported at once.
+    """Load a recipe by name or file, or from a dict with the keys of the TOML file. Reports all problems at once.
 
     A name is that of a shipped recipe; a file is TOML, or Python as `file.py:function`. `overrides` change values
-    before anything is checked: `{"ranking.train.epochs": 1}`, or texts as `--set` takes them.
+    before validation: `{"ranking.train.epochs": 1}`, or texts as for `--set`.
     """
     from recmill.recipe.load import load_recipe as load
     from recmill.recipe.load import override, recipe_from_dict, tree_of
@@ -61,21 +61,21 @@ def load_recipe(recipe: RecipeLike, overrides: Mapping[str, Any] | Sequence[str]
 
 
 def _copied(value: Any) -> Any:
-    """Plain dicts and lists of what was given, so that overrides change nothing of the caller's."""
+    """Copy dicts and lists, so that overrides do not modify the caller's."""
     if isinstance(value, Mapping):
         return {key: _copied(inner) for key, inner in value.items()}
     return [_copied(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def recipe_of(recipe: RecipeLike) -> Recipe:
-    """The recipe that an argument stands for; one that is loaded already is taken as it is."""
+    """The recipe of an argument; a loaded Recipe is returned as it is."""
     from recmill.recipe.recipe import Recipe
 
     return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
 
 
 def as_address(path: PathLike) -> str | Path:
-    """A directory, or a URL as it is: a Path would take one of its slashes."""
+    """A directory, or an unchanged URL: a Path would drop one of its slashes."""
     return path if isinstance(path, str) and "://" in path else Path(path)
 
 
@@ -116,7 +116,7 @@ def _wrong(name: str, expected: str, found: object, remedy: str) -> ArtifactErro
 
 
 def data_of(recipe: Recipe, data: Data) -> str:
-    """The directory or URL of a log; frames and single files get a directory of this process."""
+    """The directory or URL of a log; frames and single files go to a temporary directory of this process."""
     from recmill.logs.frames import open_data
 
     return open_data(recipe, data, lambda: new_folder("data"))
@@ -128,16 +128,16 @@ def progress_of(quiet: bool) -> Progress:
     return Progress(quiet)
 
 
-# where results land
+# locations of results
 
 
 def folder_of(into: PathLike | None, name: str) -> Path:
-    """The directory that was asked for, or one that lives as long as this process."""
+    """The requested directory, or one that lives as long as this process."""
     return Path(into) if into is not None else new_folder(name)
 
 
 def target_of(into: PathLike | None, name: str) -> str | Path:
-    """The same where a URL may be asked for."""
+    """Like `folder_of`, where URLs are allowed."""
     return as_address(into) if into is not None else new_folder(name)
 
 
@@ -145,7 +145,7 @@ _numbers = itertools.count(1)
 
 
 def new_folder(name: str) -> Path:
-    """A new, empty directory of this process, removed when it ends."""
+    """A new, empty directory of this process, removed at its end."""
     folder = _process_folder(os.getpid()) / f"{name}-{next(_numbers)}"
     folder.mkdir()
     return folder
@@ -159,5 +159,5 @@ def _process_folder(pid: int) -> Path:
 
 
 def _remove(folder: Path, pid: int) -> None:
-    if os.getpid() == pid:  # not in a process that was forked from it
+    if os.getpid() == pid:  # not in a forked child process
         shutil.rmtree(folder, ignore_errors=True)

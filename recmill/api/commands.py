@@ -1,4 +1,4 @@
-"""The other commands as plain functions: logs, recipes, searches, whole runs, deployment and versions."""
+"""The other commands as functions: logs, recipes, searches, whole runs, deployment and versions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def recipes() -> dict[str, str]:
-    """Name and description of every recipe that installs with the package."""
+    """Name and description of every shipped recipe."""
     from recmill.recipe.load import load_recipe, shipped_recipes
 
     return {name: load_recipe(name).description for name in shipped_recipes()}
@@ -53,7 +53,7 @@ def generate(
     compress: bool = False,
     quiet: bool = False,
 ) -> GeneratedLog:
-    """Write a synthetic log with a planted truth; what is returned can be given wherever a log's directory is.
+    """Write a synthetic log with a planted truth; the result can be passed wherever a log's directory can.
 
     `days` are for criteo, `format` is for recsys2021, `compress` for both. `best` of the result has the best metrics
     that any model can reach.
@@ -75,9 +75,9 @@ def generate(
 
 
 def check(recipe: RecipeLike, data: Data | None = None) -> CheckResult:
-    """Whether a recipe is right, what it names is here and, with `data`, the first rows of its files parse.
+    """Check a recipe and the resources it names and, with `data`, whether the first rows of its files parse.
 
-    What is wrong with the recipe is raised as RecipeError, all of it at once; `good` and `files` tell of the files.
+    Raises RecipeError with all problems of the recipe; `good` and `files` describe the files.
     """
     from recmill.stages.check.check import check as run
 
@@ -101,7 +101,7 @@ def tune(
     on_trial: Callable[[TrialResult], None] | None = None,
     quiet: bool = False,
 ) -> TuneResult:
-    """Search the recipe's [tune] space, quality against cost. Run again with the same `into`, a search goes on.
+    """Search the recipe's [tune] space, quality against cost. A second call with the same `into` resumes the search.
 
     `recipe` of the result is the best one found, ready for `train`.
     """
@@ -138,11 +138,11 @@ def run(
     at_once: bool = False,
     quiet: bool = False,
 ) -> RunResult:
-    """Prepare, train, evaluate and export, in order; what is done already in `into` is not done again.
+    """Prepare, train, evaluate and export, in order; finished stages in `into` are skipped.
 
-    Without `data`, a log of `rows` events in the recipe's shape is generated. What does not pass the `gate` is not
-    exported: `bundle` of the result is None then. `served` also measures the list that users will get. With `at_once`,
-    training begins while the Table is still written.
+    Without `data`, a log of `rows` events in the recipe's format is generated. A model that fails the `gate` is not
+    exported: `bundle` of the result is None then. `served` also measures the list that users will get. With
+    `at_once`, training begins while the Table is still being written.
     """
     from recmill.stages.prepare.config import PrepareConfig
     from recmill.stages.run.config import RunConfig
@@ -170,7 +170,7 @@ def deploy(
     settings: Mapping[str, Any] | Sequence[str] = (),
     force: bool = False,
 ) -> list[Path]:
-    """Render a recipe's manifests for Kubernetes, Argo, Helm, Ray, Spark or Docker; the files that were written.
+    """Render a recipe's manifests for Kubernetes, Argo, Helm, Ray, Spark or Docker; returns the written files.
 
     `settings` are those of `recmill deploy --set`, such as `{"serve.replicas": 3}`.
     """
@@ -193,7 +193,7 @@ def size(
     users: int | None = None,
     rate: float | None = None,
 ) -> Sizing:
-    """How much memory, disk and how many cores each stage needs; `lines()` of the result show the arithmetic."""
+    """Memory, disk and cores that each stage needs; `lines()` of the result show the arithmetic."""
     from recmill.stages.deploy.sizing import size as run
 
     return run(recipe_of(recipe), rows, items, users, rate)
@@ -222,7 +222,7 @@ def load(
 
 
 def rollback(bundles: PathLike, version: str | None = None) -> Bundle:
-    """Make another version of a folder of bundles current, by default the one before; servers take it at once."""
+    """Make another version in a folder of bundles current, by default the previous one; servers switch at once."""
     from recmill.artifacts.bundle.bundle import Bundle
     from recmill.stages.export.rollback import rollback as run
 

@@ -34,11 +34,11 @@ def fit(
     max_bad: float = DEFAULT_MAX_BAD,
     quiet: bool = False,
 ) -> FittedRecommender:
-    """Train a recommender on events: a Polars, pandas or Arrow frame, or a file as `recmill init` takes it.
+    """Train a recommender on events: a Polars, pandas or Arrow frame, or a file as for `recmill init`.
 
-    `user`, `item` and `time` name columns; those that are not given are found by their names and values. `positive` is
-    a condition such as "rating >= 4", or "all". `items` and `users` are frames or files with one row for each, with the
-    column of the events. What was decided is printed unless `quiet`. Results stay in `into`, if it is given.
+    `user`, `item` and `time` name columns; missing ones are detected by names and values. `positive` is a condition
+    such as "rating >= 4", or "all". `items` and `users` are frames or files with one row for each, with the column of
+    the events. Prints its decisions unless `quiet`. Results stay in `into`, if it is given.
     """
     from recmill.api.fitted import FittedRecommender
     from recmill.stages.init.config import InitConfig
@@ -68,7 +68,7 @@ def fit(
 
 
 def _files(sources: dict[str, Source | None]) -> list[str]:
-    """Paths as they are; frames as Parquet files in a folder of this process."""
+    """Paths as they are; frames as Parquet files in a temporary folder."""
     from recmill.logs.frames import write_all_columns
 
     folder: Path | None = None

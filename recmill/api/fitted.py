@@ -1,4 +1,4 @@
-"""What `recmill.fit` returns: recommendations with titles, similar items, reasons, and a server."""
+"""The result of `recmill.fit`: recommendations with titles, similar items, reasons, and a server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RecommendedItem:
 
 
 class Recommendations(Sequence[RecommendedItem]):
-    """Items, best first. Printed, and in notebooks, it is a table with titles."""
+    """Items, best first. Prints as a table with titles, also in notebooks."""
 
     def __init__(self, items: Sequence[RecommendedItem]) -> None:
         self._items = list(items)
@@ -81,12 +81,12 @@ class Recommendations(Sequence[RecommendedItem]):
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why an item is recommended to a user: its rank in their list, in each channel, and what led there."""
+    """Why an item is recommended to a user: its rank in their list, in each channel, and the items that led to it."""
 
     user: m.Id
     item: m.Id
     title: str | None
-    rank: int | None  # from 1; None beyond the first thousand, or for an item that the user had already
+    rank: int | None  # from 1; None beyond the first thousand, or for an item that the user already had
     channels: dict[str, int]  # channel -> the item's rank in it
     because: list[m.Reason]
 
@@ -103,7 +103,7 @@ class Explanation:
 
 
 class RunningServer:
-    """A server in a process of its own. Use it in a `with` block, or call `stop`."""
+    """A server in another process. Use it in a `with` block, or call `stop`."""
 
     def __init__(self, bundle: Path, http_port: int, grpc_port: int) -> None:
         command = [sys.executable, "-m", "recmill", "serve", "--bundle", str(bundle), "--json"]
@@ -118,7 +118,7 @@ class RunningServer:
         self.grpc: str = ready["grpc"]
 
     def stop(self) -> None:
-        """Answer what was asked, then end."""
+        """Answer the requests in progress, then stop."""
         self._process.terminate()
         self._process.wait()
         assert self._process.stdout is not None
@@ -135,7 +135,7 @@ class RunningServer:
 
 
 class FittedRecommender:
-    """A trained recommender and how it was made: see `recipe`, `decisions` and `path`."""
+    """A trained recommender and its origin: see `recipe`, `decisions` and `path`."""
 
     def __init__(self, ran: RunResult, decisions: Sequence[str]) -> None:
         assert ran.bundle is not None
@@ -146,11 +146,11 @@ class FittedRecommender:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that was decided on; `path / "recipe.toml"` has it as text."""
+        """The recipe that was decided on; `path / "recipe.toml"` is its text."""
         return self.recommender.bundle.recipe
 
     def recommend(self, user: m.Id | None, k: int = 10, **fields: Any) -> Recommendations:
-        """The k best items of a user; unknown users get what is popular.
+        """The k best items of a user; unknown users get popular items.
 
         Other arguments are those of a request, such as `where="price < 30"` or `recent=["i1"]`.
         """
@@ -158,14 +158,14 @@ class FittedRecommender:
         return self._titled([item.id for item in answer.items], [item.score for item in answer.items])
 
     def similar(self, item: m.Id, k: int = 10) -> Recommendations:
-        """The k items that are most like an item: by who interacted with both, and by their vectors."""
+        """The k items most similar to an item, by co-interactions and by vectors."""
         found = self.recommender.similar(item, k=k)
         if not found.known:
             raise BadRequest(f"{item!r} is no item of the log.")
         return self._titled([one.id for one in found.items], [one.score for one in found.items])
 
     def explain(self, user: m.Id, item: m.Id) -> Explanation:
-        """Why an item is recommended to a user: what they interacted with before, and which channels found it."""
+        """Why an item is recommended to a user: earlier interactions that led to it, and the channels that found it."""
         index = self._item_index(item)
         ranked = self.recommender.recommend(user, k=_MAX_RANKED, candidates=_MAX_RANKED)
         ids = [str(one.id) for one in ranked.items]
@@ -181,7 +181,7 @@ class FittedRecommender:
         return Explanation(user, item, self._titles([index])[0], rank, channels, because)
 
     def evaluate(self) -> EvaluationReport:
-        """The served list on held-out rows beside simple baselines, and the metrics of each model."""
+        """Metrics of the served list on held-out rows next to simple baselines, and of each model."""
         results, report = self._ran.results, self._ran.report
         assert report is not None
         return EvaluationReport(
@@ -189,15 +189,15 @@ class FittedRecommender:
         )
 
     def save(self, into: PathLike) -> Path:
-        """Copy the bundle and its recipe to a directory that `recmill.open_bundle` and `recmill serve` open."""
+        """Copy the bundle and its recipe to a directory for `recmill.open_bundle` and `recmill serve`."""
         target = Path(into)
         if target.exists() and any(target.iterdir()):
-            raise ArtifactError(f"{target}: is there already and not empty. Give another directory.")
+            raise ArtifactError(f"{target}: exists already and is not empty. Give another directory.")
         shutil.copytree(self.path / "bundle", target, dirs_exist_ok=True)
         return target
 
     def serve(self, http_port: int = 8080, grpc_port: int = 8081) -> RunningServer:
-        """Answer over HTTP and gRPC from a process of its own, until `stop()`; port 0 is a free one."""
+        """Serve over HTTP and gRPC from another process, until `stop()`; port 0 picks a free one."""
         return RunningServer(self.path / "bundle", http_port, grpc_port)
 
     def __repr__(self) -> str:

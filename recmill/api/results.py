@@ -1,4 +1,4 @@
-"""What the public functions return beside artifacts, shown as small tables on a terminal and in notebooks."""
+"""Results of the public functions besides artifacts, shown as small tables on a terminal and in notebooks."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class EvaluationReport:
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Metric -> value, for each model."""
+        """Metrics by name, for each model."""
         return {name: dict(result.metrics) for name, result in self.models.items()}
 
     @property
     def passed(self) -> bool:
-        """Whether all conditions of the gate are met; without a gate, true."""
+        """Whether all conditions of the gate hold; true without a gate."""
         is_served_well = self.served is None or self.served.passed
         return is_served_well and all(result.passed for result in self.models.values())
 

@@ -1,4 +1,4 @@
-"""The stages as plain functions: their arguments are the fields of the stages' config dataclasses."""
+"""The stages as functions: their arguments are the fields of the stages' config dataclasses."""
 
 from __future__ import annotations
 
@@ -123,11 +123,11 @@ def train(
     on_evaluation: Callable[[str, TrainProgress], None] | None = None,
     quiet: bool = False,
 ) -> Checkpoint:
-    """Train the recipe's models on a Table, or straight from a raw log with `from_log`.
+    """Train the recipe's models on a Table, or directly on a raw log with `from_log`.
 
-    `on_step` and `on_evaluation` get the model's name and its progress; raise `StopTraining` in one to end the model's
-    run with a checkpoint. With `resume`, a run goes on from the last checkpoint in `into`. With engine "ray", `workers`
-    (or between two numbers of them) train together, and callbacks run in the first one.
+    `on_step` and `on_evaluation` are called with the model's name and its progress; raise `StopTraining` in one to
+    end the model's run with a checkpoint. With `resume`, a run continues from the last checkpoint in `into`. With
+    engine "ray", `workers` (or a range of two numbers) train together, and callbacks run in the first one.
     """
     if (table is None) == (from_log is None):
         raise RecmillError(
@@ -135,7 +135,7 @@ def train(
         )
     if plan is not None and from_log is None:
         raise RecmillError("train: plan is for from_log; a Table has its own. Remove it.")
-    # OpenMP reads it once, when torch is first imported. Threads that spin would slow down all others of a notebook.
+    # OpenMP reads it once, when torch is first imported. Spinning threads would slow down the rest of a notebook.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
     from recmill.stages.train.config import TrainConfig
@@ -216,11 +216,12 @@ def evaluate(
     report: PathLike | None = None,
     quiet: bool = False,
 ) -> EvaluationReport:
-    """Measure a checkpoint on held-out rows of a Table, and write a report with plots beside it.
+    """Measure a checkpoint on held-out rows of a Table, and write a report with plots next to it.
 
     `which` is best, last or a step. `gate` has conditions such as "auc>=0.80,ne<=live"; `passed` of the result tells
-    whether they are met, and `export` refuses what did not. With `served`, recall is fitted on eval and the list that
-    users will get is measured too, beside baselines; it reads the log again, the Table's unless `data` gives another.
+    whether they hold, and `export` refuses a model that failed. With `served`, recall is fitted on eval and the list
+    that users will get is measured too, next to baselines; this reads the log again, the Table's unless `data` names
+    another.
     """
     from recmill.api.results import EvaluationReport
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
@@ -286,9 +287,9 @@ def score(
 ) -> ScoreResult:
     """Score all rows of a log or Table with a checkpoint or a bundle; write vectors and the best items of users.
 
-    `rows` is a Table, or a log as `prepare` takes it. With `embeddings` or `recall`, vectors of users or items and the
-    best items of every user are written instead, or beside the scores with `scores`; those of a checkpoint come from a
-    Table, which `rows` must be, and a bundle has its own. `ScoreResult.to_polars()` reads what was written.
+    `rows` is a Table, or a log as for `prepare`. With `embeddings` or `recall`, vectors of users or items and the
+    best items of every user are written instead, or in addition with `scores`; those of a checkpoint come from a
+    Table, which `rows` must be, and a bundle has its own. `ScoreResult.to_polars()` reads the output.
     """
     from recmill.dataset.table import Table
     from recmill.stages.score.config import ScoreConfig
@@ -345,7 +346,7 @@ def _model_to_score(
 
 
 def _is_of_kind(address: str | Path, kind: str) -> bool:
-    """Whether there is an artifact of this kind, as far as its manifest tells; a log's URL is none."""
+    """Whether an artifact of this kind is at this address, by its manifest; a log's URL is none."""
     from recmill.artifacts.manifest import is_of_kind
     from recmill.errors import ArtifactError
     from recmill.storage.cache import SHARDS
@@ -390,9 +391,9 @@ def export(
     publish: bool = True,
     quiet: bool = False,
 ) -> Bundle:
-    """Make a bundle of a checkpoint: all that a server needs, with users and items as of the log's end.
+    """Make a bundle of a checkpoint: everything that a server needs, with users and items as of the log's end.
 
-    The log is the one that the Table was prepared from, unless `data` gives another.
+    The log is the one that the Table was prepared from, unless `data` names another.
     """
     from recmill.artifacts.bundle.bundle import Bundle
     from recmill.recipe.trust import modules_of
@@ -414,7 +415,7 @@ def export(
         publish=publish,
     )
     exported = run(folder, where, target_of(into, "bundle"), config, progress_of(quiet))
-    # Functions that its features call are the caller's own: the recipe that names them is theirs.
+    # The recipe is the caller's own, so the functions that its features call are trusted.
     return Bundle(exported.bundle.path, exported.bundle.manifest, tuple(modules_of(folder.recipe)))
 
 
@@ -433,7 +434,7 @@ def open_bundle(
 
 
 def _path_of(artifact: Table | Checkpoint | Bundle | PathLike) -> str | Path:
-    """Where an artifact is; a path or URL that was given stays as it is."""
+    """The address of an artifact; a given path or URL is returned as it is."""
     path = getattr(artifact, "path", artifact)
     if not isinstance(path, (str, os.PathLike)):
         raise RecmillError(

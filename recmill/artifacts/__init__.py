@@ -1,1 +1,1 @@
-"""What stages leave on disk, whole once its manifest is there: checkpoints, bundles, feature stores, indexes."""
+"""The artifacts of stages, complete once they have a manifest: checkpoints, bundles, feature stores, indexes."""

@@ -5,8 +5,8 @@ redis://[user:password@]host[:port][/db]/STREAM     and the other URLs of featur
 
 STREAM             one entry for each row of the log, a field for each column; or one change of an item
 STREAM:items       hash: id of an item -> its latest change and the entry that holds it
-{STREAM}:seen:ID   the entry of the event with this id of a client, so that an event that is sent again counts once
-STREAM:rejected    entries that are no rows of the log, under their own ids, with the reason
+{STREAM}:seen:ID   the entry of the event with this client id, so that a repeated event counts once
+STREAM:rejected    entries that are not valid rows of the log, under their own ids, with the reason
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from recmill.errors import StoreError
 
 ITEM, REMOVED = "_item", "_removed"  # the only field of an entry that changes an item
 
-_SEEN_SECONDS = 3_600  # that an event's id is remembered
-_KEEP_MS = 3_600_000  # that entries stay after they were learned, for servers that are behind
+_SEEN_SECONDS = 3_600  # seconds that an event's id is remembered
+_KEEP_MS = 3_600_000  # milliseconds that entries stay after they were learned, for servers that lag
 _MAX_REJECTED = 10_000
 _MAX_SEQUENCE = 1 << 20
 _SCHEME = re.compile(r"rediss?(\+sentinel|\+cluster)?://")
-# In scripts, so that an entry and what is remembered of it are written together or not at all.
+# Scripts, so that an entry and its bookkeeping are written atomically.
 _ADD_EVENTS = """
 local added, at = {}, 2
 for number = 2, #KEYS do
@@ -57,24 +57,24 @@ return entry
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry. Its number orders entries as the stream does."""
+    """One entry. Its number orders entries like the stream."""
 
     number: int
     fields: Mapping[str, bytes]
 
     @property
     def item_change(self) -> bytes | None:
-        """The change of an item that the entry holds; None for a row of the log."""
+        """The item change in the entry; None for a row of the log."""
         return self.fields.get(ITEM, self.fields.get(REMOVED))
 
 
 def is_stream(url: str) -> bool:
-    """Whether this names a stream rather than a directory or an object store."""
+    """Whether an address is a stream rather than a directory or an object store."""
     return _SCHEME.match(url) is not None
 
 
 def entry_number(id: bytes | str) -> int:
-    """An entry's id, `milliseconds-sequence`, as one number that orders as ids do."""
+    """An entry's id, `milliseconds-sequence`, as one number with the same order."""
     text = id.decode() if isinstance(id, bytes) else id
     milliseconds, _, sequence = text.partition("-")
     if int(sequence or 0) >= _MAX_SEQUENCE or int(milliseconds) >= 1 << 43:
@@ -92,7 +92,7 @@ def written_at(number: int) -> float:
 
 
 class EventStream:
-    """One stream. Thread-safe; StoreError when Redis does not answer in time, and it reconnects by itself."""
+    """One stream. Thread-safe; raises StoreError when Redis does not answer in time, and reconnects automatically."""
 
     def __init__(self, url: str, timeout_seconds: float = 1.0) -> None:
         address, self.key = _parse(url)
@@ -106,9 +106,11 @@ class EventStream:
     # writing
 
     def add_events(self, events: Mapping[str, Mapping[str, str]]) -> list[tuple[int, bool]]:
-        """Append rows of the log by their ids: the entry of each, and whether it is new. All of them, or none.
+        """Append rows of the log by their ids: returns the entry of each, and whether it is new.
 
-        One whose id was seen within the hour is not added again, so a caller may repeat what it has no answer to.
+        All of them, or none.
+
+        An event whose id was seen within the hour is not added again, so a caller may repeat an unanswered call.
         """
         arguments: list[str | int] = [_SEEN_SECONDS]
         for fields in events.values():
@@ -118,7 +120,7 @@ class EventStream:
         return [(entry_number(entry), bool(is_new)) for entry, is_new in added]
 
     def change_items(self, changes: Sequence[tuple[str, str, str]]) -> int:
-        """Append changes of items, each `(ITEM or REMOVED, id, JSON)`; the last entry."""
+        """Append changes of items, each `(ITEM or REMOVED, id, JSON)`; returns the last entry."""
         arguments = [text for change in changes for text in change]
         return entry_number(self._run(_CHANGE_ITEMS, [self.key, self._items], arguments))
 
@@ -128,12 +130,12 @@ class EventStream:
         with self._calling("append to the stream", self._breaker):
             try:
                 return self.servers.client.eval(script, len(keys), *keys, *arguments)
-            except ConnectionError:  # perhaps one that a restart has closed. Scripts may run twice.
+            except ConnectionError:  # perhaps a connection that a restart has closed. Scripts may run twice.
                 return self.servers.client.eval(script, len(keys), *keys, *arguments)
 
     @property
     def _tag(self) -> str:
-        """Begins keys that a cluster keeps beside the stream."""
+        """The prefix of keys that a cluster keeps on the node of the stream."""
         return self.key if "{" in self.key else f"{{{self.key}}}"
 
     @property
@@ -143,7 +145,7 @@ class EventStream:
     # reading
 
     def read(self, after: int, count: int, wait_seconds: float = 0.0) -> list[Entry]:
-        """The next entries after one, at most `count`; waits for the first so long."""
+        """The next entries after a given one, at most `count`; waits this long for the first."""
         assert wait_seconds < self._timeout
         block = max(1, int(wait_seconds * 1_000)) if wait_seconds else None
         with self._calling("read the stream"):
@@ -157,7 +159,7 @@ class EventStream:
         ]
 
     def items(self) -> tuple[list[Entry], int]:
-        """The latest change of every item that was changed, oldest first; and an entry up to which these are all."""
+        """The latest change of every changed item, oldest first; and an entry up to which the list is complete."""
         with self._calling("read the items"):
             last = self.servers.client.xrevrange(self.key, count=1)
             changes = self.servers.client.hgetall(self._items).values()
@@ -165,10 +167,10 @@ class EventStream:
         found = [Entry(entry_number(id), {kind.decode(): change}) for id, kind, change in parts]
         return sorted(found, key=lambda entry: entry.number), entry_number(last[0][0]) if last else 0
 
-    # what was learned
+    # learned entries
 
     def learned(self, group: str, until: int) -> None:
-        """Move a consumer group to this entry: its lag is what was not learned. Drop entries that nobody needs."""
+        """Move a consumer group to this entry, which defines its lag, and drop entries that nobody needs."""
         with self._calling("move the consumer group"):
             client = self.servers.client
             if group not in self._groups():
@@ -177,7 +179,7 @@ class EventStream:
             client.xtrim(self.key, minid=entry_id(self._needed_from(until)), approximate=False)
 
     def _groups(self) -> dict[str, int]:
-        """The last entry that each consumer group has, without those that it has not acknowledged."""
+        """The last acknowledged entry of each consumer group."""
         from redis.exceptions import ResponseError
 
         try:
@@ -195,12 +197,12 @@ class EventStream:
         return entry_number(pending["min"]) - 1
 
     def _needed_from(self, until: int) -> int:
-        """The first entry to keep: none that some group has not read is dropped, and none of the last hour."""
+        """The first entry to keep: those that some group has not read, and those of the last hour."""
         recent = max(0, until - _KEEP_MS * _MAX_SEQUENCE)
         return min([recent, *(number + 1 for number in self._groups().values())])
 
     def reject(self, entry: Entry, reason: str) -> None:
-        """Keep an entry that is no row of the log, with the reason, once."""
+        """Store an invalid entry with the reason, once."""
         from redis.exceptions import ResponseError
 
         fields = {**entry.fields, "_reason": reason}
@@ -209,7 +211,7 @@ class EventStream:
                 id = entry_id(entry.number)
                 self.servers.client.xadd(f"{self._tag}:rejected", fields, id=id, maxlen=_MAX_REJECTED)
             except ResponseError as error:
-                if "equal or smaller" not in str(error):  # else it is there already
+                if "equal or smaller" not in str(error):  # otherwise it is stored already
                     raise
 
     def close(self) -> None:
@@ -217,7 +219,7 @@ class EventStream:
 
     @contextmanager
     def _calling(self, doing: str, breaker: CircuitBreaker | None = None) -> Iterator[None]:
-        """Turns failures of Redis into StoreError; with a circuit breaker that is open, at once."""
+        """Convert failures of Redis into StoreError; immediately while the circuit breaker is open."""
         from redis.exceptions import RedisClusterException, RedisError
 
         address = self.servers.address
@@ -239,7 +241,7 @@ class EventStream:
 
 
 def _parse(url: str) -> tuple[Address, str]:
-    """An address, and the key behind it. An error quotes nothing of the URL: it may hold a password."""
+    """An address, and the key after it. Errors quote nothing of the URL: it may hold a password."""
     parts = urlsplit(url)
     path, _, key = parts.path.rpartition("/")
     if not key or key.isdigit():

@@ -1,7 +1,7 @@
 """A file lock for a folder: one process writes there at a time. Readers need no lock.
 
-The lock file says who holds it. On one machine, flock tells whether the holder lives. Some network file systems do not
-share flock between machines, so the holder also touches the file every few seconds: its heartbeat.
+The lock file records its holder. On one machine, flock shows whether the holder is alive. Some network file systems
+do not share flock between machines, so the holder also touches the file every few seconds, as a heartbeat.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0  # without a heartbeat
 _NOT_SUPPORTED = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL)
 _SECONDS_BETWEEN_LOOKS = 0.2
-_URL = re.compile(r"[a-z0-9]+:/")  # what a Path leaves of one
+_URL = re.compile(r"[a-z0-9]+:/")  # a URL after it was converted to a Path
 _logger = logging.getLogger("recmill.artifacts.lock")
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lock. `boot` tells machines apart, also where containers share a host name."""
+    """The process that holds a lock. `boot` identifies the machine, also where containers share a host name."""
 
     pid: int
     host: str
@@ -50,7 +50,7 @@ class Holder:
 
     @classmethod
     def read(cls, descriptor: int) -> Holder | None:
-        """None when the file holds no such record."""
+        """The record in a file; None when there is none."""
         try:
             return cls(**json.loads(os.pread(descriptor, 1 << 16, 0)))
         except (ValueError, TypeError):
@@ -63,7 +63,7 @@ class Holder:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Be the only writer of a folder, which is created if need be; ArtifactError when another process is.
+    """Become the only writer of a folder, which is created if necessary; ArtifactError when another process is.
 
     The lock ends with its process, however that ends.
     """
@@ -85,7 +85,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit):
         if heartbeat.is_lost:
             raise ArtifactError(
-                f"{folder} was taken over by another process, because this one had shown no sign of life for "
+                f"{folder} was taken over by another process, because this one had no heartbeat for "
                 f"{STALE_SECONDS:g} s. This one stopped writing; wait for the other one."
             ) from None
         raise
@@ -95,12 +95,12 @@ def lock_folder(folder: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
         os.close(descriptor)
         if is_new:
-            with suppress(OSError):  # somebody wrote there
+            with suppress(OSError):  # another process wrote there
                 folder.rmdir()
 
 
 def _acquire(path: Path) -> int:
-    """The descriptor of the lock file, locked. It gets its name when it is complete, so nobody sees half of one."""
+    """The locked descriptor of the lock file. It is renamed when it is complete, so nobody reads half of one."""
     aside = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     ours = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
@@ -118,7 +118,7 @@ def _acquire(path: Path) -> int:
 
 
 def _link(aside: Path, path: Path) -> bool:
-    """Give the file its name unless another one has it. An atomic step on network file systems too."""
+    """Give the file its name unless another one has it: an atomic step on network file systems too."""
     try:
         os.link(aside, path)
     except FileExistsError:
@@ -131,7 +131,7 @@ def _link(aside: Path, path: Path) -> bool:
 
 
 def _take_over(aside: Path, path: Path, ours: int) -> bool:
-    """Replace the lock of a dead process; ArtifactError when it lives. False when the lock changed meanwhile."""
+    """Replace the lock of a dead process; ArtifactError when it is alive. False when the lock changed meanwhile."""
     try:
         theirs = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -152,7 +152,7 @@ def _take_over(aside: Path, path: Path, ours: int) -> bool:
 
 
 def _remove_old_asides(path: Path, ours: int) -> None:
-    """Remove what processes left that were killed before they had the lock."""
+    """Remove temporary files of processes that were killed before they had the lock."""
     for aside in path.parent.glob(f"{path.name}.*"):
         with suppress(FileNotFoundError):
             if os.fstat(ours).st_mtime - aside.stat().st_mtime > STALE_SECONDS:
@@ -160,14 +160,14 @@ def _remove_old_asides(path: Path, ours: int) -> None:
 
 
 def _check_silent(path: Path, holder: Holder, ours: int) -> None:
-    """Watch the heartbeat of a holder that flock does not tell about, until it beats or is stale."""
+    """Watch the heartbeat of a holder that flock cannot check, until it beats or is stale."""
     first = _touched_at(path)
     while (last := _touched_at(path)) == first:
         os.utime(ours)  # so that the same clock gives both times
         silent_seconds = os.fstat(ours).st_mtime - last
         if silent_seconds > STALE_SECONDS:
             _logger.warning(
-                "warning: %s was locked by %s, which has shown no sign of life for %.0f s: taking over",
+                "warning: %s was locked by %s, which has had no heartbeat for %.0f s: taking over",
                 path.parent,
                 holder,
                 silent_seconds,
@@ -178,7 +178,7 @@ def _check_silent(path: Path, holder: Holder, ours: int) -> None:
 
 
 def _touched_at(path: Path) -> float:
-    """The last heartbeat. Opened anew each time: network file systems bring their caches up to date then."""
+    """The last heartbeat. The file is reopened each time: network file systems then update their caches."""
     try:
         with open(path, "rb") as file:
             return os.fstat(file.fileno()).st_mtime
@@ -194,7 +194,7 @@ def _held(path: Path, holder: Holder | None) -> ArtifactError:
 
 
 def _try_flock(descriptor: int) -> tuple[bool, bool]:
-    """Whether the lock is ours now, and whether the file system knows such locks at all."""
+    """Whether we hold the lock now, and whether the file system supports such locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -203,7 +203,7 @@ def _try_flock(descriptor: int) -> tuple[bool, bool]:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether the open file is still the one that has this name."""
+    """Whether the open file still has this name."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -211,7 +211,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 class _Heartbeat:
-    """Touches a lock file as long as its process lives; stops the process when another one took the lock over."""
+    """Touches a lock file as long as its process lives; stops the process when another one took over the lock."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -238,7 +238,7 @@ class _Heartbeat:
 
 
 def stop_main_thread() -> None:
-    """As Ctrl-C does, so that what is open is closed."""
+    """Interrupt the main thread like Ctrl-C, so that open resources are closed."""
     number = signal.SIGTERM if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else signal.SIGINT
     signal.pthread_kill(int(threading.main_thread().ident or 0), number)
 
@@ -252,6 +252,6 @@ def _boot_id() -> str:
 
 
 def _command() -> str:
-    """The program and its command. Not its arguments: they may hold a password."""
+    """The program and its command, without arguments: they may hold a password."""
     command = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1].isalpha() else ""
     return f"{os.path.basename(sys.argv[0]) or 'python'} {command}".strip()

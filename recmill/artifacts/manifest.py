@@ -1,4 +1,4 @@
-"""What stages hand to each other: a directory that is whole once its manifest is there, and not before."""
+"""Artifacts that stages pass on: a directory is complete once it has a manifest, and not before."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAKERS = {
 
 
 def write_whole(path: Path, text: str, durable: bool = False, contended: bool = False) -> None:
-    """Write a file so that it is either whole or not there.
+    """Write a file atomically.
 
     `durable` survives a power cut too; `contended` lets several processes write the same file at once.
     """
@@ -43,12 +43,12 @@ def write_whole(path: Path, text: str, durable: bool = False, contended: bool = 
 
 
 def unique_aside(path: Path) -> Path:
-    """A name beside `path` that no other writer of the same file has."""
+    """A temporary name beside `path` that no other writer of the same file uses."""
     return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
 
 
 def sync(path: Path) -> None:
-    """Wait until a file is on the disk; or the names in a directory, where the file system can tell."""
+    """Wait until a file is on disk; for a directory, until its names are, where the file system supports it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -60,7 +60,7 @@ def sync(path: Path) -> None:
 
 
 def sync_all(folder: Path) -> None:
-    """Wait until every file below a folder is on the disk, and its name. Unfinished work and locks may be lost."""
+    """Wait until every file below a folder, and its name, is on disk. Unfinished work and locks may be lost."""
     for path, folders, files in os.walk(folder):
         if WORK in folders:
             folders.remove(WORK)
@@ -71,9 +71,9 @@ def sync_all(folder: Path) -> None:
 
 
 def publish(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:
-    """Make a finished directory an artifact: all of it is on the disk before the manifest says so.
+    """Publish a finished directory: everything is on disk before the manifest is written.
 
-    Unfinished work may still be there: until the manifest is, a killed job needs it to go on.
+    Unfinished work may still exist: until there is a manifest, a killed job needs it to resume.
     """
     sync_all(path)
     write_manifest(path, kind, manifest)
@@ -81,7 +81,7 @@ def publish(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """The same file under another name: a link where the disk can. What is published is never changed."""
+    """Give a file another name: by a link where possible. Published files are never changed."""
     try:
         os.link(source, target)
     except OSError:  # another disk, or one without links
@@ -89,19 +89,19 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 
 
 def write_manifest(path: Path, kind: str, manifest: Mapping[str, Any]) -> None:
-    """What says that a directory is whole, and of which kind."""
+    """Write the manifest, which records the kind of a directory and that it is complete."""
     text = json.dumps(with_checksum({"kind": kind, "format": 1, **manifest}), indent=1) + "\n"
     write_whole(path / MANIFEST, text, durable=True)
 
 
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object that notices when it is damaged."""
+    """A JSON object with its own checksum."""
     as_read = json.loads(json.dumps(content))  # lists for tuples, text for numeric keys
     return {**content, "checksum": _checksum(as_read)}
 
 
 def without_checksum(content: Any, required: bool = False) -> Any:
-    """The object as it was; a ValueError when it is damaged. Unless `required`, it may have no checksum."""
+    """The object without its checksum; ValueError when it is damaged. Unless `required`, it may have no checksum."""
     is_checked = required or (isinstance(content, dict) and "checksum" in content)
     if is_checked and content.pop("checksum", None) != _checksum(content):
         raise ValueError("it does not have its own checksum")
@@ -117,7 +117,7 @@ def is_published(path: Path) -> bool:
 
 
 def is_of_kind(path: Path, kind: str) -> bool:
-    """Whether a directory is an artifact of this kind, as far as its manifest tells."""
+    """Whether a directory is an artifact of this kind, by its manifest."""
     try:
         return bool(json.loads((path / MANIFEST).read_text(encoding="utf-8"))["kind"] == kind)
     except (OSError, ValueError, TypeError, KeyError):
@@ -125,7 +125,7 @@ def is_of_kind(path: Path, kind: str) -> bool:
 
 
 def read_manifest(path: Path, kind: str, needs_checksum: bool = False) -> dict[str, Any]:
-    """The manifest of a whole artifact of this kind; anything else is an error that says what to do."""
+    """The manifest of a complete artifact of this kind; otherwise an error that says what to do."""
     name = kind.capitalize()
     if not path.exists():
         raise ArtifactError(f"{name} {path} does not exist. Run `{_MAKERS[kind]}` first.")
@@ -148,9 +148,9 @@ def read_manifest(path: Path, kind: str, needs_checksum: bool = False) -> dict[s
 
 
 def open_work(into: Path, job: str, kind: str) -> Path:
-    """The folder of unfinished work inside of what it becomes: kept if it is of the same job, cleared if not.
+    """The folder of unfinished work inside its result: kept if it is of the same job, cleared if not.
 
-    Whoever calls this holds the folder's lock.
+    The caller holds the folder's lock.
     """
     work = into / WORK
     if not work.exists() and _content(into):
@@ -165,7 +165,7 @@ def open_work(into: Path, job: str, kind: str) -> Path:
 
 
 def clear_work(into: Path) -> None:
-    """Remove unfinished work. Killed in between, no job can go on with what is left: it has no name any more."""
+    """Remove unfinished work. If killed in between, no job can resume from the rest: it has no name any more."""
     work = into / WORK
     (work / "job").unlink(missing_ok=True)
     for path in (*(path for path in _content(into) if path != work), work):
@@ -173,13 +173,13 @@ def clear_work(into: Path) -> None:
 
 
 def _content(folder: Path) -> list[Path]:
-    """What is in a folder apart from its lock."""
+    """The content of a folder except its lock."""
     return [path for path in folder.iterdir() if not path.name.startswith(LOCK)]
 
 
 @contextmanager
 def full_disk_is_an_error(into: Path, kind: str) -> Iterator[None]:
-    """Say so when the disk is full; whoever wrote resumes."""
+    """Convert errors of a full disk to a ResourceError; the job can resume."""
     try:
         yield
     except Exception as error:

@@ -1,9 +1,9 @@
-"""Which items have the greatest inner product with a vector: exactly up to 200,000 of them, else by clusters.
+"""Search for the items with the greatest inner product: exact up to 200,000 items, else by clusters.
 
-faiss builds and stores the clusters; they are searched by native code, in half floats where faiss mapped them.
+faiss builds and stores the clusters; native code searches them, as half floats in the file that faiss mapped.
 
-An opened index is the mapped file as built, plus what changed since. Changes are few, so they are searched exactly, and
-the vectors that they replace are hidden in the file. Shapes: N items, Q queries, V vector size.
+An opened index is the mapped file as built, plus later changes. There are few changes, so they are searched exactly,
+and the vectors that they replace are hidden in the file. Shapes: N items, Q queries, V vector size.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from recmill.errors import ArtifactError, MissingPackage
 Array = np.ndarray[Any, np.dtype[Any]]
 _Vectors = tuple[
     Array, Array | None, Array, Array
-]  # as built, which are hidden, changed indices, their vectors
+]  # as built, with hidden indices, changed indices, and their vectors
 _NOTHING = np.empty(0, np.int64)
 
-EXACT_BELOW = 200_000  # above it a scan takes longer than a request may
+EXACT_BELOW = 200_000  # beyond it a scan takes longer than a request may
 _BEST, _RECALL = 500, 0.98  # the target: recall@500
 _NUM_QUERIES = 200
 _MIN_SCANNED_PER_ANSWER = 5  # items
-_MIN_SHARE = 1e-3  # of allowed items, when it is decided how many to scan
+_MIN_SHARE = 1e-3  # of allowed items, when the number of items to scan is chosen
 _CLUSTERS, _SAMPLED_PER_CLUSTER, _ROUNDS = 4, 48, 6  # clusters for each square root of the number of items
 _INDEX, _SETTINGS = "clusters.faiss", "clusters.json"
 
 
 @dataclass(frozen=True)
 class _Changes:
-    """Changes since the index was built: hidden indices, and vectors to search besides. Immutable."""
+    """Changes since the index was built: hidden indices, and additional vectors. Immutable."""
 
     hidden: Array  # bool [N as built]
     num_hidden: int
@@ -66,7 +66,7 @@ class _Changes:
 
 
 class Index(ABC):
-    """Items by vector. Searches run in the caller's thread, in parallel, also while items change."""
+    """Items by vector. Searches run in the caller's thread, concurrently, also while items change."""
 
     def __init__(self, vectors_NV: Array) -> None:
         self._vectors_NV = vectors_NV
@@ -84,9 +84,9 @@ class Index(ABC):
     def search(
         self, vectors_QV: Array, k: int, banned: Array | None = None, allowed: Array | None = None
     ) -> tuple[Array, Array]:
-        """Indices (int64) and inner products (float32), each [Q, k], best first, ties by index; -1 pads.
+        """Indices (int64) and inner products (float32), each [Q, k], best first, ties by index; padded with -1.
 
-        Without the items of `banned`, which are sorted, and with a mask `allowed` only those that it allows.
+        Excludes the sorted items of `banned`, and with a mask `allowed` all others.
         """
         queries = np.ascontiguousarray(vectors_QV, np.float32)
         indices = np.full((len(queries), k), -1, np.int64)
@@ -114,7 +114,7 @@ class Index(ABC):
         return self._search(vectors, query_V, k + num_banned, allowed)
 
     def add(self, indices: Array, vectors: Array) -> None:
-        """Put items in; those that are known get a new vector. If an index occurs twice, the last counts."""
+        """Add items or replace their vectors. If an index occurs twice, the last one wins."""
         indices = np.asarray(indices, np.int64)
         vectors = np.asarray(vectors, np.float32).reshape(len(indices), self.dim)
         _, last = np.unique(indices[::-1], return_index=True)
@@ -123,14 +123,14 @@ class Index(ABC):
             self._changes = self._changes.with_vectors(indices[last], vectors[last])
 
     def remove(self, indices: Array) -> None:
-        """Take items out; unknown indices are no error."""
+        """Remove items; unknown indices are ignored."""
         indices = np.asarray(indices, np.int64)
         with self._changing:
             self._changes = self._changes.without(indices[indices >= 0])
 
     @abstractmethod
     def save(self, path: Path) -> None:
-        """Write what `open_index` needs besides the vectors, as built: without later changes."""
+        """Write the files for `open_index` except the vectors, as built: without later changes."""
 
     @abstractmethod
     def _search(
@@ -193,10 +193,9 @@ class ClusteredIndex(Index):
 
 
 def build_index(vectors: Array, kind: str = "auto", queries: Array | None = None) -> Index:
-    """An index of these unit vectors [N, V]: "exact", "clustered", or what fits their number.
+    """Build an index of unit vectors [N, V]: "exact", "clustered", or "auto" by their number.
 
-    `queries` are some vectors like those that will be asked for, to choose the number of clusters to scan; without
-    them, mixtures of two items are taken.
+    `queries` are typical query vectors, to choose the number of clusters to scan; by default, mixtures of two items.
     """
     vectors = np.ascontiguousarray(vectors, np.float32)
     if kind == "exact" or (kind == "auto" and len(vectors) <= EXACT_BELOW):
@@ -226,7 +225,7 @@ def build_index(vectors: Array, kind: str = "auto", queries: Array | None = None
 
 
 def open_index(path: Path, vectors: Array) -> Index:
-    """The index that was saved there, over the vectors it was built of. It is mapped, not loaded."""
+    """Open a saved index over the vectors it was built from. It is mapped, not loaded."""
     if not (path / _SETTINGS).exists():
         if path.is_dir() and any(path.iterdir()):
             raise ArtifactError(f"Index {path} is of an unknown kind. Run `recmill export` again.")
@@ -235,7 +234,7 @@ def open_index(path: Path, vectors: Array) -> Index:
     try:
         settings = json.loads((path / _SETTINGS).read_text(encoding="utf-8"))
         index = faiss.read_index(str(path / _INDEX), faiss.IO_FLAG_MMAP_IFC)
-        faiss.omp_set_num_threads(1)  # searches run in parallel, each in its caller's thread
+        faiss.omp_set_num_threads(1)  # searches run concurrently, each in its caller's thread
         probes, recall = int(settings["probes"]), float(settings["recall"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
@@ -261,11 +260,11 @@ def _mixtures(vectors_NV: Array, random: np.random.Generator) -> Array:
 
 
 def _probes_needed(vectors_NV: Array, index: Any, queries_QV: Array) -> tuple[int, float]:
-    """Clusters to scan for the target recall, at most as many as cost an exact search of EXACT_BELOW items."""
+    """Clusters to scan for the target recall, at a cost of at most an exact search of EXACT_BELOW items."""
     centers_CV = index.quantizer.reconstruct_n(0, index.nlist)
     ranks = []
     for query_V in queries_QV:
-        # Not all that equal the last of them: items that no user clicked twice may all have the same vector.
+        # Ties with the last one do not count: items that no user clicked twice may all have the same vector.
         scores = _products(vectors_NV, query_V)
         best = np.argpartition(-scores, min(_BEST, len(scores) - 1))[:_BEST]
         rank_of = np.empty(index.nlist, np.int64)
@@ -285,7 +284,7 @@ def _as_units(vectors: Array) -> Array:
 
 def _products(vectors_NV: Array, query_V: Array) -> Array:
     """Inner products, in this thread alone."""
-    # OpenBLAS shares out products from 9,216 elements on among threads of its own; a server has a thread per request.
+    # From 9,216 elements on, OpenBLAS splits a product over its own threads; a server has a thread per request.
     dim = vectors_NV.shape[1]
     rows = max(1, 8_192 // dim)
     whole = len(vectors_NV) // rows * rows

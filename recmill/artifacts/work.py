@@ -1,4 +1,4 @@
-"""Unfinished work: what a killed job left for the next run. Damage to it is noticed, and the job starts over."""
+"""Unfinished work of a killed job for the next run. If it is damaged, the job starts over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _logger = logging.getLogger("recmill.artifacts.work")
 
 
 def resume_or_start_over(into: Path, run: Callable[[], T]) -> T:
-    """Run a job that reuses unfinished work; without that work if it turns out to be damaged."""
+    """Run a job that reuses unfinished work; if that is damaged, run it again without."""
     try:
         return run()
     except DamagedWork as error:
@@ -31,14 +31,14 @@ def resume_or_start_over(into: Path, run: Callable[[], T]) -> T:
 
 
 def write_record(record: Path, content: Any, files: Sequence[Path] = ()) -> None:
-    """Record that some of the work is done, with the checksums of the files that hold it."""
+    """Record that some of the work is done, with the checksums of its files."""
     checksums = {os.path.relpath(file, record.parent): file_checksum(file) for file in files}
     record.parent.mkdir(parents=True, exist_ok=True)
     write_whole(record, json.dumps(with_checksum({"content": content, "files": checksums})), contended=True)
 
 
 def read_record(record: Path) -> Any:
-    """The content of a record; DamagedWork when it or one of its files is not as it was written."""
+    """The content of a record; DamagedWork when it or one of its files is damaged."""
     try:
         found = without_checksum(json.loads(record.read_text(encoding="utf-8")))
         content, checksums = found["content"], found["files"]
@@ -50,13 +50,13 @@ def read_record(record: Path) -> Any:
 
 
 def check_file(file: Path, expected: str) -> None:
-    """DamagedWork when a file does not have the checksum that it was written with."""
+    """Raise DamagedWork when a file does not match the checksum that it was written with."""
     if not file.is_file() or file_checksum(file) != expected:
         raise DamagedWork(f"Unfinished work is damaged: {file} does not have the checksum of its record.")
 
 
 def file_checksum(file: Path) -> str:
-    """Of all bytes of a file, which need not fit into memory."""
+    """The checksum of a file, which need not fit into memory."""
     with open(file, "rb") as opened:
         chunks = iter(lambda: opened.read(_CHUNK_BYTES), b"")
         return checksum("".join(map(checksum, chunks)).encode())
@@ -64,7 +64,7 @@ def file_checksum(file: Path) -> str:
 
 @contextmanager
 def damage_is_of_work() -> Iterator[None]:
-    """Raise DamagedWork for what is read from unfinished work and is damaged."""
+    """Convert errors of reading damaged unfinished work to DamagedWork."""
     try:
         yield
     except ArtifactError as error:

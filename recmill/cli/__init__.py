@@ -1,4 +1,4 @@
-"""The command line: one command for each verb. A verb is imported only when it is called."""
+"""The command line, with one module per command, which is imported only when the command runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from recmill.cli.memory import within_address_space
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0 only when it did what was asked."""
+    """Run one command; the exit code is 0 only on success."""
     parser = build_parser()
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = "recmill"
@@ -54,15 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = parsed.command_name
         with within_address_space(command):
             code = int(parsed.command(parsed) or 0)
-        sys.stdout.flush()  # so that a reader who is gone is noticed here
+        sys.stdout.flush()  # so that a closed pipe is noticed here
         return code
     except BrokenPipeError:
-        # The reader of our output is gone (`| head`): say nothing more, as other tools do.
+        # The reader of our output has closed the pipe (`| head`): print nothing more, as other tools do.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit:
         raise
-    except BaseException as error:  # Rust's panics are no exceptions of Python's usual kind
+    except BaseException as error:  # Rust's panics are not Exceptions
         if (failure := explain(command, error)) is None:
             raise
         failure.show(as_json="--json" in given)
@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--log-level",
         choices=LOG_LEVELS,
         default=os.environ.get("RECMILL_LOG_LEVEL", "info"),
-        help="how much to say on stderr beside errors and progress (default: info, or RECMILL_LOG_LEVEL)",
+        help="verbosity on stderr besides errors and progress (default: info, or RECMILL_LOG_LEVEL)",
     )
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")

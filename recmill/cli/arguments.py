@@ -1,4 +1,4 @@
-"""What commands share: their arguments, and how they show sizes and counts."""
+"""Shared by commands: their arguments, and the format of sizes and counts."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def load(parsed: argparse.Namespace) -> Recipe:
 
 
 def refuse(parsed: argparse.Namespace, names: tuple[str, ...], reason: str) -> None:
-    """UsageError for the first of these arguments that was given."""
+    """Raise UsageError for the first of these arguments that was given."""
     for name in names:
         if getattr(parsed, name) not in (None, False, []):
             raise UsageError(f"--{name.replace('_', '-')} {reason}")
 
 
 def say_of(parsed: argparse.Namespace) -> Say:
-    """Where lines for people go: nowhere beside --json."""
+    """The function that prints lines for people; it prints nothing with --json."""
     return silent if parsed.json else say
 
 
@@ -86,8 +86,8 @@ def print_result(parsed: argparse.Namespace, result: Any, describe: Callable[[An
 
 
 def set_log_level(level: str) -> None:
-    """What notes, warnings and the loggers of this process and of those that it starts show."""
-    if level not in LOG_LEVELS:  # a variable's; argparse checks a flag's
+    """Set what notes, warnings and loggers print, in this process and its children."""
+    if level not in LOG_LEVELS:  # from a variable; argparse checks the flag
         raise UsageError(f"RECMILL_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}, got {level}")
     _logger.setLevel(level.upper())
     os.environ["RECMILL_LOG_LEVEL"] = level
@@ -104,7 +104,7 @@ def warn(message: str) -> None:
 
 
 def say(line: str) -> None:
-    print(line, flush=True)  # at once, for those who read it through a pipe
+    print(line, flush=True)  # flushed, for readers of a pipe
 
 
 def silent(line: str) -> None:

@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
         commands,
         "bench",
         lambda parsed: parser.print_help(),
-        "measure a stage on this machine, beside peers if asked",
+        "measure a stage on this machine, optionally next to peers",
         _EXAMPLES,
     )
     stages = parser.add_subparsers(title="stages", metavar="STAGE", help="what to measure")
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
         "prepare",
         _prepare,
         PrepareBenchConfig,
-        "raw Criteo text to Table, beside a bare Polars read of the same file",
+        "raw Criteo text to Table, next to a plain Polars read of the same file",
         "recmill bench prepare --rows 10000000 --memory 1GB",
     )
     _add(
@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
         "train",
         _train,
         TrainBenchConfig,
-        "samples/s from a Table and from the raw log, beside the dense model alone and the GEMM peak",
+        "samples/s from a Table and from the raw log, next to the dense model alone and the GEMM peak",
         """
 recmill bench train --shape dlrm --shape wide_deep --data /tmp/bench
 recmill bench train --shape dlrm --peer torch_embedding_bag --threads 2 --repeat 3
@@ -72,7 +72,7 @@ recmill bench embeddings --keys 100000000 --memory 4GB --data /var/tmp
         "dense",
         _dense,
         DenseBenchConfig,
-        "GFLOP/s of each product of dense layers, every instruction set beside torch",
+        "GFLOP/s of each product of dense layers, for every instruction set and torch",
         "recmill bench dense --milliseconds 1000",
     )
     add_serve(stages)

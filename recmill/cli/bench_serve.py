@@ -52,10 +52,10 @@ def _report(line: str) -> None:
 
 
 def _target(parsed: argparse.Namespace, report: Callable[[str], None]) -> BenchTarget:
-    """With the bundle of --bundle, or one made for --items; without any for a server that is already running."""
+    """The arguments with a bundle: that of --bundle, or one made for --items; none for a running server."""
     target, made = read_config(parsed, BenchTarget), read_config(parsed, BenchBundleConfig)
     if target.bundle and made.items:
-        raise UsageError("--items makes a bundle of its own; leave out --bundle, or --items.")
+        raise UsageError("--items makes a bundle of its own; remove --bundle or --items.")
     if made.items:
         from recmill.stages.bench.serve.bundle import make_bundle
 

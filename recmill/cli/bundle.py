@@ -134,7 +134,7 @@ def _wait(parsed: argparse.Namespace) -> None:
 
     from recmill.stages.export.rollout import wait_for_version
 
-    # The first process of a container is not ended by a signal that it does not handle.
+    # PID 1 of a container is not ended by signals that it does not handle.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     say = silent if parsed.json else lambda line: print(f"wait   {line}", flush=True)
     version = wait_for_version(parsed.path, say)
@@ -155,7 +155,7 @@ _ACTS = {"publish": _publish, "rollout": _rollout, "wait": _wait}
 
 
 def card_of(bundle: Bundle) -> dict[str, Any]:
-    """The model card: what a bundle is made of, how good it is, how large it is."""
+    """The model card: what a bundle was made from, its quality and its size."""
     manifest = bundle.manifest
     kept = ("created_at", "checkpoint", "log_end", "rows_dtype", "models", "evaluation", "gate", "check")
     return {

@@ -14,7 +14,7 @@ def add(commands: Any) -> None:
         commands,
         "check",
         _check,
-        "is this recipe right, and do the files it names parse? Answers at once",
+        "check a recipe, and whether the files it names parse; takes seconds",
         """
 recmill check mine.toml
 recmill check criteo-dlrm --data /data/criteo
@@ -25,7 +25,7 @@ recmill check mine.toml --set split.held_out=0.2
     parser.add_argument(
         "--data",
         metavar="DIR",
-        help="also look at the log's files there: parse the first rows of each, name files that a sequence such as "
+        help="also check the log's files: parse the first rows of each, name files that a sequence such as "
         "day_0, day_1, day_3 leaves out, and see whether labels are 0 and 1",
     )
     add_json(parser)
@@ -84,7 +84,7 @@ def _files_json(report: Any) -> dict[str, Any]:
 
 
 def _shown_format(text: Any) -> str:
-    """Such as: separator ",", header, quote "."""
+    """The format, such as: separator ",", header, quote "."""
     words = [f"separator {json.dumps(text.separator)}"]
     words += ["header"] * text.header + [f"quote {text.quote}"] * bool(text.quote)
     return ", ".join(words + [f"escape {text.escape}"] * bool(text.escape) + [text.encoding])

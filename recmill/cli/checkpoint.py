@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
         commands,
         "checkpoint",
         _checkpoint,
-        "look at checkpoints: show what there is, diff two of them, prune the old",
+        "inspect checkpoints: show them, diff two of them, prune old ones",
         """
 recmill checkpoint show runs/quickstart/checkpoint
 recmill checkpoint diff runs/quickstart/checkpoint 1000 last --only ranking
@@ -91,7 +91,7 @@ def _show(parsed: argparse.Namespace, checkpoints: Any) -> list[dict[str, Any]]:
 
 
 def _units(state: dict[str, Any]) -> str | None:
-    """How much of an epoch's work is done; None for checkpoints that did not note how much there is."""
+    """How much of an epoch is done; None for checkpoints without that information."""
     units = state.get("units")
     return f"{state['cursor']['unit']}/{units} of epoch {state['cursor']['epoch']}" if units else None
 
@@ -106,7 +106,7 @@ def _diff(parsed: argparse.Namespace, checkpoints: Any) -> dict[str, Any]:
 def _prune(parsed: argparse.Namespace, checkpoints: Any) -> dict[str, Any]:
     from recmill.artifacts.lock import lock_folder
 
-    with lock_folder(checkpoints.folder.parent):  # a run that saves counts on what it stands on
+    with lock_folder(checkpoints.folder.parent):  # a run that saves relies on its previous checkpoint
         gone = checkpoints.prune(parsed.keep or 1)
     return {
         "removed": [checkpoint.step for checkpoint in gone],

@@ -1,4 +1,4 @@
-"""`recmill completion`: what a shell needs to complete commands and flags."""
+"""`recmill completion`: a script for the completion of commands and flags."""
 
 from __future__ import annotations
 

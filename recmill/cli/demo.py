@@ -1,4 +1,4 @@
-"""`recmill demo`: a shop page over a server, of a run that is there or of a small one that is made first."""
+"""`recmill demo`: a shop page over a server, for an existing run or a small new one."""
 
 from __future__ import annotations
 

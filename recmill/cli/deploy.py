@@ -73,14 +73,14 @@ def _deploy(parsed: argparse.Namespace) -> int:
 
 
 def _next(target: str, folder: Path, name: str, settings: DeployConfig) -> str:
-    """The command that takes what was rendered into use."""
+    """The command that applies what was rendered."""
     if target == "docker":
         return f"docker compose -f {folder / 'docker-compose.yaml'} up --build"
     if target == "helm":
         files = f"{folder / 'recmill'} --values {folder / 'values.yaml'}"
         return f"helm install {name} {files} --namespace {settings.namespace}"
     overlay = folder / "overlays" / settings.storage.kind
-    # Targets of several stages begin with the storage, which is filled with the log before the first of them.
+    # Targets of several stages start with the storage, which must hold the log before the first stage.
     overlays = (overlay, overlay / "storage", folder / "base")
     begin = next(path for path in overlays if (path / "kustomization.yaml").exists())
     run = f" && kubectl create -f {folder / 'run.yaml'}" if target == "stack" else ""

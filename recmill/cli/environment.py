@@ -1,7 +1,7 @@
 """Flags from the environment: `RECMILL_TRAIN_THREADS=1` stands for `recmill train --threads 1`.
 
-The name is RECMILL, the command and the flag, in capitals and with underscores. A flag of the command line wins over a
-variable. A variable that names a command but none of its flags is an error, like a flag that does not exist.
+The name is RECMILL, the command and the flag, in capitals and with underscores. A flag on the command line overrides
+a variable. A variable that names a command but none of its flags is an error, like an unknown flag.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO = ("0", "false", "no", "off", "")
 def with_environment(
     parser: argparse.ArgumentParser, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> list[str]:
-    """The arguments of a command line with those of the environment before its own, so that its own win."""
+    """The arguments of a command line, preceded by those of the environment, so that the command line wins."""
     path, command, position = _command_of(parser, arguments)
     own = list(arguments[position:])
     prefix = "_".join(("RECMILL", *path, "")).upper().replace("-", "_")
@@ -35,7 +35,7 @@ def with_environment(
 def _command_of(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[list[str], argparse.ArgumentParser, int]:
-    """The names of a command and of its stage, its parser, and where its own arguments begin."""
+    """The names of a command and its stage, its parser, and the index of its first own argument."""
     path: list[str] = []
     for position, argument in enumerate(arguments, 1):
         commands = _commands(parser)

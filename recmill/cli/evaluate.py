@@ -54,7 +54,7 @@ recmill evaluate quickstart --checkpoint c --requests requests --data /data/shop
     add_folder(
         parser,
         "--data",
-        "with --requests: the log with what users clicked then; with --served: the log (default: the Table's)",
+        "with --requests: the log with the clicks that followed; with --served: the log (default: the Table's)",
     )
     parser.add_argument(
         "--served",
@@ -72,12 +72,12 @@ recmill evaluate quickstart --checkpoint c --requests requests --data /data/shop
     parser.add_argument(
         "--verdict",
         metavar="FILE",
-        help="with --gate: write passed, improving (than before) or failed there, and exit with 0",
+        help="with --gate: write passed, improving or failed to this file, and exit with 0",
     )
     parser.add_argument(
         "--report",
         metavar="FILE",
-        help="where the HTML report lands (default: report.html in the checkpoint)",
+        help="file of the HTML report (default: report.html in the checkpoint)",
     )
     add_output_options(parser)
 
@@ -165,7 +165,7 @@ def _check_flags(parsed: argparse.Namespace, config: EvaluateConfig) -> None:
     if config.live and not config.gate:
         raise UsageError("--live is for gates such as ne<=live; add --gate, or remove it.")
     if parsed.verdict and not config.gate:
-        raise UsageError("--verdict is what --gate finds; add --gate, or remove it.")
+        raise UsageError("--verdict writes the result of --gate; add --gate, or remove it.")
     if config.allow_no_live and not config.live:
         raise UsageError("--allow-no-live is about --live DIR; add it, or remove --allow-no-live.")
 
@@ -192,7 +192,7 @@ def _evaluate_requests(parsed: argparse.Namespace, folder: Checkpoint) -> int:
 
 
 def say_served(served: ServedResult, say: Say) -> None:
-    """The list that users get, beside what is simpler."""
+    """Print the metrics of the served list, next to simpler ones."""
     metrics, baselines = served.metrics, {name: sums.means() for name, sums in served.baselines.items()}
     best = served.best_baseline
     popular = baselines["popular"]["recall@10"]
@@ -256,7 +256,7 @@ def say_evaluated(evaluated: list[EvaluateResult], report: Any, say: Say) -> Non
 
 
 def say_numbers(metrics: Mapping[str, float], say: Say, beside: str = "") -> None:
-    """Of a label that is a number."""
+    """Print the metrics of a numeric label."""
     say(f"R2 {metrics['r2']:.4f}{beside}   {metrics['rows']:,.0f} rows")
     say(
         f"RMSE {metrics['rmse']:.4g}   constant predictor {metrics['constant_rmse']:.4g}   MAE {metrics['mae']:.4g}"
@@ -265,7 +265,7 @@ def say_numbers(metrics: Mapping[str, float], say: Say, beside: str = "") -> Non
 
 
 def _say_tasks(metrics: dict[str, float], say: Say) -> None:
-    """A line for each of several tasks; what stands above is their mean."""
+    """One line per task; the lines above are their mean."""
     tasks = [name.removesuffix(".auc") for name in metrics if name.endswith(".auc")]
     if tasks:
         say(
@@ -282,7 +282,7 @@ def _say_tasks(metrics: dict[str, float], say: Say) -> None:
 
 
 def _say_number_tasks(metrics: dict[str, float], say: Say) -> None:
-    """A line for each of several labels that are numbers."""
+    """One line per numeric label."""
     tasks = [name.removesuffix(".r2") for name in metrics if name.endswith(".r2")]
     names = ("r2", "rmse", "constant_rmse", "mae", "rank_correlation", "calibration")
     titles = ("R2", "RMSE", "constant", "MAE", "rank corr.", "calibration")

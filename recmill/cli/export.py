@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
         commands,
         "export",
         _export,
-        "make a bundle of a checkpoint: all that a server needs, with users and items as of the log's end",
+        "make a bundle of a checkpoint: everything that a server needs, with users and items as of the log's end",
         """
 recmill export --checkpoint runs/quickstart/checkpoint --into runs/quickstart/bundle
 recmill export --checkpoint c --into b --data /data/shop --rows int8 --keep 3
@@ -32,8 +32,8 @@ recmill export --checkpoint c --into rejected --despite-gate --no-publish     ke
 """,
     )
     add_folder(parser, "--checkpoint", "what `recmill train` wrote", required=True)
-    add_folder(parser, "--into", "where bundles land, one for each version", required=True)
-    add_folder(parser, "--data", "the log (default: where it was when it was prepared)")
+    add_folder(parser, "--into", "folder of bundles, one per version", required=True)
+    add_folder(parser, "--data", "the log (default: the one that was prepared)")
     add_folder(parser, "--table", "the Table, if the checkpoint does not name its log")
     add_flags(parser, ExportConfig)
     add_output_options(parser)
@@ -64,7 +64,7 @@ def say_exported(exported: ExportResult, data: str, say: Say) -> None:
     bundle = exported.bundle
     manifest, address = bundle.manifest, address_of(bundle.path)
     size = show_bytes(bundle.num_bytes)
-    if exported.was_there:
+    if exported.was_complete:
         say(f"found  {address}   {size}   of this checkpoint and log; nothing to do")
     else:
         known = f"{manifest['num_users']:,} users   {manifest['num_items']:,} items"
@@ -81,7 +81,7 @@ def say_exported(exported: ExportResult, data: str, say: Say) -> None:
 
 
 def check_lines(check: dict[str, dict[str, float]]) -> list[str]:
-    """How far the bundle is from the checkpoint, a line for each thing that was compared."""
+    """The differences between bundle and checkpoint, one line for each comparison."""
     lines = []
     for name, words in _CHECKED.items():
         if name in check:
@@ -106,7 +106,7 @@ def exported_json(exported: ExportResult) -> dict[str, Any]:
     return {
         "bundle": address_of(exported.bundle.path),
         "num_bytes": exported.bundle.num_bytes,
-        "was_there": exported.was_there,
+        "was_complete": exported.was_complete,
         "rows_read": exported.num_rows,
         "rows_rejected": exported.num_bad,
         "seconds": round(exported.seconds, 3),

@@ -1,4 +1,4 @@
-"""How a command that failed says so: one line for people, one JSON object beside --json."""
+"""How a command reports a failure: one line for people, one JSON object with --json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recmill.errors import RecmillError, missing_package
 
 
 class ArgumentsError(UsageError):
-    """A command line that cannot be parsed; the usage of its command goes before the message."""
+    """A command line that cannot be parsed; the usage of its command precedes the message."""
 
     def __init__(self, message: str, parser: argparse.ArgumentParser) -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ class ArgumentsError(UsageError):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Raises what is wrong with a command line, so that `main` can show it as it shows other errors."""
+    """Raises parse errors, so that `main` can show them like other errors."""
 
     def error(self, message: str) -> NoReturn:
         raise ArgumentsError(message, self)
@@ -49,11 +49,11 @@ class Failure:
 
 
 def explain(command: str, error: BaseException) -> Failure | None:
-    """What went wrong, in words; None if it is a mistake of ours, whose traceback helps more."""
+    """The message of an error; None for a bug, whose traceback is more useful."""
     if isinstance(error, ArgumentsError):
         return Failure("UsageError", str(error), error.exit_code, error.parser)
     if isinstance(error, KeyboardInterrupt):
-        return Failure("Interrupted", "interrupted; run the same command again to go on", 130)
+        return Failure("Interrupted", "interrupted; run the same command again to continue", 130)
     if (ours := _ours(command, error)) is not None:
         return Failure(type(ours).__name__, str(ours), ours.exit_code)
     if isinstance(error, OSError):

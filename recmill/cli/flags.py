@@ -21,7 +21,7 @@ class UsageError(RecmillError):
 def add_flags(
     parser: Any, config: type, leave_out: Collection[str] = (), rename: Mapping[str, str] | None = None
 ) -> None:
-    """A flag for each field of a config that has one. Those that are not given are left to the config's defaults."""
+    """Add a flag for each field of a config that has one. Absent flags leave the config's defaults."""
     groups: dict[str, Any] = {}
     for field in flag_fields(config):
         if field.name in leave_out:
@@ -49,7 +49,7 @@ def add_trust_code(parser: Any) -> None:
 
 
 def read_config(parsed: argparse.Namespace, config: type[C], **more: Any) -> C:
-    """The config that the flags ask for; `more` are fields that do not come from flags."""
+    """The config of the given flags; `more` are fields that do not come from flags."""
     return config(**_given(parsed, config), **more)
 
 
@@ -60,14 +60,14 @@ def is_given(parsed: argparse.Namespace, config: type, name: str) -> bool:
 def refuse_flags(
     parsed: argparse.Namespace, config: type, reason: str, only: Collection[str] | None = None
 ) -> None:
-    """UsageError for the first flag of a config, or of these fields of it, that was given."""
+    """Raise UsageError for the first flag of a config, or of these fields of it, that was given."""
     for field in flag_fields(config):
         if is_given(parsed, config, field.name) and (only is None or field.name in only):
             raise UsageError(f"{field.option} {reason}")
 
 
 def typed(kind: ValueKind) -> Callable[[str], Any]:
-    """A kind of value as a type of argparse, whose message is shown as it is."""
+    """A kind of value as an argparse type, whose message is shown unchanged."""
 
     def parse(text: str) -> Any:
         try:
@@ -87,12 +87,12 @@ def _given(parsed: argparse.Namespace, config: type) -> dict[str, Any]:
 
 
 def _dest(config: type, name: str) -> str:
-    """Where argparse keeps a value. Two configs of one command may have fields of the same name."""
+    """The argparse dest of a field. Two configs of one command may have fields of the same name."""
     return f"{config.__name__}.{name}"
 
 
 def _collected(field: FlagField, value: Any) -> Any:
-    """Values of a flag that was given again and again, as the field has them."""
+    """The values of a repeated flag, as the field's type."""
     if not field.is_repeated:
         return value
     return dict(value) if isinstance(field.default, Mapping) else tuple(value)
@@ -104,6 +104,6 @@ def _form(field: FlagField) -> dict[str, Any]:
     action = {"action": "append"} if field.is_repeated else {}
     if field.choices is not None:
         return {"choices": field.choices, **action}
-    # argparse would show `dest`, which names the config too.
+    # argparse would show `dest`, which includes the config's name.
     metavar = field.flag.metavar or field.kind.metavar or field.name.upper()
     return {"type": typed(field.kind), "metavar": metavar, **action}

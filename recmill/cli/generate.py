@@ -81,7 +81,7 @@ def _generate(parsed: argparse.Namespace) -> None:
 
 
 def _recipe_for(made: Any) -> str | None:
-    """A shipped recipe whose patterns all find a file in what was generated."""
+    """A shipped recipe whose patterns all match a generated file."""
     from fnmatch import fnmatch
 
     from recmill.recipe.load import load_recipe, shipped_recipes

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         commands,
         "init",
         _init,
-        "look at a log and write a recipe for it",
+        "profile a log and write a recipe for it",
         """
 recmill init events.csv
 recmill init events.csv items.csv users.csv --into shop.toml
@@ -36,7 +36,7 @@ recmill init "logs/part-*.csv.gz" --separator "\\t"
     )
     add_files(parser)
     parser.add_argument("--into", metavar="FILE", help="the recipe to write (default: <events>.toml)")
-    parser.add_argument("--force", action="store_true", help="replace a recipe that is there already")
+    parser.add_argument("--force", action="store_true", help="replace an existing recipe")
     add_json(parser)
     add_flags(parser, InitConfig)
 
@@ -56,7 +56,7 @@ def _init(parsed: argparse.Namespace) -> None:
     into = Path(parsed.into or f"{name_for(parsed.files[0])}.toml")
     if into.exists() and not parsed.force:
         raise UsageError(
-            f"{into}: is there already. Give another file with --into, or replace it with --force."
+            f"{into}: exists already. Give another file with --into, or replace it with --force."
         )
     result = decide(parsed.files, read_config(parsed, InitConfig), name_for(str(into)))
     into.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def say_decided(result: InitResult, say: Callable[[str], None]) -> None:
 
 
 def decide(files: list[str], config: InitConfig, name: str) -> InitResult:
-    """What the files are. On a terminal, what they do not tell is asked for; otherwise it is an error."""
+    """Decide the roles of columns. Open questions are asked on a terminal, and are errors elsewhere."""
     from recmill.stages.init.init import init
     from recmill.stages.init.roles import Unclear
 

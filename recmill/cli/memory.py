@@ -1,4 +1,4 @@
-"""Lack of memory, whoever notices it: one error that says what was being done, how much there is and what to change."""
+"""Lack of memory, in any library, as one error: which step failed, how much there is and what to change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ADVICE = {
     "serve": "use fewer --processes and --threads",
 }
 _OTHERWISE = "use fewer threads and workers"
-# What the code of each package does.
+# What each package was doing.
 _DOING = {
     "dataset": "rows were read",
     "logs": "a log was read",
@@ -27,15 +27,15 @@ _DOING = {
     "models": "the model ran",
     "artifacts": "a checkpoint or a bundle was read or written",
 }
-_ALMOST = 0.9  # of the limit: libraries fail in many ways when little is left
-# What torch, Polars and their threads take before the first row (x86-64: 1,250 MB are not enough, 1,300 are).
-# Below that, a library may even wait for ever for a thread that it could not start.
+_ALMOST = 0.9  # fraction of the limit: libraries fail in many ways when little is left
+# Memory of torch, Polars and their threads before the first row (x86-64: 1,250 MB are not enough, 1,300 are). Below
+# that, a library may even wait for ever for a thread that it could not start.
 _LEAST = {"train": 1250 << 20}
 
 
 @contextmanager
 def within_address_space(command: str) -> Iterator[None]:
-    """Below a limit of address space, take less of it; explain libraries that end the process."""
+    """Below a limit of address space, use less of it, and explain libraries that abort the process."""
     limit = _limit_bytes()
     if limit is None:
         yield
@@ -52,13 +52,13 @@ def within_address_space(command: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _native.explain_aborts("", ResourceError.exit_code)  # other threads may still end the process
+        _native.explain_aborts("", ResourceError.exit_code)  # other threads may still abort the process
         raise
     _native.explain_aborts("", 0)
 
 
 def lack_of_memory(command: str, error: BaseException) -> ResourceError | None:
-    """What to say of an error that comes from a lack of memory; None for others."""
+    """The message for an error caused by a lack of memory; None for others."""
     limit = _limit_bytes()
     if not is_out_of_memory(error) and not (limit and _peak_bytes() > _ALMOST * limit):
         return None
@@ -73,7 +73,7 @@ def _message(command: str, what: str, limit: int | None) -> str:
 
 
 def _doing(trace: TracebackType | None) -> str | None:
-    """What the innermost part of the package was at."""
+    """What the innermost part of the package was doing."""
     found = None
     while trace is not None:
         name = str(trace.tb_frame.f_globals.get("__name__", ""))
@@ -90,7 +90,7 @@ def _limit_bytes() -> int | None:
 
 
 def _peak_bytes() -> int:
-    """The most address space that this process ever had; 0 where the system does not tell."""
+    """The peak address space of this process; 0 where the system does not report it."""
     if sys.platform != "linux":
         return 0
     for line in Path("/proc/self/status").read_text().splitlines():

@@ -44,7 +44,7 @@ recmill prepare criteo-dlrm --data /shared/criteo --into /shared/table --engine 
     )
     add_recipe(parser)
     add_folder(parser, "--data", "the log's directory or URL", required=True)
-    add_folder(parser, "--into", "where the Table lands; needed unless --sample")
+    add_folder(parser, "--into", "directory or URL of the Table; required unless --sample")
     add_folder(
         parser, "--plan", "the Table, checkpoint or bundle whose fitted features to use; nothing is fitted"
     )
@@ -68,7 +68,7 @@ def _prepare(parsed: argparse.Namespace) -> None:
         return _sample(parsed)
     if parsed.into is None:
         raise UsageError(
-            "--into DIR is missing: where should the Table land? (Or look without writing: --sample N)"
+            "--into DIR is missing: where should the Table be written? (--sample N shows rows without writing.)"
         )
     recipe = load(parsed)
     prepared = prepare_at(
@@ -126,7 +126,7 @@ def _plain(raw: Any) -> list[dict[str, Any]]:
 
 
 def _say_rows(raw: Any, rows: Any, sources: dict[str, tuple[str, ...]], first: int) -> None:
-    """Rows side by side: one line for each prepared column, and above it those of the log that it is made from."""
+    """Print rows side by side: one line per prepared column, below the log columns that it is made from."""
     width = max(12, min(40, 110 // max(1, rows.height)))
 
     def say(name: str, values: list[Any]) -> None:
@@ -149,7 +149,7 @@ def say_prepared(prepared: PrepareResult, say: Say) -> None:
 
     table = prepared.table
     address = address_of(table.path)
-    if prepared.was_there:
+    if prepared.was_complete:
         say(f"found  {address}   nothing to do")
     else:
         seconds = prepared.seconds_fit + prepared.seconds_write

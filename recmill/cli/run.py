@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from recmill.recipe.recipe import Recipe
     from recmill.stages.run.run import RunResult
 
-# Both stages have these, so that here they name the stage. `--workers` is for training, as in `recmill train`.
+# Both stages have these flags, so that here they name the stage. `--workers` is for training, as in `recmill train`.
 _OF_PREPARE = {
     "engine": "--prepare-engine",
     "address": "--prepare-address",
     "workers": "--prepare-workers",
 }
-# What the last stages of a run import: missing, it is better said before the first one.
+# Packages of the last stages: a missing one is reported before the first stage.
 _TO_EXPORT = ("torch", "safetensors", "onnx", "onnxscript", "onnxruntime", "faiss")
 _TO_SERVE = ("starlette", "uvicorn", "grpc")
-_MAX_ID = 14  # characters of an id on the screen
+_MAX_ID = 14  # characters of an id in the output
 _OF_RAY = {"address": "--train-address"}
 
 
@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
         commands,
         "run",
         _run,
-        "run a recipe's whole chain; what is done already is not done again",
+        "run all stages of a recipe; finished stages are skipped",
         """
 recmill run quickstart                             generate a shop's log and take it through every stage
 recmill run movielens --data ml-1m --into runs/ml  your own files
@@ -105,7 +105,7 @@ def _run(parsed: argparse.Namespace) -> int:
 def run_and_say(
     recipe: Recipe, data: str | None, into: str | Path, config: RunConfig, quiet: bool, say: Say
 ) -> RunResult:
-    """Run the whole chain, with a line or more for each stage and an example at the end."""
+    """Run all stages, with a line or more for each and an example at the end."""
     check_installed("A run from the log to the bundle", *_TO_EXPORT, extra="local")
     from recmill.reporting.progress import Progress
     from recmill.stages.run.run import run
@@ -126,7 +126,7 @@ def run_and_say(
 
 
 def check_serving_installed() -> None:
-    """For commands that serve what they made."""
+    """Check the packages of commands that serve what they made."""
     check_installed("From a log to a server", *_TO_EXPORT, *_TO_SERVE, extra="local")
 
 
@@ -184,7 +184,7 @@ def _say_recommendation(into: Any, say: Say) -> None:
 
 
 def _short(name: str) -> str:
-    """Long ids, such as hashes in base 16, by their beginning; titles, which have spaces, as they are."""
+    """Truncate long ids, such as hex hashes; titles, which have spaces, stay as they are."""
     return name if len(name) <= _MAX_ID or " " in name else f"{name[: _MAX_ID - 3]}..."
 
 

@@ -41,7 +41,7 @@ recmill score --bundle b --into recall --recall 100 --without-seen --engine spar
     rows = parser.add_mutually_exclusive_group()
     add_folder(rows, "--data", "the log's directory or URL; features by the model's own Plan")
     add_folder(rows, "--table", "a Table that was prepared with the model's Plan")
-    add_folder(parser, "--into", "where all that is written lands", required=True)
+    add_folder(parser, "--into", "directory or URL of all output", required=True)
     add_flags(parser, ScoreConfig)
     add_output_options(parser)
 
@@ -72,7 +72,7 @@ def _score(parsed: argparse.Namespace) -> None:
 
 
 def _check_flags(parsed: argparse.Namespace, config: ScoreConfig) -> None:
-    """Refuse what does not go together before anything heavy is loaded."""
+    """Refuse invalid combinations before anything heavy is imported."""
     if parsed.trust_code and not parsed.bundle:
         raise UsageError("--trust-code is for --bundle; code of a checkpoint is your own. Remove it.")
     if parsed.bundle:
@@ -135,7 +135,7 @@ def say_scored(scored: ScoreResult, source: str | None, say: Say) -> None:
     model = manifest["model"]
     steps = "   ".join(f"{name} step {step:,}" for name, step in model["steps"].items())
     say(f"model  {model['path']}   {steps}".rstrip())
-    if scored.was_there:
+    if scored.was_complete:
         say(f"found  {scored.path}   nothing to do")
     elif "scores" in outputs:
         seconds = outputs["scores"]["seconds"]
@@ -182,6 +182,6 @@ def scored_json(scored: ScoreResult) -> dict[str, Any]:
     names = ("model", "rows_read", "rows_rejected", "rows_left_out", "metrics", "outputs")
     return {
         "scores": str(scored.path),
-        "was_there": scored.was_there,
+        "was_complete": scored.was_complete,
         **{name: scored.manifest[name] for name in names},
     }

@@ -35,16 +35,17 @@ recmill serve --bundle runs/shop/bundle --role rank --http-port 8090 --grpc-port
     )
     parser.add_argument("run", nargs="?", metavar="RUN_DIR", help="what `recmill run` or `start` wrote")
     add_folder(parser, "--bundle", "what `recmill export` wrote, also a URL, instead of RUN_DIR")
-    parser.add_argument("--json", action="store_true", help="print where it answers as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print its addresses as one JSON object")
     add_flags(parser, ServeConfig)
 
 
 def _serve(parsed: argparse.Namespace) -> int:
-    # Requests are answered side by side, one thread each: pools of libraries would only get in each other's way. They
-    # read this when they are first imported, which is now.
+    # Each request runs on one thread: the thread pools of libraries would only compete. They read these when they are
+    # first imported, which is now.
     for pool in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "POLARS_MAX_THREADS"):
         os.environ.setdefault(pool, "1")
-    # With the listener of gRPC's event engine a call costs 70 us of CPU more. A version without it says so and goes on.
+    # With the listener of gRPC's event engine a call costs 70 us more CPU. A version without it logs so and
+    # continues.
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener,-event_engine_client")
     is_remote = parsed.bundle is not None and "://" in parsed.bundle
     bundle = _copy_of(parsed) if is_remote else bundle_of(parsed.run, parsed.bundle)
@@ -56,7 +57,7 @@ def _serve(parsed: argparse.Namespace) -> int:
 
 
 def _copy_of(parsed: argparse.Namespace) -> Path:
-    """The local folder of a URL's bundles, with what is current there now."""
+    """The local copy of a URL's bundles, with the current version."""
     if parsed.run is not None:
         raise UsageError("Give the folder of a run or --bundle, one of them: recmill serve runs/shop")
     from recmill.stages.serve.storage import first_copy
@@ -83,7 +84,7 @@ def _check(config: ServeConfig) -> None:
     addresses = {"recall": config.recall_at, "features": config.features_at, "rank": config.rank_at}
     missing = [f"--{stage}-at" for stage, given in addresses.items() if not given]
     if config.role == "recommend" and missing:
-        raise UsageError(f"--role recommend asks other processes: add {', '.join(missing)}.")
+        raise UsageError(f"--role recommend calls other processes: add {', '.join(missing)}.")
     if config.role != "recommend" and len(missing) < len(addresses):
         raise UsageError("--recall-at, --features-at and --rank-at go with --role recommend.")
     if config.events and config.features:

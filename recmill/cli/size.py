@@ -16,7 +16,7 @@ def add(commands: Any) -> None:
         commands,
         "size",
         _size,
-        "say how much memory, disk and cores a recipe needs, with the arithmetic",
+        "show how much memory, disk and cores a recipe needs, with the arithmetic",
         """
 recmill size quickstart
 recmill size criteo-dlrm --rows 45840617

@@ -1,4 +1,4 @@
-"""`recmill start`: init, run and serve in one go."""
+"""`recmill start`: init, run and serve in one command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from recmill.stages.serve.server import Ready
 
 _RECIPE = "recipe.toml"
-SERVED = ("http_port", "grpc_port")  # flags of `serve` that belong here too
+SERVED = ("http_port", "grpc_port")  # flags of `serve` that `start` has too
 
 
 def add(commands: Any) -> None:
@@ -42,7 +42,7 @@ recmill start ratings.dat movies.dat users.dat --http-port 8000
 """,
     )
     add_files(parser)
-    add_folder(parser, "--into", "where the recipe and all stages land (default: runs/<events>)")
+    add_folder(parser, "--into", "directory of the recipe and all results (default: runs/<events>)")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     add_flags(parser, InitConfig)
     others = [field.name for field in fields(ServeConfig) if field.name not in SERVED]
@@ -73,7 +73,7 @@ def _start(parsed: argparse.Namespace) -> int:
 
 
 def _write(into: Path, text: str, data: str) -> None:
-    """The recipe beside what is made from it. One that was edited is not replaced."""
+    """Write the recipe next to its results. An edited one is not replaced."""
     path = into / _RECIPE
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise UsageError(
@@ -93,7 +93,7 @@ def _say_ready(has_lists: bool, ready: Ready) -> None:
 
 
 def open_browser(address: str) -> None:
-    """Where somebody sits at a screen."""
+    """Open a browser on a desktop."""
     has_display = sys.platform == "darwin" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
     if sys.stdout.isatty() and has_display:
         import webbrowser

@@ -61,16 +61,16 @@ recmill train shop-live --follow redis://localhost:6379/shop:events --tables /da
     add_recipe(parser)
     rows = parser.add_mutually_exclusive_group(required=True)
     add_folder(rows, "--table", "the Table to learn from")
-    add_folder(rows, "--from-log", "learn straight from a raw log's directory or URL")
+    add_folder(rows, "--from-log", "train on a raw log, a directory or URL, without a Table")
     add_folder(
         rows,
         "--follow",
-        "go on learning from a log that is still written, or from a stream, redis://host:port/KEY; needs --publish, "
+        "keep training on a log that is still written, or from a stream, redis://host:port/KEY; needs --publish, "
         "and checkpoints in --into",
     )
     add_folder(parser, "--into", "where checkpoints land", required=True)
     parser.add_argument(
-        "--while-prepared", action="store_true", help="with --table: begin while it is still written"
+        "--while-prepared", action="store_true", help="with --table: start while it is still being written"
     )
     add_folder(parser, "--plan", "with --from-log: the Table or checkpoint whose fitted features to use")
     add_folder(parser, "--publish", "with --follow: what `recmill export` wrote; deltas of it land there")
@@ -163,16 +163,16 @@ def _workers_elsewhere(ray: RayTrainConfig) -> str:
 
 
 def _is_one_of_several() -> bool:
-    """Whether torchrun, or whoever sets the same variables, started this process beside others."""
+    """Whether torchrun, or another launcher with its variables, started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def set_wait_policy(config: TrainConfig) -> None:
-    """OpenMP reads it once, when torch is first imported."""
+    """Set OpenMP's wait policy, which it reads once, when torch is first imported."""
     os.environ.setdefault("OMP_WAIT_POLICY", config.wait_policy.upper())
 
 
-# Rows, as any process, here or on another node, opens them
+# the rows, as any process opens them, here or on another node
 
 
 def _make_source(parsed: argparse.Namespace, recipe: Recipe, config: TrainConfig) -> MakeSource:
@@ -195,7 +195,7 @@ def _absolute(address: str) -> str:
     return address if "://" in address else os.path.abspath(address)
 
 
-# One process, several that torchrun started, or Ray
+# a single process, several that torchrun started, or Ray
 
 
 def _train_here(
@@ -232,7 +232,7 @@ def _train_here(
 def _train_with_others(
     parsed: argparse.Namespace, recipe: Recipe, make_source: MakeSource, config: TrainConfig
 ) -> list[TrainResult] | None:
-    """One of the processes that torchrun started; only the first one prints."""
+    """Train in one of the processes that torchrun started; only the first one prints."""
     from recmill.distributed.workers import from_environment
 
     workers = from_environment()
@@ -266,7 +266,7 @@ def _train_on_ray(
     say = say_of(parsed)
     if parsed.explain_placement:
         _explain_placement(recipe, config, make_source(note), ray.workers[1], say)
-    with redirect_stdout(sys.stderr):  # Ray prints there what died, and what is ours must stay readable
+    with redirect_stdout(sys.stderr):  # Ray prints there which workers died
         trained = launch(
             recipe,
             make_source,
@@ -294,20 +294,20 @@ def _explain_placement(
             say(f"place  {model}   {line}")
 
 
-# What is printed
+# output
 
 
 def say_trained(trained: TrainResult, say: Say) -> None:
     from recmill.storage.view import address_of
 
     state = trained.state
-    if trained.was_there:
+    if trained.was_complete:
         ended = f"{describe_end(state.stopped_by)} at step {trained.resumed_from:,}"
         say(f"found  {address_of(trained.path)}   {ended}; nothing to do")
     else:
         say(f"threads {trained.threads.number}   {trained.threads.reason}")
         since = f" (resumed from step {trained.resumed_from:,})" if trained.resumed_from else ""
-        speed = f"{trained.samples_per_second:,.0f} rows/s   data wait {trained.wait_share:.0%}"
+        speed = f"{trained.samples_per_second:,.0f} rows/s   data wait {trained.data_wait:.0%}"
         rows = f"{state.samples:,} rows in {state.seconds:.1f} s{since}"
         name = f"{trained.model} with the eval rows" if trained.is_refit else trained.model
         say(f"trained {name}   {rows}   {speed}   {describe_end(state.stopped_by)}")
@@ -317,7 +317,7 @@ def say_trained(trained: TrainResult, say: Say) -> None:
 
 
 def describe_end(stopped_by: str | None) -> str:
-    """Why training ended, as every command words it."""
+    """Why training ended, in the words of every command."""
     return "all epochs done" if stopped_by == "end" else f"stopped by {stopped_by}"
 
 
@@ -333,7 +333,7 @@ def trained_json(trained: TrainResult) -> dict[str, Any]:
         "samples": trained.state.samples,
         "seconds": trained.state.seconds,
         "samples_per_second": trained.samples_per_second,
-        "wait_share": trained.wait_share,
+        "data_wait": trained.data_wait,
         "threads": trained.threads.number,
         "workers": trained.workers,
         "wire_bytes": trained.wire_bytes,

@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
         commands,
         "tune",
         _tune,
-        "search the recipe's [tune] space: quality against cost; run again, a search goes on",
+        "search the recipe's [tune] space: quality against cost; a second run resumes",
         """
 recmill tune quickstart --trials 20 --into runs/tune                  a generated log, prepared first
 recmill tune criteo-dlrm --table runs/criteo/table --trials 30 --into runs/tune
@@ -48,7 +48,7 @@ recmill tune mine.toml --table t --into runs/tune --engine ray --address auto --
     rows = parser.add_mutually_exclusive_group()
     add_folder(rows, "--table", "the Table to learn from")
     add_folder(rows, "--data", "the log to prepare first (default: generate one, as `recmill run` does)")
-    add_folder(parser, "--into", "where the study and its results land", required=True)
+    add_folder(parser, "--into", "directory of the study and its results", required=True)
     add_flags(parser, TuneConfig)
     add_output_options(parser)
 
@@ -65,7 +65,7 @@ def _tune(parsed: argparse.Namespace) -> int:
 
     objectives = objectives_of(
         searched(recipe), recipe.ranking
-    )  # what is wrong should be said before anything is prepared
+    )  # errors should be reported before anything is prepared
     bars = Progress(parsed.quiet or parsed.json)
     table = _open_table(parsed, recipe, bars)
     say(f"read   {table.path}   {table.num_rows():,} train rows   {table.num_rows('eval'):,} eval rows")
@@ -80,7 +80,7 @@ def _tune(parsed: argparse.Namespace) -> int:
 
 
 def _open_table(parsed: argparse.Namespace, recipe: Recipe, bars: Progress) -> Table:
-    """The Table that was named, or one prepared below --into from the log that was named or is generated."""
+    """Open the given Table, or prepare one below --into from the given or a generated log."""
     from recmill.dataset.table import Table
 
     if parsed.table:

@@ -1,1 +1,1 @@
-"""Prepared rows and raw logs as batches: the Table, its shards, and which rows come when."""
+"""Prepared rows and raw logs as batches: the Table, its shards, and the schedule of their rows."""

@@ -1,4 +1,4 @@
-"""A Batch: the arrays of one step of training; which columns it holds, made of rows, cut and joined. Plain NumPy."""
+"""A Batch: the arrays of one training step; its layout, conversion from rows, slicing and joining. Plain NumPy."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ class Keys:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's rows: numbers side by side, keys that were never floats, labels."""
+    """The rows of one step: numbers side by side, integer keys, labels."""
 
     size: int
-    numbers: Array  # float32 [size, number columns]: one of each number feature, several of a vector
+    numbers: Array  # float32 [size, number columns]: one column per number feature, several for a vector
     keys: Mapping[str, Keys]
-    lists: Mapping[str, Keys]  # lists of numbers that differ in length, with float32 values
+    lists: Mapping[str, Keys]  # lists of numbers of different lengths, with float32 values
     labels: Mapping[str, Array]  # float32 [size]
-    whole: int | None = None  # rows of the batch that these are one worker's slice of; None: these are all
+    whole: int | None = None  # size of the batch that this is one worker's slice of; None: the whole batch
 
     @property
     def total(self) -> int:
-        """Rows of the step, whoever has them."""
+        """Rows of the step over all workers."""
         return self.size if self.whole is None else self.whole
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns a batch holds, and how."""
+    """The columns of a batch and their kinds."""
 
     numbers: tuple[str, ...]
     keys: tuple[str, ...]
     lists: tuple[str, ...]
     labels: tuple[str, ...]
-    bounds: Mapping[str, int]  # ids of these features must be below
-    widths: Mapping[str, int] = field(default_factory=dict)  # of those numbers that are vectors
+    bounds: Mapping[str, int]  # upper bounds of the ids of these features
+    widths: Mapping[str, int] = field(default_factory=dict)  # widths of number features that are vectors
 
     @classmethod
     def of(cls, columns: Sequence[ColumnInfo], features: Sequence[str] | None = None) -> Layout:
-        """All features of a Table, or the named ones in the order given; all labels."""
+        """The layout of all features of a Table, or of the named ones in the given order; all labels."""
         known = {column.name: column for column in columns if column.role == "feature"}
         chosen = [known[name] for name in (features if features is not None else known)]
         named = {kind: tuple(c.name for c in chosen if _kind_of(c) == kind) for kind in _KINDS}
@@ -67,12 +67,12 @@ class Layout:
 
     @property
     def number_columns(self) -> list[str]:
-        """The feature of each column of a batch's numbers."""
+        """The feature of each number column."""
         return [name for name in self.numbers for _ in range(self.widths.get(name, 1))]
 
     @cached_property
     def number_slices(self) -> Mapping[str, slice]:
-        """Where each feature is among the columns of a batch's numbers."""
+        """The number columns of each feature."""
         ends = list(accumulate(self.widths.get(name, 1) for name in self.numbers))
         return {
             name: slice(end - self.widths.get(name, 1), end)
@@ -88,7 +88,7 @@ class Layout:
         return [*self.features, *self.labels]
 
     def misfit(self, rows: pl.DataFrame) -> str | None:
-        """What is wrong with the type of a column; None when all are as a batch needs them."""
+        """What is wrong with the type of a column; None when all fit."""
         for names, expected, fits in (
             ([name for name in self.numbers if name not in self.widths], "numbers", _is_number),
             (self.widths, "lists of numbers", _is_list_of_numbers),
@@ -106,7 +106,7 @@ _KINDS = {"numbers": ("number",), "keys": ("id", "key", "ids", "keys"), "lists":
 
 
 def _kind_of(column: ColumnInfo) -> str:
-    """Which part of a batch has it. Lists of numbers that all have one length are vectors among the numbers."""
+    """The member of a batch that holds it. Lists of numbers of equal length are vectors among the numbers."""
     if column.kind == "numbers" and column.size is not None:
         return "numbers"
     return next(kind for kind, kinds in _KINDS.items() if column.kind in kinds)
@@ -125,7 +125,7 @@ def _is_number(dtype: pl.DataType) -> bool:
 
 
 def collate(rows: pl.DataFrame, layout: Layout, with_labels: bool = True) -> Batch:
-    """Rows of a Table, or what a Plan made of a request, as a batch. An id out of range is an error."""
+    """Convert rows of a Table, or a Plan's output, to a batch. An id out of range is an error."""
     numbers = np.empty((rows.height, len(layout.number_columns)), dtype=np.float32)
     for name, columns in layout.number_slices.items():
         numbers[:, columns] = numbers_of(rows[name], layout.widths.get(name))
@@ -166,11 +166,11 @@ def _list_of(column: pl.Series, dtype: type[np.generic]) -> Keys:
     return Keys(values, offsets)
 
 
-# cutting and joining batches: views where that is enough, for the GIL is held here
+# slicing and joining batches: views where possible, because the GIL is held here
 
 
 def between(batch: Batch, begin: int, end: int) -> Batch:
-    """Some rows of a batch, without copying them."""
+    """A range of rows of a batch, without copies."""
     return Batch(
         end - begin,
         batch.numbers[begin:end],
@@ -188,7 +188,7 @@ def _keys_between(keys: Keys, begin: int, end: int) -> Keys:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Batches of the same layout as one."""
+    """Concatenate batches of the same layout."""
     if len(batches) == 1:
         return batches[0]
     first = batches[0]

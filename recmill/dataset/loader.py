@@ -1,4 +1,4 @@
-"""Units of rows -> batches, from any cursor on; and those of a Table: row groups of its shards, read ahead."""
+"""Batches from units of rows, starting at any cursor; the units of a Table are row groups, which are prefetched."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _UNITS_FETCHED_AHEAD = 4
 def batches_from(
     chunks: Iterable[tuple[Batch, int]], units: UnitRows, batch_size: int, epoch: int
 ) -> Iterator[tuple[Batch, Cursor]]:
-    """Batches of one size, each with the cursor behind it; only the last of an epoch may be smaller.
+    """Batches of one size, each with the cursor after it; only the last batch of an epoch may be smaller.
 
-    A chunk is any number of the next rows, and how many rows of the epoch there are up to its end.
+    A chunk is any number of consecutive rows, with the number of rows of the epoch up to its end.
     """
     held: list[Batch] = []
     missing = batch_size
@@ -54,7 +54,7 @@ class Unit(Protocol):
 
 
 class UnitReader(ABC):
-    """Rows in units, read batch after batch from any cursor on. The last batch of an epoch may be smaller."""
+    """Rows in units, read batch by batch from any cursor. The last batch of an epoch may be smaller."""
 
     layout: Layout
     batch_size: int
@@ -69,7 +69,7 @@ class UnitReader(ABC):
         """The rows of one unit, in the order of an epoch."""
 
     def order(self, epoch: int) -> list[int]:
-        """Indices of the units in the order in which an epoch reads them."""
+        """Indices of the units in reading order of an epoch."""
         return list(range(len(self.units)))
 
     def unit(self, number: int, epoch: int) -> Batch:
@@ -81,7 +81,7 @@ class UnitReader(ABC):
         return -(-self.num_rows // self.batch_size)
 
     def read(self, cursor: Cursor = Cursor()) -> Iterator[tuple[Batch, Cursor]]:  # noqa: B008, frozen
-        """One epoch from the cursor on: each batch with the cursor behind it. All work runs ahead on a thread."""
+        """Read one epoch from the cursor: each batch with the cursor after it. Prefetches on a thread."""
         order = self.order(cursor.epoch)
         units = UnitRows(self.units[number].rows for number in order)
         start = units.row_of(cursor)
@@ -100,12 +100,12 @@ class UnitReader(ABC):
 
     @contextmanager
     def fetching(self, order: Sequence[int]) -> Iterator[Callable[[int], None]]:
-        """What is called before a unit is read, to fetch those that are read after it."""
+        """The function to call before a unit is read; it fetches the units after it."""
         yield lambda index: None
 
 
 def read_rows(shard: ShardFile, group: int, layout: Layout) -> pl.DataFrame:
-    """The rows of a row group, with columns that fit the layout."""
+    """The rows of a row group, with columns that match the layout."""
     rows = shard.read(group, layout.columns)
     problem = layout.misfit(rows)
     if problem is not None:
@@ -132,12 +132,12 @@ class ShardUnit:
 
 
 class Batches(UnitReader):
-    """The rows of a Table's split, or of several.
+    """The rows of one or several splits of a Table.
 
-    Without a seed, rows come in Table order. With one, each epoch has its own order of the rows inside a unit and, but
-    for the first, which may follow a Table that is still written, of units. Both depend on nothing but seed and epoch.
-    `where` names a label and `not_empty` a list feature: only rows
-    that have the label 1, or something in the list, are there, and only they count.
+    Without a seed, rows come in Table order. With one, each epoch has its own order of the rows inside a unit and of
+    the units; the first epoch keeps the order of units, because it may follow a Table that is still written. Both
+    orders depend on nothing but seed and epoch. `where` names a label and `not_empty` a list feature: only rows with
+    label 1, or with a list that is not empty, exist and count.
     """
 
     def __init__(
@@ -176,13 +176,13 @@ class Batches(UnitReader):
         ]
 
     def _count(self, shard: ShardFile, group: int, num_rows: int) -> int:
-        """The rows of a row group that are there."""
+        """The number of rows of a row group that count."""
         read = [name for name in (self.where, self.not_empty) if name is not None]
         if not read:
             return num_rows
         rows = shard.read(group, read)
         if self.where is not None:
-            check_binary(self.where, rows[self.where].to_numpy())  # one star is no click
+            check_binary(self.where, rows[self.where].to_numpy())  # a rating is not a click
         return self._filtered(rows).height
 
     def _filtered(self, rows: pl.DataFrame) -> pl.DataFrame:
@@ -205,7 +205,7 @@ class Batches(UnitReader):
 
     @contextmanager
     def fetching(self, order: Sequence[int]) -> Iterator[Callable[[int], None]]:
-        """Shards of a URL come while others are read. What goes wrong is raised when the shard is read."""
+        """Prefetch shards of a URL while others are read. Errors are raised when the shard is read."""
         if not any(shard.is_streamed for shard in self.shards):
             yield lambda index: None
             return

@@ -1,4 +1,4 @@
-"""Log -> Batch: trains straight from raw rows. Features are applied on the fly, with a Plan that was fitted before."""
+"""Batches of a raw log: features are computed on the fly, with a Plan that was fitted before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recmill.recipe.recipe import SPLIT, SPLITS, Feature, Label, Recipe
 
 @dataclass(frozen=True)
 class LogUnit:
-    """A unit of the log: a range of bytes, a whole file that cannot be cut, or the same range of several files."""
+    """A unit of the log: a range of bytes, a whole unsplittable file, or the same range of several files."""
 
     piece: Piece
     rows: int
@@ -30,8 +30,8 @@ class LogBatches(UnitReader):
     """The rows of a log's split, like `Batches`, but without a Table.
 
     Rows are those that `prepare` would put into the split, in log order, or interleaved over files when the recipe
-    says so. Opening counts the log on `num_workers` threads, or wherever `each` says; reading takes one. `where` names
-    a label: only rows that have it 1 are there, and only they count. `memory` bounds side tables.
+    asks for it. Opening counts the log on `num_workers` threads, or with the map function `each`; reading takes one
+    thread. `where` names a label: only rows with label 1 exist and count. `memory` bounds side tables.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LogBatches(UnitReader):
     def of_split(
         self, split: str, batch_size: int | None = None, features: Sequence[str] | None = None
     ) -> LogBatches:
-        """Batches of another split, size or choice of features of the same log, which is not counted again."""
+        """Batches of another split, size or set of features of the same log, which is not counted again."""
         other = copy(self)
         other.layout = self.layout if features is None else Layout.of(self.plan.columns(), features)
         other._choose(split, batch_size or self.batch_size)
@@ -91,16 +91,16 @@ class LogBatches(UnitReader):
 
     @property
     def tally(self) -> Tally:
-        """Rows of the whole log, and its bad ones by reason."""
+        """Number of rows of the whole log, and bad rows by reason."""
         return self.log.tally
 
     @property
     def bad(self) -> int:
-        """Rows of the whole log that cannot be read, and are left out."""
+        """Number of rows of the whole log that cannot be parsed and are left out."""
         return self.log.tally.bad
 
     def chunks(self, unit: int, epoch: int) -> Iterator[Batch]:
-        """All rows of a unit with their features; raw rows are large, so one frame of them at a time."""
+        """All rows of a unit with their features, one frame at a time because raw rows are large."""
         num_rows = 0
         for frame in self.log.read(self.units[unit].piece):
             chosen = frame[SPLIT].to_numpy() == SPLITS.index(self.split)
@@ -121,7 +121,7 @@ class LogBatches(UnitReader):
 
 
 def _check_plan(plan: Plan, recipe: Recipe, features: Sequence[str] | None) -> None:
-    """The plan must be fitted, and the log must have every column that it reads."""
+    """Check that the plan is fitted, and that the log has every column that it reads."""
     if plan.pending():
         raise FeatureError(
             f'The plan of recipe "{plan.recipe.name}" is not fitted. Run `recmill prepare` first.'
@@ -139,7 +139,7 @@ def _check_plan(plan: Plan, recipe: Recipe, features: Sequence[str] | None) -> N
 
 
 def _without_raw_columns(plan: Plan) -> Plan:
-    """The same plan, without the raw columns that a Table keeps beside features."""
+    """The plan without the raw columns that a Table keeps in addition to features."""
     result = copy(plan)
     result.recipe = replace(plan.recipe, table=replace(plan.recipe.table, keep=()))
     return result

@@ -1,6 +1,6 @@
-"""A Table while it is written: its Plan, and its training rows in Table order as their shards appear.
+"""A Table that is still being written: its Plan, and its training rows in Table order as their shards appear.
 
-Who writes leaves a note beside the Table that says how it is; who reads waits as long as the writer lives.
+The writer keeps a heartbeat file with its state beside the Table; readers wait as long as the writer is alive.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from recmill.features.plan import Plan
 T = TypeVar("T")
 
 SECONDS_BETWEEN_SIGNS = 2.0
-DEFAULT_PATIENCE = 600.0  # seconds without any sign of a writer that leaves no note
-_PATIENCE_WITH_NOTE = 120.0  # file systems of many machines may show a change late
+DEFAULT_PATIENCE = 600.0  # seconds without any sign of a writer that has no heartbeat file
+_PATIENCE_WITH_NOTE = 120.0  # network file systems may show a change late
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
 def _time_of(path: Path) -> int | None:
-    """When a file was changed last, in nanoseconds; None when it is not there."""
+    """Modification time of a file in nanoseconds; None when it does not exist."""
     with suppress(FileNotFoundError):
         return path.stat().st_mtime_ns
     return None
@@ -47,18 +47,18 @@ def _time_of(path: Path) -> int | None:
 
 
 class Heartbeat:
-    """The file `<table>.writer`: how the writer of a Table is. While it lives, the file is touched again and again."""
+    """The file `<table>.writer` with the state of a Table's writer. A live writer touches it at intervals."""
 
     def __init__(self, table: Path) -> None:
         self.path = table.with_name(table.name + ".writer")
 
     def say(self, state: str, reason: str = "") -> None:
-        """Starting, writing or failed."""
+        """Write the state: starting, writing or failed."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.path, json.dumps({"state": state, "reason": reason}))
 
     def read(self) -> dict[str, str]:
-        """Empty when there is no note."""
+        """The state; empty without a heartbeat file."""
         try:
             return dict(json.loads(self.path.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -73,7 +73,7 @@ class Heartbeat:
 
 @contextmanager
 def announced(table: Path) -> Iterator[Heartbeat]:
-    """Keep a note beside the Table that is written meanwhile. It is gone when all went well, else it says why not."""
+    """Keep a heartbeat file while the Table is written. It is removed on success, and holds the reason of a failure."""
     note = Heartbeat(table)
     note.say("starting")
     is_over = threading.Event()
@@ -101,7 +101,7 @@ def announced(table: Path) -> Iterator[Heartbeat]:
 
 
 class PartialTable:
-    """What there is so far of a Table. What is not there yet is waited for, while its writer lives."""
+    """The finished rows of a Table. Missing rows are waited for as long as the writer is alive."""
 
     def __init__(self, path: Path, patience_seconds: float | None = None) -> None:
         self.path = path
@@ -124,7 +124,7 @@ class PartialTable:
         return table
 
     def check_rows(self, are_right: bool) -> None:
-        """As many training rows as fitting met, since training counted on them."""
+        """Check that the Table has as many training rows as fitting counted, since training relied on them."""
         if not are_right:
             raise ArtifactError(
                 f"Table {self.path} has other training rows than the {self.plan.num_rows:,} that its features were "
@@ -132,7 +132,7 @@ class PartialTable:
             )
 
     def shards(self, is_over: threading.Event) -> Iterator[ShardFile]:
-        """Files of training rows, in their order, each when it is whole. `is_over` ends the waiting."""
+        """Complete shards of training rows, in order. `is_over` ends the waiting."""
         given: list[ShardFile] = []
         for number in itertools.count():
             found = self._wait(partial(self._find_part, number, "train"), is_over)
@@ -147,7 +147,7 @@ class PartialTable:
             yield from files[len(given) :]
 
     def held_out(self, split: str) -> Table:
-        """A Table of the eval or test rows alone, once they are there; of all rows, if they come with training rows."""
+        """A Table of the eval or test rows alone, as soon as they exist; of all rows, if they come together."""
         self._wait(lambda: self.is_finished() or self._num_held_out_parts() or None)
         records: list[dict[str, Any]] = []
         first = self._num_held_out_parts()
@@ -161,9 +161,9 @@ class PartialTable:
         return Table(self.path, {"shards": records, "columns": columns})
 
     def _num_held_out_parts(self) -> int:
-        """How many parts hold the rows held out, and no others; 0 while it is not known, or without such parts.
+        """The number of parts that hold only held-out rows; 0 while it is unknown, or without such parts.
 
-        They are written first, and have the numbers behind as many parts of training rows.
+        They are written first, and their numbers follow those of the parts of training rows.
         """
         try:
             return int(read_record(self.work / "held-out-parquet.buckets"))
@@ -174,7 +174,7 @@ class PartialTable:
         if self.is_finished():
             table = Table.open(self.path)
             return str(table.manifest["job"]), table.plan
-        if self._note().get("state") == "starting":  # what lies there may be of another job
+        if self._note().get("state") == "starting":  # what is there may belong to another job
             return None
         try:
             return self._job(), Plan.read(self.work / "plan")
@@ -183,7 +183,7 @@ class PartialTable:
         except ArtifactError:
             if (self.work / "plan" / "plan.json").exists():
                 raise
-            return None  # not there yet, or about to be published
+            return None  # not written yet, or about to be published
 
     def _find_table(self) -> Table | None:
         return Table.open(self.path) if self.is_finished() else None
@@ -206,7 +206,10 @@ class PartialTable:
             return None
 
     def _note(self) -> dict[str, str]:
-        """What the writer says. A note from before the work was opened is of an earlier one, and says nothing."""
+        """The writer's state.
+
+        A heartbeat file from before the work was opened belongs to an earlier writer and is ignored.
+        """
         said_at, opened_at = self.note.time(), _time_of(self.work / "job")
         is_old = said_at is not None and opened_at is not None and said_at < opened_at
         return {} if is_old else self.note.read()
@@ -221,7 +224,7 @@ class PartialTable:
         )
 
     def _wait(self, find: Callable[[], T | None], is_over: threading.Event | None = None) -> T:
-        """What `find` finds in the end. Looks seldom when it takes long."""
+        """Poll `find` until it returns something; less often as time passes."""
         is_over = is_over or threading.Event()
         pause, seen_at = _SHORTEST_PAUSE, time.monotonic()
         sign: tuple[Any, ...] = ()
@@ -234,7 +237,7 @@ class PartialTable:
         return found  # type: ignore[return-value]  # None only for those who said that it is over
 
     def _sign(self) -> tuple[Any, ...]:
-        """Something that changes as long as the writer lives."""
+        """A value that changes as long as the writer is alive."""
         done = self.work / "done"
         return self.note.time(), len(os.listdir(done)) if done.is_dir() else None, self.is_finished()
 
@@ -252,9 +255,9 @@ class PartialTable:
 
 
 class PartialTableBatches:
-    """Batches as `Batches` of the finished Table has them: the same rows, the same cursors.
+    """Batches with the same rows and cursors as `Batches` of the finished Table.
 
-    The first epoch is read while the Table grows. How many rows it will have is known from fitting.
+    The first epoch is read while the Table grows. Fitting has counted its rows.
     """
 
     def __init__(
@@ -274,7 +277,7 @@ class PartialTableBatches:
 
     @property
     def units(self) -> Sequence[object]:
-        """Those that are known so far."""
+        """The units known so far."""
         return self._finished().units if self.table.is_finished() else self._known.ends
 
     @property
@@ -282,7 +285,7 @@ class PartialTableBatches:
         return -(-self.num_rows // self.batch_size)
 
     def read(self, cursor: Cursor = Cursor()) -> Iterator[tuple[Batch, Cursor]]:  # noqa: B008, frozen
-        """One epoch from the cursor on: each batch with the cursor behind it."""
+        """Read one epoch from the cursor: each batch with the cursor after it."""
         if cursor.epoch or self.table.is_finished():
             return self._finished().read(cursor)
         return self._read_as_it_grows(cursor)
@@ -299,12 +302,12 @@ class PartialTableBatches:
         try:
             yield from batches_from(chunks, units, self.batch_size, epoch=0)
         finally:
-            is_over.set()  # or else the thread that reads ahead would wait for rows that nobody wants
+            is_over.set()  # otherwise the prefetching thread would wait for rows that nobody needs
 
     def _chunks(
         self, cursor: Cursor, units: UnitRows, is_over: threading.Event
     ) -> Iterator[tuple[Batch, int]]:
-        """Rows of each unit from the cursor on, with the number of rows up to its end."""
+        """Rows of each unit from the cursor, with the number of rows up to its end."""
         for shard in self.table.shards(is_over):
             for group, num_rows in enumerate(shard.group_rows()):
                 unit = len(units.ends)

@@ -1,6 +1,6 @@
-"""Where a row is, as one int64: the number of its file (of a log, or shard of a Table) and its offset in that file.
+"""The position of a row as one int64: its file (of a log, or shard of a Table) and its offset in that file.
 
-A position depends on the files alone, so whatever is decided by it (order, splits, samples, random draws) is the same
+A position depends on the files alone, so decisions based on it (order, splits, samples, random draws) are the same
 for any engine and partitioning. 44 bits hold offsets up to 16 TiB, more than a file has; 19 bits are left for files.
 """
 
@@ -32,7 +32,7 @@ def offset_of(positions: P) -> P:
 
 
 def is_among(positions: Array, chosen: Array) -> Array:
-    """Which positions are among the chosen ones, which are sorted."""
+    """Which positions are among the sorted `chosen` ones."""
     if not len(chosen):
         return np.zeros(len(positions), dtype=bool)
     nearest = np.minimum(np.searchsorted(chosen, positions), len(chosen) - 1)

@@ -1,4 +1,4 @@
-"""Reading ahead: the next items of an iterator are made on another thread while the last one is used."""
+"""Prefetching: a thread computes the next items of an iterator while the current one is used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def prefetch(items: Iterable[T], depth: int = 2) -> Iterator[T]:
-    """The same items in the same order, at most `depth` of them waiting. Errors arrive where they belong."""
+    """The same items in the same order, at most `depth` of them waiting. Errors are raised at their item."""
     waiting: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
     stopped = threading.Event()
 
@@ -29,7 +29,7 @@ def prefetch(items: Iterable[T], depth: int = 2) -> Iterator[T]:
                 if stopped.is_set():
                     return
             put(None, StopIteration())
-        except BaseException as error:  # handed over to the thread that asks for the items
+        except BaseException as error:  # raised in the thread that consumes the items
             put(None, error)
 
     thread = threading.Thread(target=fill, name="read-ahead", daemon=True)

@@ -1,4 +1,4 @@
-"""Where global batches lie in units of rows, and which rows of them each rank has. Arithmetic, without any row."""
+"""The schedule of global batches over units of rows, and of each rank's slices. Pure arithmetic on row counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recmill.errors import ArtifactError
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far the reading is: the next row to come. Part of every checkpoint."""
+    """Reading progress: the next row to read. Part of every checkpoint."""
 
     epoch: int = 0
     unit: int = 0
@@ -20,7 +20,7 @@ class Cursor:
 
 
 class UnitRows:
-    """How many rows the units of an epoch have, in the order in which they are read: cursors to rows and back.
+    """Row counts of the units of an epoch, in reading order: converts cursors to rows and back.
 
     While a Table grows, the `total` is known before all units are.
     """
@@ -30,7 +30,7 @@ class UnitRows:
         self._total = total
 
     def add(self, num_rows: int) -> None:
-        """One more unit."""
+        """Append a unit."""
         self.ends.append(self.begin(len(self.ends)) + num_rows)
 
     @property
@@ -38,11 +38,11 @@ class UnitRows:
         return self._total if self._total is not None else self.begin(len(self.ends))
 
     def begin(self, unit: int) -> int:
-        """How many rows come before a unit."""
+        """Number of rows before a unit."""
         return self.ends[unit - 1] if unit else 0
 
     def row_of(self, cursor: Cursor) -> int:
-        """How many rows come before the cursor, which must be inside a unit."""
+        """Number of rows before the cursor, which must be inside a unit."""
         if cursor.unit >= len(self.ends) or self.begin(cursor.unit) + cursor.row >= self.ends[cursor.unit]:
             raise ArtifactError(
                 f"The run stopped at row {cursor.row:,} of unit {cursor.unit:,}, which its rows do not have now "
@@ -51,7 +51,7 @@ class UnitRows:
         return self.begin(cursor.unit) + cursor.row
 
     def cursor(self, epoch: int, row: int) -> Cursor:
-        """The cursor at a row, written in one way only: never as the end of a unit."""
+        """The cursor at a row, in canonical form: never at the end of a unit."""
         if row == self.total:
             return Cursor(epoch + 1)
         unit = bisect.bisect_right(self.ends, row)
@@ -59,7 +59,7 @@ class UnitRows:
 
 
 class BatchSchedule:
-    """Where the global batches of what is left of an epoch lie in its units. Numbers of rows are all it needs."""
+    """The schedule of global batches over the rest of an epoch's units. It needs only row counts."""
 
     def __init__(self, unit_rows: Sequence[int], batch_size: int, cursor: Cursor) -> None:
         self.batch_size = batch_size
@@ -83,7 +83,7 @@ class BatchSchedule:
         return self.units.cursor(self.epoch, self.start + batch * self.batch_size + self.size(batch))
 
     def parts(self, unit: int) -> list[UnitSlice]:
-        """A unit's rows that are still to come, batch by batch."""
+        """The remaining rows of a unit, batch by batch."""
         first, end = self.units.begin(unit), self.units.ends[unit]
         row = max(self.start, first)
         slices = []
@@ -97,7 +97,7 @@ class BatchSchedule:
 
 @dataclass(frozen=True)
 class UnitSlice:
-    """Rows of one unit that belong to one global batch: where they begin in the batch and in the unit."""
+    """Rows of one unit in one global batch: their offsets in the batch and in the unit."""
 
     batch: int
     offset: int
@@ -105,13 +105,13 @@ class UnitSlice:
     rows: int
 
     def of_rank(self, cuts: Sequence[int], rank: int) -> tuple[int, int]:
-        """Rows of the unit that a rank has, when `cuts` are the offsets in the batch at which the ranks' rows begin."""
+        """The rows of the unit that a rank takes; `cuts` are the offsets of the ranks' slices in the batch."""
         begin = min(max(cuts[rank] - self.offset, 0), self.rows)
         end = min(max(cuts[rank + 1] - self.offset, 0), self.rows)
         return self.row + begin, self.row + end
 
 
 def cuts_of(shares: Sequence[float], size: int) -> list[int]:
-    """Offsets at which the rows of each rank begin, and the end: whole rows, as near to the shares as can be."""
+    """Offsets at which the ranks' slices begin, and the end: whole rows, as close to the given sizes as possible."""
     total, so_far = sum(shares), itertools.accumulate(shares, initial=0.0)
     return [round(size * part / total) for part in so_far]

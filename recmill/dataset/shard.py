@@ -1,4 +1,4 @@
-"""One Parquet file of a Table. Bytes are compared with their checksums before any row of them is used."""
+"""One Parquet file of a Table. Its bytes are verified against checksums before any row is used."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from recmill.errors import ArtifactError, is_out_of_memory
 from recmill.features.kernels import RowDigest, checksum
 from recmill.storage.view import available, streamed_size, tail
 
-_MOST_FOOTERS = 64 << 10  # are not longer
-_TAIL_BYTES = 8  # of Parquet: the length of the footer, and PAR1
+_MOST_FOOTERS = 64 << 10  # bytes; footers are not longer
+_TAIL_BYTES = 8  # bytes at the end of a Parquet file: the length of the footer, and PAR1
 _FOOTERS_AT_ONCE = 8
 _WHOLE, _FOOTER = -1, -2
-# What this process has compared already: the file as it was then, and the part of it.
+# Verified by this process: the file as it was then, and the range of bytes.
 _verified: set[tuple[tuple[int, ...], int]] = set()
 
 
 @dataclass(frozen=True)
 class ShardFile:
-    """A shard and its record in the manifest. All that is read of it is verified, once per process and file."""
+    """A shard and its record in the manifest. Everything that is read is verified, once per process and file."""
 
     table: Path
     file: str
@@ -38,7 +38,7 @@ class ShardFile:
     digest: str
     checksums: tuple[
         str, ...
-    ] = ()  # of the footer, then of each row group; none in Tables of earlier versions
+    ] = ()  # checksums of the footer, then of each row group; none in Tables of earlier versions
 
     @classmethod
     def of(cls, table: Path, record: Mapping[str, Any]) -> ShardFile:
@@ -53,7 +53,7 @@ class ShardFile:
 
     @property
     def path(self) -> Path:
-        """Where it is; a shard of a URL is fetched if need be."""
+        """The local path; a shard of a URL is fetched if necessary."""
         return available(self.table, self.file)
 
     @property
@@ -62,7 +62,7 @@ class ShardFile:
         return streamed_size(self.table, self.file) is not None
 
     def check_recorded_size(self) -> None:
-        """Compare its size with its record, before anything of it is read."""
+        """Compare the file's size with the recorded one, before anything is read."""
         expected = streamed_size(self.table, self.file)
         if expected is None:
             self.check_size()
@@ -77,14 +77,14 @@ class ShardFile:
             raise self.damaged(f"{found}, its record says {self.num_bytes:,}")
 
     def metadata(self) -> pq.FileMetaData:
-        """The footer, once it is verified. Of a shard that is not fetched yet, nothing else is."""
+        """The verified footer. For a shard that is not fetched yet, nothing else is read."""
         if self.checksums and (footer := self._distant_footer()) is not None:
             return pq.read_metadata(pa.BufferReader(footer))
         with self._open() as file:
             return file.metadata
 
     def _distant_footer(self) -> bytes | None:
-        """The footer of a shard that is not fetched yet, verified."""
+        """The verified footer of a shard that is not fetched yet."""
         footer = tail(self.table, self.file, _MOST_FOOTERS)
         if footer is None:
             return None
@@ -101,7 +101,7 @@ class ShardFile:
         return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 
     def read(self, group: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """Rows of one row group. A column that is not there is an error."""
+        """Rows of one row group. A missing column is an error."""
         with self._open() as file:
             self._check_columns(file.schema_arrow.names, columns)
             self._verify_group(file.metadata, group)
@@ -118,7 +118,7 @@ class ShardFile:
             yield self.read(group, columns)
 
     def verify(self) -> None:
-        """Compare every byte with its record."""
+        """Verify every byte."""
         with self._open() as file:
             for group in range(file.metadata.num_row_groups):
                 self._verify_group(file.metadata, group)
@@ -183,13 +183,13 @@ class ShardFile:
 
 
 def group_rows_of(shards: Sequence[ShardFile]) -> list[list[int]]:
-    """The numbers of rows of all row groups, shard by shard; footers of a URL are read side by side."""
+    """Row counts of all row groups, shard by shard; footers of a URL are read concurrently."""
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
         return list(threads.map(ShardFile.group_rows, shards))
 
 
 def fetched_ahead(shards: Sequence[ShardFile], depth: int = 2) -> Iterator[ShardFile]:
-    """The same shards in order; those of a URL are fetched while the one before is read."""
+    """The same shards in order; those of a URL are prefetched while the previous one is read."""
 
     def fetched() -> Iterator[ShardFile]:
         for shard in shards:
@@ -200,7 +200,7 @@ def fetched_ahead(shards: Sequence[ShardFile], depth: int = 2) -> Iterator[Shard
 
 
 def checksums_of(path: Path) -> tuple[str, ...]:
-    """Of the footer and of each row group of a Parquet file: all of its bytes."""
+    """Checksums of the footer and of each row group of a Parquet file, which cover all of its bytes."""
     metadata = pq.read_metadata(path)
     spans = [_span(metadata, group) for group in range(metadata.num_row_groups)]
     footer = _footer_start(path), path.stat().st_size
@@ -208,7 +208,7 @@ def checksums_of(path: Path) -> tuple[str, ...]:
 
 
 def _span(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
-    """The bytes of a row group, with what is between it and the one before."""
+    """The byte range of a row group, with the bytes between it and the previous one."""
     return _end_of(metadata, group - 1) if group else 0, _end_of(metadata, group)
 
 
@@ -222,7 +222,7 @@ def _end_of(metadata: pq.FileMetaData, group: int) -> int:
 
 
 def _footer_start(path: Path) -> int:
-    """Where the footer begins, as the end of the file says."""
+    """The offset of the footer, from the end of the file."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         file.seek(max(0, size - _TAIL_BYTES))

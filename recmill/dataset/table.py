@@ -31,7 +31,7 @@ class Table(PlanArtifact):
 
     @classmethod
     def open(cls, path: str | Path) -> Table:
-        """Open a published Table and check that its shards are there and have the right size.
+        """Open a published Table and check that its shards exist and have the right size.
 
         Shards of a URL, such as s3://bucket/table, are fetched when they are read.
         """
@@ -53,7 +53,7 @@ class Table(PlanArtifact):
         return [shard.path for shard in self.files(split)]
 
     def files(self, split: str | None = None) -> list[ShardFile]:
-        """The shards of a split, or of all, whose rows are verified as they are read."""
+        """The shards of a split, or all, whose rows are verified as they are read."""
         return [
             ShardFile.of(self.path, shard)
             for shard in self.manifest["shards"]
@@ -79,11 +79,11 @@ class Table(PlanArtifact):
         return self.scan(split).collect()
 
     def to_arrow(self, split: str = "train") -> pa.Table:
-        """The same as a pyarrow Table."""
+        """The split's rows as a pyarrow Table."""
         return self.to_polars(split).to_arrow()
 
     def to_pandas(self, split: str = "train") -> Any:
-        """The same as a pandas DataFrame."""
+        """The split's rows as a pandas DataFrame."""
         return self.to_arrow(split).to_pandas()
 
     def summary(self) -> dict[str, str]:
@@ -92,13 +92,13 @@ class Table(PlanArtifact):
         return {"recipe": str(self.manifest["recipe"]["name"]), **counts, "digest": self.digest}
 
     def verify(self) -> None:
-        """Compare every shard with its record."""
+        """Verify every shard."""
         for shard in fetched_ahead(self.files()):
             shard.verify()
 
 
 def table_digest(shards: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> str:
-    """Digest of all rows with their splits, whatever their order, shards, engine or partitioning."""
+    """Digest of all rows with their splits, independent of order, shards, engine and partitioning."""
     sums: dict[str, RowDigest] = {}
     for shard in shards:
         sums[shard["split"]] = sums.get(shard["split"], RowDigest()) + RowDigest.read(shard)

@@ -1,4 +1,4 @@
-"""The items of a batch whose rows are spread over workers: a softmax over the batch chooses from all of them."""
+"""Items of a batch whose rows are spread over workers: an in-batch softmax chooses from the items of all workers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from recmill.learner.batch_items import BatchItems
 
 @dataclass(frozen=True)
 class SharedBatchItems(BatchItems):
-    """The items of all workers' rows. The first worker that has an item takes it through the item tower."""
+    """The items of all workers' rows. An item goes through the item tower of the first worker that has it."""
 
     workers: Workers
-    by_worker: Array  # indices of the items, sorted by the worker whose tower they go through
+    by_worker: Array  # indices of the items, sorted by the worker whose tower computes them
     num_by_worker: Array
 
     @classmethod
     def of_all(cls, workers: Workers, item_keys: Array) -> SharedBatchItems:
-        """All workers call this, each with the item keys of its rows."""
+        """Combine the items of all workers. A collective: each worker passes the item keys of its rows."""
         own = BatchItems.of(item_keys)
         pairs = np.stack([own.keys, own.counts], axis=1).astype(np.int64)
         pairs, sizes = workers.steps.all_gather_rows(pairs)

@@ -1,4 +1,4 @@
-"""Exchanges between all workers over gloo: rows and weights are NumPy arrays in main memory."""
+"""Collectives between all workers over gloo: rows and weights are NumPy arrays in main memory."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from recmill.dataset.batch import Array
 
 T = TypeVar("T")
 
-_CHUNK_FLOATS = 4 << 20  # a larger sum goes in several chunks, which travel side by side
+_CHUNK_FLOATS = 4 << 20  # a larger sum is split into chunks that are reduced concurrently
 
 
 class Members(Protocol):
-    """The workers that a group connects, as one of them sees them."""
+    """The workers of a group, from the point of view of one of them."""
 
     rank: int
     size: int
 
     def noticing_loss(self) -> AbstractContextManager[None]:
-        """Turn an error of the connection into one that names the worker that is gone."""
+        """Convert a connection error into one that names the lost worker."""
 
 
 class GlooGroup:
-    """A process group that one thread uses, so that collectives have the same order on all workers."""
+    """A process group for one thread, so that collectives have the same order on all workers."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group: dist.ProcessGroup | None = group
-        self.members: Members  # set by Workers, which are made of their groups
+        self.members: Members  # set by Workers, which is made of its groups
         self.sent_bytes = 0
         self.seconds_waiting = 0.0
 
@@ -51,7 +51,7 @@ class GlooGroup:
         return PendingTransfer(self, [work], out, rows)
 
     def all_reduce(self, values: Array) -> PendingTransfer:
-        """Sum the values of all workers, in place. Each chunk is summed at one worker: all get the same bits."""
+        """Sum the values of all workers in place. Each chunk is summed at one worker, so that all get the same bits."""
         size = self.members.size
         self.sent_bytes += 2 * (size - 1) * values.nbytes // size
         chunks = [values[first : first + _CHUNK_FLOATS] for first in range(0, len(values), _CHUNK_FLOATS)]
@@ -62,14 +62,14 @@ class GlooGroup:
         return PendingTransfer(self, works, values, values)
 
     def all_gather(self, value: T) -> list[T]:
-        """The values of all workers, in their order. They are pickled: for small ones, now and then."""
+        """The values of all workers, in order of rank. They are pickled: for small values, now and then."""
         values: list[Any] = [None] * self.members.size
         with self.members.noticing_loss():
             dist.all_gather_object(values, value, group=self.group)
         return values
 
     def all_gather_rows(self, rows: Array) -> tuple[Array, Array]:
-        """The rows of all workers, in their order, and how many each has."""
+        """The rows of all workers, in order of rank, and how many each has."""
         size = self.members.size
         ones = np.ones(size, np.int64)
         sizes = self.all_to_all(np.full(size, len(rows), np.int64), ones, ones).wait()
@@ -77,7 +77,7 @@ class GlooGroup:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time spent inside is time that this worker waited for others."""
+        """Count the time of a block as waiting for other workers."""
         began = time.perf_counter()
         yield
         self.seconds_waiting += time.perf_counter() - began
@@ -85,12 +85,12 @@ class GlooGroup:
     def close(self) -> None:
         if self.group is not None:
             group, self.group = self.group, None
-            with suppress(Exception):  # it may be gone already
+            with suppress(Exception):  # the peer may be gone already
                 dist.destroy_process_group(group)
 
 
 class PendingTransfer:
-    """A collective under way, with the arrays that it is read from and written to: they must outlive it."""
+    """A collective in progress, with the arrays that it reads and writes: they must outlive it."""
 
     def __init__(self, group: GlooGroup, works: Sequence[Any], out: Array, source: Array) -> None:
         self.group, self.works, self.out, self.source = group, works, out, source

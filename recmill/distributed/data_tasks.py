@@ -15,17 +15,17 @@ from recmill.errors import RecmillError
 
 P = TypeVar("P")
 T = TypeVar("T")
-PREFETCHED = 2  # parts that are done and wait, beside those under way
-_RETRIES = 10  # of a task whose process or node died
-_MAX_OPENED = 2  # splits of one run share a source; a process outlives a run
+PREFETCHED = 2  # results that are ready and wait, besides those in progress
+_RETRIES = 10  # retries of a task whose process or node died
+_MAX_OPENED = 2  # the splits of a run share a source; a process outlives a run
 
 
 @dataclass(frozen=True)
 class DataWorkers:
-    """How many tasks read at once, and the custom resource of the nodes that they run on (any node without one).
+    """How many tasks read at once, and the custom resource of their nodes (any node without one).
 
-    A task has a CPU of its own. When none has come free for `patience_seconds`, since the workers that train have them
-    all, tasks run beside whatever else runs there: slowly, but training does not wait for ever.
+    A task reserves one CPU. If no CPU becomes free within `patience_seconds`, because training workers hold them all,
+    tasks run without a reservation: slowly, but training does not wait for ever.
     """
 
     number: int
@@ -42,16 +42,16 @@ class DataWorkers:
 
 
 def node_affinity_resource(resource: str | None) -> dict[str, float]:
-    """A custom resource selects the nodes; how many tasks run there at once follows from CPUs."""
+    """A Ray custom resource that selects the nodes; CPUs limit how many tasks run there at once."""
     return {resource: 0.001} if resource else {}
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """A large value that every process needs: put into the object store, unpacked once for each process."""
+    """A large value that every process needs: put into the object store, unpacked once per process."""
 
     key: str
-    refs: tuple[ray.ObjectRef[Any], ...]  # inside a tuple, Ray does not unpack it for each task anew
+    refs: tuple[ray.ObjectRef[Any], ...]  # inside a tuple, Ray does not unpack it for each task
 
     @classmethod
     def of(cls, value: Any) -> Broadcast:
@@ -70,7 +70,7 @@ _opened: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class Slice:
-    """One rank's rows of a unit, and how many of them belong to each global batch that the unit is part of."""
+    """One rank's rows of a unit, and how many of them belong to each global batch of the unit."""
 
     rows: Batch
     counts: tuple[int, ...]
@@ -100,7 +100,7 @@ _call_task = ray.remote(_call)
 
 
 def get(ref: Any, timeout: float | None = None) -> Any:
-    """`ray.get`, but errors of our own come as they were raised, not wrapped into the task that raised them."""
+    """`ray.get` that raises our own errors as they were raised, not wrapped by the task."""
     try:
         return ray.get(ref, timeout=timeout)
     except RayTaskError as error:
@@ -110,7 +110,7 @@ def get(ref: Any, timeout: float | None = None) -> Any:
 
 
 class OnTasks:
-    """Calls a function for every part in Ray tasks; results in the order of parts, some of them prefetched."""
+    """Calls a function for every unit in Ray tasks; results come in order, some of them prefetched."""
 
     def __init__(self, workers: DataWorkers) -> None:
         self.workers = workers

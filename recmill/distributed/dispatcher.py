@@ -1,8 +1,8 @@
-"""The dispatcher: an actor that hands one unit (a row group of a Table, a range of a log) to each data task.
+"""The dispatcher: an actor that assigns units (row groups of a Table, ranges of a log) to data tasks.
 
-The task returns one slice for each rank, so that a rank fetches the rows that it trains on and no others. No more than
-so many units are under way or wait to be fetched, so that a slow trainer holds back the tasks and the object store
-stays small.
+A task returns one slice for each rank, so that a rank fetches only the rows that it trains on. The number of units in
+progress or waiting to be fetched is limited, so that a slow trainer holds back the tasks and the object store stays
+small.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL_SECONDS = 0.2
 
 
 class Units(Protocol):
-    """What `Batches` and `LogBatches` have in common: rows in units, in an order that each epoch may change."""
+    """The interface of `Batches` and `LogBatches`: rows in units, in an order that may differ in each epoch."""
 
     @property
     def units(self) -> Sequence[Any]: ...
@@ -37,7 +37,7 @@ class Units(Protocol):
 
 @dataclass
 class _UnitTask:
-    """A unit that was given to a task: rows of each rank, batch by batch, and where they will be."""
+    """A unit that was assigned to a task: rows of each rank, batch by batch, and references to the results."""
 
     spans: list[list[tuple[int, int]]]
     slices: list[ray.ObjectRef[Slice]]
@@ -45,19 +45,19 @@ class _UnitTask:
 
 @dataclass
 class _EpochPass:
-    """One pass over what is left of an epoch: which units have a task, and how far each rank is."""
+    """One pass over the rest of an epoch: which units have a task, and how far each rank is."""
 
     split: str
     schedule: BatchSchedule
     order: list[int]
     reached: list[int]  # the unit that each rank requested last
-    next_unit: int  # the first one without a task
+    next_unit: int  # the first unit without a task
     tasks: dict[int, _UnitTask] = field(default_factory=dict)
     cuts: dict[int, list[int]] = field(default_factory=dict)  # of batches whose rows are in several units
 
 
 class Dispatcher:
-    """Gives units to tasks and their slices to ranks. An actor; methods may be called by all ranks at once."""
+    """Assigns units to tasks and their slices to ranks. An actor; all ranks may call its methods at once."""
 
     def __init__(self, splits: Mapping[str, Units], world: int, workers: DataWorkers) -> None:
         self.splits = splits
@@ -68,7 +68,7 @@ class Dispatcher:
         self.left: dict[tuple[str, int], int] = {}  # the last pass that each rank has left
         self.slice_sizes: Sequence[float] = [1.0] * world
         self.running: dict[ray.ObjectRef[Any], None] = {}
-        self.last_end = time.monotonic()  # of a task
+        self.last_end = time.monotonic()  # when a task last finished
         self.waits_for_cpus = True
         self.changed = threading.Condition()
         self.failure: BaseException | None = None
@@ -77,10 +77,12 @@ class Dispatcher:
     def slice_of(
         self, split: str, number: int, cursor: Cursor, unit: int, rank: int, sizes: Sequence[float] | None
     ) -> list[ray.ObjectRef[Slice]]:
-        """Where a rank's rows of a unit are, or will be; waits until it has a task. The rank is done with earlier ones.
+        """The reference to a rank's rows of a unit; waits until the unit has a task.
 
-        `number` counts the passes over a split. A rank that has left this one gets nothing. `sizes` are those of the
-        ranks' slices from now on.
+        The rank is done with earlier units.
+
+        `number` counts the passes over a split. A rank that has left this pass gets None. `sizes` are the sizes of
+        the ranks' slices from now on.
         """
         with self.changed:
             if self._has_left(split, number, rank):
@@ -99,12 +101,12 @@ class Dispatcher:
             return [pass_.tasks[unit].slices[rank]] if unit in pass_.tasks else []
 
     def schedule(self, split: str, number: int, cursor: Cursor) -> BatchSchedule:
-        """Where the batches of a pass lie."""
+        """The batch schedule of a pass."""
         with self.changed:
             return self._pass(split, number, cursor).schedule
 
     def leave(self, split: str, number: int, rank: int) -> None:
-        """A rank is done with a pass, at its end or before, and with those before it."""
+        """Record that a rank is done with a pass, at its end or before, and with earlier passes."""
         with self.changed:
             self.left[split, rank] = max(number, self.left.get((split, rank), -1))
             for (of_split, index), pass_ in list(self.passes.items()):
@@ -118,7 +120,7 @@ class Dispatcher:
         return number <= self.left.get((split, rank), -1)
 
     def under_way(self) -> int:
-        """Units that have a task and are not yet used by all ranks."""
+        """Units that have a task and that some rank still needs."""
         with self.changed:
             return sum(len(pass_.tasks) for pass_ in self.passes.values())
 
@@ -132,7 +134,7 @@ class Dispatcher:
         return self.passes[split, number]
 
     def _run(self) -> None:
-        """Keep tasks under way, as many as are allowed. What goes wrong is raised by the next call of each rank."""
+        """Keep as many tasks in progress as allowed. An error is raised by the next call of each rank."""
         try:
             while True:
                 self._dispatch()
@@ -142,7 +144,7 @@ class Dispatcher:
                 self.changed.notify_all()
 
     def _dispatch(self) -> None:
-        """Start the tasks that there is room for, then wait until something changes."""
+        """Start tasks up to the limit, then wait until something changes."""
         with self.changed:
             self._start_tasks()
             running = list(self.running)
@@ -178,7 +180,7 @@ class Dispatcher:
         return slices
 
     def _restart_without_cpus(self) -> None:
-        """No task has ended for long: those under way, and all after them, do without a CPU of their own."""
+        """Restart tasks without a CPU reservation when none has finished for long, and start later ones without it."""
         self.waits_for_cpus = False
         for pass_ in self.passes.values():
             for unit, task in pass_.tasks.items():
@@ -192,7 +194,7 @@ class Dispatcher:
         return pass_.next_unit < pass_.schedule.num_units and num_waiting < self.workers.number + PREFETCHED
 
     def _spans(self, pass_: _EpochPass, rank: int) -> list[tuple[int, int]]:
-        """Rows of the next unit that a rank has, batch by batch. A batch is cut once, however many units it spans."""
+        """A rank's rows of the next unit, batch by batch. A batch is cut once, however many units it spans."""
         parts = pass_.schedule.parts(pass_.next_unit)
         for batch in [batch for batch in pass_.cuts if batch < parts[0].batch]:
             del pass_.cuts[batch]

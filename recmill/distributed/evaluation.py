@@ -1,4 +1,4 @@
-"""Evaluation by several workers: each measures a slice of the rows, and sums are added up."""
+"""Evaluation by several workers: each measures a slice of the rows, and the sums are added."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def evaluate_ranker(ranker: Ranker, batches: Iterable[tuple[Batch, Cursor]], wor
 
 
 def evaluate_retriever(retriever: Retriever, table: Table, workers: Workers) -> RankingSums:
-    """Of the eval rows. Every worker must take part in every lookup, so each has a slice of every chunk of queries."""
+    """Metrics of the eval rows. Lookups are collective, so each worker takes a slice of every chunk of queries."""
     if workers.size == 1:
         return retriever.evaluate(table)
     sizes = SliceSizes(workers.size)

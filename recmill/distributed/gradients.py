@@ -1,7 +1,7 @@
-"""Place two of parallel training: gradients of all workers are added up before any weight changes.
+"""Gradient reduction in parallel training: gradients of all workers are summed before any weight changes.
 
-All that must be added up travels in one message: loss, norm, flags, gradients of replicated tables and of dense
-weights. Gradients of sharded rows travel to the workers that hold the rows meanwhile.
+One message carries everything that must be summed: loss, norm, flags, gradients of replicated tables and of dense
+weights. Meanwhile, gradients of sharded rows travel to the workers that own the rows.
 
 Shapes: U updates, W workers.
 """
@@ -22,7 +22,7 @@ from recmill.learner.gradients import ReducedStep, RowGradients, StepGradients
 
 
 def reduce_over_workers(workers: Workers, step: StepGradients) -> ReducedStep:
-    """Sum the gradients of all workers. Those of sharded rows arrive when their update is applied."""
+    """Sum the gradients of all workers. Gradients of sharded rows arrive when their update is applied."""
     updates = [_begin_update(rows) for rows in step.rows]
     parts = [
         np.array([step.loss, step.norm]),
@@ -31,7 +31,7 @@ def reduce_over_workers(workers: Workers, step: StepGradients) -> ReducedStep:
         *(update.replicated_grads for update in updates),
         *(_flat_grad(weight) for weight in step.weights),
     ]
-    with np.errstate(over="ignore"):  # too large becomes infinite, which is an error on all workers
+    with np.errstate(over="ignore"):  # an overflow becomes infinite, which is an error on all workers
         bucket = np.concatenate(parts, dtype=np.float32, casting="same_kind")
     sum_under_way = workers.steps.all_reduce(bucket)
     for update in updates:
@@ -56,7 +56,7 @@ def _begin_update(rows: RowGradients) -> ShardedUpdate:
 
 
 def _scales(workers: Workers, updates: Sequence[ShardedUpdate]) -> Array:
-    """Of each update, in this worker's column: summed, they are those of all workers."""
+    """The scales of all updates in this worker's column; the sum over workers has those of all."""
     scales_UW = np.zeros((len(updates), workers.size), np.float32)
     scales_UW[:, workers.rank] = [update.scale for update in updates]
     return scales_UW

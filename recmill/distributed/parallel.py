@@ -1,11 +1,11 @@
-"""Make a learner of one process train with others. Nothing in `recmill.learner` depends on workers.
+"""Make a single-process learner train with others. Nothing in `recmill.learner` depends on workers.
 
-A step meets other workers in three places, and `distribute` puts them there:
+A step needs other workers in three places, and `distribute` installs them:
 
 1. Reads. Collections become sharded ones, whose lookups read rows of other workers. A retriever's `find_items` gives
    the items of all workers' rows.
 2. Gradients. `reduce_gradients` sums those of all workers before any weight changes.
-3. Evictions by capacity, which compares the keys of all workers.
+3. Evictions by capacity, which compare the keys of all workers.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _KEYS_OF_A_LIST = 8  # a guess, where placement is planned
 
 
 def distribute(learner: Learner, workers: Workers, wire: str = "float32") -> None:
-    """Make a new learner one of several: it holds its part of the tables, and learns from all workers' rows."""
+    """Turn a new learner into one of several: it owns a shard of the tables, and learns from all workers' rows."""
     if workers.size == 1:
         return
     if wire not in WIRES:
-        raise RecmillError(f'Rows cannot travel as "{wire}"; known: {", ".join(WIRES)}.')
+        raise RecmillError(f'Rows cannot be sent as "{wire}"; known: {", ".join(WIRES)}.')
     is_sharded = {
         table.name: table.placement == "sharded" for table in placement_of(learner, workers.size, wire)
     }
@@ -81,9 +81,9 @@ def _sharded(collection: EmbeddingCollection) -> ShardedCollection:
 
 
 def evict_by_capacity(workers: Workers, table: EmbeddingTable, max_keys: int) -> int:
-    """Evict the keys that one process would; how many of them were this worker's.
+    """Evict the keys that a single process would evict; returns how many of them were this worker's.
 
-    Each worker names its least frequent keys, as many as must go in all: those that go are among them.
+    Each worker proposes its least frequent keys, as many as must be evicted in total: the union covers the result.
     """
     surplus = sum(workers.steps.all_gather(table.statistics().keys)) - max_keys
     if surplus <= 0:
@@ -94,7 +94,7 @@ def evict_by_capacity(workers: Workers, table: EmbeddingTable, max_keys: int) ->
 
 
 def _same_weights(learner: Learner, workers: Workers) -> None:
-    """All begin with worker 0's dense weights, whatever machine made them; dropout differs from worker to worker."""
+    """Start from worker 0's dense weights on every machine; dropout differs between workers."""
     for weight in learner.parameters:
         values = weight.detach().numpy().reshape(-1)
         if not workers.is_first:
@@ -104,13 +104,13 @@ def _same_weights(learner: Learner, workers: Workers) -> None:
 
 
 def scatter_randomness(learner: Learner, workers: Workers) -> None:
-    """Give every worker but the first random numbers of its own."""
+    """Give each worker but the first its own random numbers."""
     if not workers.is_first:
         torch.manual_seed(learner.train_spec.seed + 1_000_003 * workers.rank + learner.steps)
 
 
 def placement_of(learner: Learner, num_workers: int, wire: str = "float32") -> list[TablePlacement]:
-    """Where the tables of a learner go, and what that costs."""
+    """The placement of a learner's tables, and its costs."""
     keys_per_row: dict[str, float] = dict.fromkeys(learner.tables, 0.0)
     for name, collection in learner.collections.items():
         for feature in collection.features:
@@ -121,7 +121,7 @@ def placement_of(learner: Learner, num_workers: int, wire: str = "float32") -> l
 
 
 def explain(learner: Learner, num_workers: int, wire: str = "float32") -> list[str]:
-    """The placement of a learner's tables as lines of text."""
+    """The placement of a learner's tables, as lines of text."""
     num_weights = sum(weight.numel() for weight in learner.parameters)
     tables = placement_of(learner, num_workers, wire)
     return explain_tables(tables, num_workers, learner.batch_size, num_weights)

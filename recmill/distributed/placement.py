@@ -1,4 +1,4 @@
-"""Where tables go when several workers train: sharded over them by key, or small ones as a replica on each."""
+"""Placement of tables over several training workers: sharded by key, or small ones replicated on each."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Placement = Literal["sharded", "replicated"]
 
 WIRE_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 _REQUEST_BYTES = 12  # a key and its count
-_HEADER_BYTES = 20  # of a record
-_MAX_REPLICA_BYTES = 16 << 20  # of one table
+_HEADER_BYTES = 20  # bytes of a record
+_MAX_REPLICA_BYTES = 16 << 20  # bytes of one table
 
 
 @dataclass(frozen=True)
 class TablePlacement:
-    """Where a table goes, and what it costs one worker: bytes sent in a step, memory (None: grows with its keys)."""
+    """The placement of a table and its cost for one worker: bytes sent per step, memory (None: grows with its keys)."""
 
     name: str
     num_rows: int | None
     dim: int
     placement: Placement
     wire_bytes: float
-    wire_bytes_otherwise: float | None  # None: there is no other way
+    wire_bytes_otherwise: float | None  # None: there is no alternative
     memory_bytes: int | None
 
 
@@ -37,7 +37,7 @@ def plan_placement(
     num_workers: int,
     wire: str = "float32",
 ) -> list[TablePlacement]:
-    """The cheaper way for each table, by bytes on the wire. Keys are taken as drawn evenly, which is the worst case."""
+    """Choose the cheaper placement for each table, by bytes on the wire. Keys are assumed uniform, the worst case."""
     return [
         _place(name, spec, batch_size / num_workers * keys_per_row[name], num_workers, WIRE_BYTES[wire])
         for name, spec in specs.items()
@@ -59,7 +59,7 @@ def _place(name: str, spec: TableSpec, keys: float, num_workers: int, width: int
 
 
 def all_reduce_bytes(num_floats: int, num_workers: int) -> float:
-    """What one worker sends when all add up so many floats in a ring."""
+    """Bytes that one worker sends in a ring all_reduce of this many floats."""
     return 2 * (num_workers - 1) / num_workers * num_floats * 4
 
 
@@ -72,7 +72,7 @@ def _record_bytes(spec: TableSpec) -> int:
 def explain(
     placed: Sequence[TablePlacement], num_workers: int, batch_size: int, num_weights: int
 ) -> list[str]:
-    """The plan as lines of text."""
+    """The placement, as lines of text."""
     dense = all_reduce_bytes(num_weights, num_workers)
     total = dense + sum(table.wire_bytes for table in placed)
     lines = [

@@ -1,9 +1,9 @@
-"""Place one of parallel training: a collection whose keys are sharded over workers.
+"""Sharded reads in parallel training: a collection whose keys are sharded over workers.
 
-Each worker looks up what it holds, and gets from the others what it reads. A batch costs four exchanges, each for all
-tables at once: how many keys, the keys with their counts, rows, gradients. The first two do not depend on any row, so
-they can be prefetched. Small tables may be replicated instead: read locally, their gradients and counts travel with
-those of dense weights.
+Each worker looks up the keys that it owns and gets the rows it reads from the others. A batch costs four exchanges,
+each for all tables at once: numbers of keys, keys with counts, rows, gradients. The first two do not depend on any
+row, so they can be prefetched. Small tables may be replicated instead: they are read locally, and their gradients and
+counts travel with those of the dense weights.
 
 Shapes: B rows of the batch, U different keys of it, D embedding dim, W workers, T tables, C collections.
 """
@@ -30,17 +30,17 @@ WIRES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-_REQUEST = np.dtype([("key", np.int64), ("count", np.uint32)])  # 12 bytes for each different key
-_MAX_EXPONENT = 14  # of the largest gradient of a message in float16, whose own limit is 15
-_MAX_SCALE_EXPONENT = 64  # gradients that are smaller still count as 0
+_REQUEST = np.dtype([("key", np.int64), ("count", np.uint32)])  # 12 bytes for each distinct key
+_MAX_EXPONENT = 14  # exponent of the largest gradient in a float16 message; the format's own limit is 15
+_MAX_SCALE_EXPONENT = 64  # smaller gradients count as 0
 
 
 @dataclass(frozen=True)
 class KeyRequests:
-    """The different keys of a batch: what this worker reads from each other, and what each other reads from it."""
+    """The distinct keys of a batch: what this worker reads from each other one, and what each other reads from it."""
 
     native: _native.EmbeddingRequest
-    num_keys: Array  # that this worker reads, by the worker that holds them
+    num_keys: Array  # keys that this worker reads, by the worker that owns them
     their_sizes: Array  # keys that others read here, by worker and table
     theirs: Array  # these keys and their counts, in that order
 
@@ -60,13 +60,13 @@ class ArrivingRows:
 
 @dataclass(frozen=True)
 class ShardedLookup(BatchLookup):
-    """What a batch read; `lookups` are those of the keys that this worker holds."""
+    """The rows that a batch read; `lookups` are those of the keys that this worker owns."""
 
     requests: KeyRequests
 
 
 class ShardedCollection(EmbeddingCollection):
-    """Like a collection of one process, with the same answers. All workers call the same methods in the same order.
+    """A collection with the same results as in a single process. All workers call its methods in the same order.
 
     Tables with a shard hold this worker's keys; tables without one are replicas, and must have num_rows.
     """
@@ -154,14 +154,14 @@ class ShardedCollection(EmbeddingCollection):
     def begin_update(
         self, lookup: BatchLookup, grads: Array, sequence_grads: Mapping[str, Array] | None = None
     ) -> ShardedUpdate:
-        """Add up this worker's gradients by key. Nothing is sent yet, nothing changes."""
+        """Sum this worker's gradients by key. Nothing is sent or changed yet."""
         assert isinstance(lookup, ShardedLookup)
         sharded, replicas = self._split(self._gradient_segments(lookup, grads, sequence_grads or {}))
         sums_UD = _native.sum_gradients(lookup.requests.native, sharded, self.dim, self.num_threads)
         return ShardedUpdate(self, lookup, sums_UD, self._replica_sums(replicas))
 
     def _replica_sums(self, segments: Sequence[Segment]) -> Array:
-        """Gradients [R, D] and counts [R] of all rows of all replicas, most of them zeros; flat."""
+        """Gradients [R, D] and counts [R] of all rows of all replicas, flat; most are zeros."""
         num_rows = int(self._first_rows[-1])
         sums = np.zeros(num_rows * (self.dim + 1), np.float32)
         if not num_rows:
@@ -176,7 +176,7 @@ class ShardedCollection(EmbeddingCollection):
         return sums
 
     def update_replicas(self, sums: Array, learning_rate: float, step: int) -> None:
-        """One step by the sums of all workers; the same on each."""
+        """One step by the sums of all workers; the same on each worker."""
         num_rows = int(self._first_rows[-1])
         if not num_rows:
             return
@@ -198,7 +198,7 @@ class ShardedCollection(EmbeddingCollection):
         )
 
     def _split(self, segments: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
-        """Of the features that read shards, and of those that read replicas."""
+        """The features that read shards, and those that read replicas."""
         marked = list(zip(segments, self._is_replica, strict=True))
         return [part for part, is_replica in marked if not is_replica], [
             part for part, is_replica in marked if is_replica
@@ -290,7 +290,7 @@ def _slices(rows: Array, sizes: Array) -> list[Array]:
 
 
 class ShardedUpdate:
-    """A step of a collection's rows under way: `replicated_grads` and `scale` must be summed over all workers."""
+    """A step of a collection's rows in progress: `replicated_grads` and `scale` must be summed over all workers."""
 
     def __init__(
         self, collection: ShardedCollection, lookup: ShardedLookup, sums_UD: Array, replicated_grads: Array
@@ -301,7 +301,7 @@ class ShardedUpdate:
         self._arriving: PendingTransfer | None = None
 
     def send(self) -> None:
-        """Begin to send gradients to the workers that hold their keys."""
+        """Begin to send gradients to the workers that own their keys."""
         requests, wire = self.lookup.requests, self.collection.wire
         sums_UD = self._sums_UD if self.scale == 1.0 else self._sums_UD * np.float32(self.scale)
         self._arriving = self.collection.workers.steps.all_to_all(
@@ -309,7 +309,7 @@ class ShardedUpdate:
         )
 
     def apply(self, replicated_grads: Array, scales_W: Array, learning_rate: float, step: int) -> None:
-        """Train the rows of this worker by all workers' gradients, and the replicas by theirs."""
+        """Train this worker's rows with all workers' gradients, and the replicas with the sums."""
         assert self._arriving is not None
         collection, requests = self.collection, self.lookup.requests
         grads_UD = unpack(self._arriving.wait(), collection.wire, collection.dim)
@@ -322,14 +322,14 @@ class ShardedUpdate:
 
 
 def pack(rows: Array, wire: torch.dtype) -> Array:
-    """Rows as they travel: float32, or 16 bits of it."""
+    """Rows in the wire format: float32, or 16 bits."""
     if wire == torch.float32:
         return rows
     return np.asarray(torch.from_numpy(rows).to(wire).view(torch.int16).numpy())
 
 
 def unpack(rows: Array, wire: torch.dtype, dim: int) -> Array:
-    """The inverse of `pack`, as far as 16 bits go."""
+    """The inverse of `pack`, up to the precision of 16 bits."""
     rows = rows.reshape(-1, dim)
     if wire == torch.float32:
         return rows
@@ -337,7 +337,7 @@ def unpack(rows: Array, wire: torch.dtype, dim: int) -> Array:
 
 
 def _scale(sums_UD: Array) -> float:
-    """A power of two that brings the largest gradient near the largest float16: small ones stay above its smallest."""
+    """A power of two that brings the largest gradient close to the limit of float16, against underflow."""
     most = float(np.abs(sums_UD).max(initial=0.0))
     return (
         2.0 ** min(_MAX_EXPONENT - int(np.ceil(np.log2(most))), _MAX_SCALE_EXPONENT)

@@ -17,15 +17,15 @@ from recmill.learner.base import Learner
 
 
 class SliceSizes:
-    """How many rows of each batch every worker takes: equal slices at first, then by how fast each one is.
+    """Slice sizes: how many rows of each batch each worker takes. Equal at first, then by the workers' speeds.
 
     Every worker receives the same numbers and does the same arithmetic. Sizes change only when some worker would gain
-    much, and then half of the way, so that noise moves nothing.
+    much, and then half of the way, so that noise has no effect.
     """
 
     EVERY_STEPS = 16
-    MIN_GAIN = 0.15  # how far a slice must be from the one it ought to be
-    MIN_SLICE = 0.25  # of an equal slice: a worker that recovers must be measured
+    MIN_GAIN = 0.15  # how far a slice must be from its ideal size to change
+    MIN_SLICE = 0.25  # minimum, as a fraction of an equal slice: a worker that recovers must be measured
 
     def __init__(self, num_workers: int, balance: bool = True) -> None:
         self.balance = balance
@@ -33,25 +33,25 @@ class SliceSizes:
         self._seconds: list[Array] = []
 
     def cut(self, num_rows: int) -> list[int]:
-        """How many rows of a batch each worker has, the first ones worker 0."""
+        """Rows of a batch for each worker; worker 0 takes the first ones."""
         ends = [round(num_rows * end) for end in accumulate(self.fractions.tolist())]
         return [end - begin for begin, end in pairwise([0, *ends[:-1], num_rows])]
 
     def slice_rows(self, rows: slice, rank: int) -> slice:
-        """A worker's part of a range of rows."""
+        """A worker's slice of a range of rows."""
         sizes = self.cut(rows.stop - rows.start)
         begin = rows.start + sum(sizes[:rank])
         return slice(begin, begin + sizes[rank])
 
     def slice_batch(self, batch: Batch, rank: int) -> Batch:
-        """A worker's rows of a batch; what is a slice already stays as it is."""
+        """A worker's rows of a batch; a batch that is a slice already is returned as it is."""
         if batch.whole is not None:
             return batch
         rows = self.slice_rows(slice(0, batch.size), rank)
         return replace(between(batch, rows.start, rows.stop), whole=batch.size)
 
     def adapt(self, seconds_per_row: Array) -> None:
-        """Take in how long a row of the last step took each worker."""
+        """Update the sizes by how long each worker took for a row of the last step."""
         if not self.balance or not (seconds_per_row > 0).all():
             return
         self._seconds.append(seconds_per_row.astype(np.float64))
@@ -67,7 +67,7 @@ class SliceSizes:
 
 @runtime_checkable
 class SlicedSource(Protocol):
-    """A source of batches that gives each worker its slice, of the sizes that this function gives for a batch."""
+    """A source of batches that gives each worker its slice, of the sizes that `slice_sizes` gives for a batch."""
 
     slice_sizes: Callable[[int], Sequence[float]] | None
 
@@ -75,7 +75,7 @@ class SlicedSource(Protocol):
 def worker_batches(
     batches: Iterator[tuple[Batch, Cursor]], learner: Learner, workers: Workers, sizes: SliceSizes
 ) -> Generator[tuple[Batch, Cursor], None, None]:
-    """This worker's rows of each batch. Keys of the next one are prefetched while the one before trains.
+    """This worker's rows of each batch. Keys of the next batch are prefetched while the current one trains.
 
     One batch ahead and no more: when a run stops early, all workers have begun the same exchanges.
     """

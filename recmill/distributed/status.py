@@ -1,4 +1,4 @@
-"""The status of a run on other nodes: workers report to an actor, and the driver shows it."""
+"""The status of a run on other nodes: workers report to an actor, and the driver polls it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StageNews:
 
 @dataclass
 class News:
-    """What happened since the driver polled last."""
+    """What happened since the driver's last poll."""
 
     notes: list[str]
     warnings: list[str]
@@ -34,7 +34,7 @@ class News:
 
 
 class StatusActor:
-    """An actor on the driver's node to which workers report news, and the error that must end a run."""
+    """An actor on the driver's node to which workers report news and the error that ends a run."""
 
     def __init__(self) -> None:
         self._news = News([], [])
@@ -66,11 +66,11 @@ class StatusActor:
         return self._failure
 
 
-# in a worker
+# on a worker
 
 
 class StatusBars(Bars):
-    """Progress bars of a worker that are shown on the driver's terminal."""
+    """Progress bars of a worker, displayed on the driver's terminal."""
 
     def __init__(self, status_actor: Any) -> None:
         super().__init__(quiet=True)
@@ -99,11 +99,11 @@ class _StatusBar(ProgressBar):
         self.status_actor.progress.remote(StageNews(self.name, self.total, self.done, self.rows, self.note))
 
 
-# in the driver
+# on the driver
 
 
 class StatusDisplay:
-    """Shows what the first worker reports on the driver's terminal."""
+    """Displays what the first worker reports on the driver's terminal."""
 
     def __init__(self, bars: Bars, note: Callable[[str], None], warn: Callable[[str], None]) -> None:
         self.bars, self.note, self.warn = bars, note, warn

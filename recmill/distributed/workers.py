@@ -1,4 +1,4 @@
-"""The workers of a run: their connections, the flags that they send with each step, and which of them is gone."""
+"""The workers of a run: their connections, the control flags that travel with each step, and failure detection."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _ROLL_CALL_SECONDS = 3.0
 
 
 class WorkerLost(TrainingError):
-    """Another worker failed or is gone."""
+    """Another worker failed or disappeared."""
 
 
 class Workers:
-    """All workers of a run, as one of them sees them. Worker 0 is the one that prints, tracks and publishes.
+    """All workers of a run, from the point of view of one. Worker 0 prints, tracks and publishes.
 
-    There are three groups, one for each thread that uses them: steps, what runs ahead of steps, and saving.
+    There are three groups, one for each thread that uses them: training steps, prefetching, and saving.
     """
 
     def __init__(self, rank: int, size: int, groups: Sequence[GlooGroup] = (), store: Any = None) -> None:
         self.rank, self.size = rank, size
-        self.made_group = False  # torch's process group is ours to end
+        self.made_group = False  # whether we created torch's process group and must destroy it
         self._groups, self._store = groups, store
         self._own_flags = dict.fromkeys(FLAGS, 0.0)
         self._received_flags = np.zeros((size, len(FLAGS)), np.float32)
@@ -53,7 +53,7 @@ class Workers:
         for group in groups:
             group.members = self
         names = self.steps.all_gather(socket.gethostname()) if size > 1 else [""]
-        self.num_here = names.count(names[rank])  # on this machine
+        self.num_here = names.count(names[rank])  # workers on this machine
 
     def share_memory(self, timeout_seconds: float) -> None:
         """Exchange rows through memory instead of connections, where all workers are on one machine."""
@@ -66,17 +66,17 @@ class Workers:
 
     @property
     def steps(self) -> GlooGroup:
-        """For the thread that trains."""
+        """The group of the training thread."""
         return self._groups[0]
 
     @property
     def prefetching(self) -> GlooGroup:
-        """For the thread of `run_ahead`."""
+        """The group of the thread of `run_ahead`."""
         return self._groups[1]
 
     @property
     def saving(self) -> GlooGroup:
-        """For the thread that writes checkpoints."""
+        """The group of the thread that writes checkpoints."""
         return self._groups[2]
 
     @property
@@ -85,11 +85,11 @@ class Workers:
 
     @property
     def seconds_waiting(self) -> float:
-        """How long training waited for other workers."""
+        """Seconds that training waited for other workers."""
         return self.steps.seconds_waiting if self._groups else 0.0
 
     def run_ahead(self, function: Callable[[], T]) -> Future[T]:
-        """Call it on the one thread that may use `prefetching`, after what was given before."""
+        """Call a function on the one thread that may use `prefetching`, after earlier calls."""
         if self._prefetch_thread is None:
             self._prefetch_thread = ThreadPoolExecutor(1, "prefetch-keys")
         return self._prefetch_thread.submit(function)
@@ -97,15 +97,15 @@ class Workers:
     # Flags: numbers that travel with the sum of gradients
 
     def set_flag(self, name: str, value: float) -> None:
-        """Send a number to all workers with the next step."""
+        """Set a number that all workers receive with the next step."""
         self._own_flags[name] = value
 
     def begin_step(self, num_rows: int) -> None:
-        """Start to measure how long a row takes this worker."""
+        """Start measuring this worker's time per row."""
         self._step = _StepClock(num_rows, time.perf_counter(), self.seconds_waiting)
 
     def take_flags(self) -> Array:
-        """This worker's flags, where all others have zeros, so that their sum over workers has the flags of all."""
+        """This worker's flags, and zeros in the places of all others: the sum over workers has the flags of all."""
         self.set_flag("seconds_per_row", self._step.seconds_per_row(self.seconds_waiting))
         flags = np.zeros((self.size, len(FLAGS)), np.float32)
         flags[self.rank] = [self._own_flags[name] for name in FLAGS]
@@ -113,19 +113,19 @@ class Workers:
         return flags.reshape(-1)
 
     def receive_flags(self, flags: Array) -> None:
-        """Those of all workers, summed."""
+        """Store the sum of all workers' flags."""
         self._received_flags = flags.reshape(self.size, len(FLAGS))
 
     def flags_of_all(self, name: str) -> Array:
-        """A flag of each worker, as of the last step."""
+        """A flag of each worker, from the last step."""
         return np.asarray(self._received_flags[:, FLAGS.index(name)])
 
     def sum(self, sums: Sums) -> Sums:
-        """What all workers measured together."""
+        """The sum of a measurement over all workers."""
         return sums if self.size == 1 else reduce(add, self.steps.all_gather(sums))
 
     def by_first(self, function: Callable[[], T]) -> T:
-        """The result of worker 0 on all workers; so is its error."""
+        """The result of worker 0 on all workers; its error too."""
         if self.size == 1:
             return function()
         result: T | None = None
@@ -140,10 +140,10 @@ class Workers:
             raise problem or RecmillError(message)
         return result  # type: ignore[return-value]
 
-    # Failures
+    # failures
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this worker cannot go on, and why: they would wait for it."""
+        """Tell the other workers that this one failed, and why: otherwise they would wait for it."""
         if self.size == 1:
             return
         if not isinstance(error, WorkerLost):
@@ -156,7 +156,7 @@ class Workers:
 
     @contextmanager
     def noticing_loss(self) -> Iterator[None]:
-        """Name the worker that failed, or is missing, when the others do not answer."""
+        """Name the worker that failed or is missing when a connection breaks."""
         try:
             yield
         except RuntimeError as error:
@@ -177,7 +177,7 @@ class Workers:
         return f"Worker {rank} of {self.size} failed: {message}"
 
     def _roll_call(self) -> str:
-        """Workers that notice the loss sign in the store; one that does not within some seconds is gone."""
+        """The missing workers: each one that notices the loss signs in at the store within some seconds."""
         end = time.monotonic() + _ROLL_CALL_SECONDS
         missing: list[int] = []
         while time.monotonic() < end:
@@ -196,7 +196,7 @@ class Workers:
         )
 
     def close(self) -> None:
-        """Close the connections of these workers. A process group that was there before stays."""
+        """Close the connections of these workers. A process group that existed before stays."""
         if self._prefetch_thread is not None:
             self._prefetch_thread.shutdown(wait=False, cancel_futures=True)
             self._prefetch_thread = None
@@ -209,7 +209,7 @@ class Workers:
 
 
 class _StepClock:
-    """How long this worker needed for a row of the step, without the time that it waited for others."""
+    """Seconds that this worker needed per row of a step, without waiting for others."""
 
     def __init__(self, num_rows: int = 0, began: float = 0.0, waited_before: float = 0.0) -> None:
         self.num_rows, self.began, self.waited_before = num_rows, began, waited_before
@@ -225,7 +225,7 @@ SINGLE_WORKER = Workers(0, 1)
 
 
 def from_environment(timeout_minutes: float = TIMEOUT_MINUTES) -> Workers:
-    """The workers that torchrun or Ray Train put into the environment or torch; a single one without any."""
+    """The workers described by the environment of torchrun or Ray Train; a single worker without any."""
     if dist.is_initialized():
         return of_process_group(timeout_minutes)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -263,7 +263,7 @@ def of_process_group(timeout_minutes: float = TIMEOUT_MINUTES, use_shared_memory
         return SINGLE_WORKER
     timeout = timedelta(minutes=timeout_minutes)
     groups = [GlooGroup(dist.new_group(backend="gloo", timeout=timeout)) for _ in range(3)]
-    # torch offers no public way to its store. It holds the reasons of failures, nothing else.
+    # torch has no public access to its store. We only keep the reasons of failures in it.
     store = dist.distributed_c10d._get_default_store()
     workers = Workers(dist.get_rank(), dist.get_world_size(), groups, store)
     if use_shared_memory and workers.num_here == workers.size:

@@ -18,9 +18,9 @@ from recmill.features.chain import ColumnInfo
 
 @dataclass(frozen=True)
 class EmbeddingFeature:
-    """A column of keys: which table has them, and how a row's keys become one vector. none: one key per row.
+    """A column of keys, the table that holds them, and the pooling of a row's keys. none: one key per row.
 
-    sequence: a row has any number of keys, and each of them keeps its vector.
+    sequence: a row has any number of keys, and each keeps its vector.
     """
 
     name: str
@@ -29,7 +29,10 @@ class EmbeddingFeature:
 
     @classmethod
     def of(cls, column: ColumnInfo, sequences: Collection[str] = ()) -> EmbeddingFeature:
-        """A column of a Table: features of one vocabulary read one table; lists are pooled unless named here."""
+        """The feature for a column of a Table.
+
+        Features of one vocabulary share a table; lists are pooled unless named here.
+        """
         is_list = column.kind in ("ids", "keys")
         pooling: Pooling | Literal["sequence"] = "mean" if is_list else "none"
         return cls(
@@ -48,10 +51,10 @@ Column = tuple[Array, Array | None] | tuple[Array, Array | None, Array | None]
 
 @dataclass(frozen=True)
 class BatchLookup:
-    """What a batch read, and what its update will need.
+    """The result of reading a batch, with everything that its update needs.
 
-    values_BFD are the features with one vector a row, in the collection's order; `sequences` has [N, D] for each of the
-    others, its rows' keys one after the other.
+    values_BFD are the features with one vector per row, in the collection's order; `sequences` has [N, D] for each of
+    the others, the keys of its rows concatenated.
     """
 
     values: Array
@@ -61,7 +64,7 @@ class BatchLookup:
 
 
 class EmbeddingCollection:
-    """Tables of one dim and the features that read them. Features may share a table: a key of both trains once."""
+    """Tables of one dim and the features that read them. Features may share a table: a key in both trains once."""
 
     def __init__(
         self, tables: Sequence[EmbeddingTable], features: Sequence[EmbeddingFeature], num_threads: int = 1
@@ -92,7 +95,7 @@ class EmbeddingCollection:
                 raise ValueError(f'Feature "{feature.name}": pooling must be none, sum, mean or sequence')
 
     def lookup(self, columns: Mapping[str, Column], train: bool, step: int = 0) -> BatchLookup:
-        """Read a batch: per feature its keys, offsets (None: one key per row) and, if there are any, weights."""
+        """Read a batch. Each feature passes its keys, offsets (None: one key per row) and optional weights."""
         values_BFD, sequences = self._room(columns)
         segments = self._segments(columns, values_BFD, sequences)
         lookups = _native.lookup_tables(self._natives, segments, train, step, self.num_threads)
@@ -106,15 +109,15 @@ class EmbeddingCollection:
         step: int = 0,
         sequence_grads: Mapping[str, Array] | None = None,
     ) -> None:
-        """Train by the gradients of lookup.values and lookup.sequences.
+        """Train with the gradients of lookup.values and lookup.sequences.
 
-        One that is not finite raises ValueError and no table changes.
+        A gradient that is not finite raises ValueError, and no table changes.
         """
         segments = self._gradient_segments(lookup, grads, sequence_grads or {})
         _native.update_tables(lookup.lookups, segments, learning_rate, step, self.num_threads)
 
     def _room(self, columns: Mapping[str, Column]) -> tuple[Array, dict[str, Array]]:
-        """Where a batch's vectors go."""
+        """Output buffers for a batch's vectors."""
         num_pooled = sum(not feature.is_sequence for feature in self.features)
         values_BFD = np.empty((self._batch_size(columns), num_pooled, self.dim), np.float32)
         sequences = {
@@ -134,7 +137,7 @@ class EmbeddingCollection:
         ]
 
     def _rows_of_features(self, values_BFD: Array, sequences: Mapping[str, Array]) -> list[Array]:
-        """Each feature's part of what a batch read, or of its gradients."""
+        """Views of each feature's vectors, or gradients, in a batch."""
         pooled = iter(range(values_BFD.shape[1]))
         return [
             sequences[feature.name] if feature.is_sequence else values_BFD[:, next(pooled)]
@@ -144,7 +147,7 @@ class EmbeddingCollection:
     def _gradient_segments(
         self, lookup: BatchLookup, grads: Array, sequence_grads: Mapping[str, Array]
     ) -> list[Segment]:
-        """What was looked up, with gradients in place of rows."""
+        """The looked-up keys, with gradients in place of rows."""
         if set(sequence_grads) != set(lookup.sequences):
             raise ValueError(
                 f"gradients of sequences must be those of {sorted(lookup.sequences)}, got {sorted(sequence_grads)}"
@@ -181,7 +184,7 @@ class EmbeddingCollection:
 
 
 def _checked_gradients(grads: Array, values: Array) -> Array:
-    """Gradients of the values, laid out as the native core reads them."""
+    """Contiguous gradients of the values, in the native layout."""
     if grads.shape != values.shape or grads.dtype != np.float32:
         raise ValueError(f"gradients must be float32 {values.shape}, got {grads.dtype} {grads.shape}")
     return grads if grads.strides[-1] == grads.itemsize else np.ascontiguousarray(grads)

@@ -1,4 +1,4 @@
-"""One embedding table: 64-bit keys to rows that are made on first sight, trained, evicted and saved."""
+"""An embedding table: 64-bit keys to rows that are created on first sight, trained, evicted and saved."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ OPTIMIZERS: Mapping[str, Mapping[str, float]] = {
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What a table is. Two tables of equal specs answer equally, whatever order their keys came in.
+    """The definition of a table. Tables of equal specs give equal results, whatever the order of their keys.
 
-    num_rows bounds the keys to 0..num_rows-1; without it any 64-bit key will do. A key gets a row at its admit_after-th
-    occurrence in training; until then it reads zeros, or trains one of shared_rows rows that it will start from.
-    Occurrences are counted exactly, or by bloom_counters two-byte counters, which may admit early but never late, and
-    which remember evicted keys: such a key is admitted again at once.
+    num_rows bounds the keys to 0..num_rows-1; without it any 64-bit key is allowed. A key gets a row at its
+    admit_after-th occurrence in training; until then it reads zeros, or trains one of shared_rows rows that it will
+    start from. Occurrences are counted exactly, or by bloom_counters two-byte counters, which may admit early but
+    never late, and which remember evicted keys: such a key is admitted again at once.
     """
 
     name: str
@@ -84,7 +84,7 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class KeyRecords:
-    """Everything of some keys, as of one moment. Row i of each array belongs to keys[i]."""
+    """The complete state of some keys at one moment. Row i of each array belongs to keys[i]."""
 
     keys: Array
     rows: Array
@@ -95,7 +95,7 @@ class KeyRecords:
 
 @dataclass(frozen=True)
 class AdmissionState:
-    """The keys not yet admitted: exact counters or Bloom counters, and the rows that these keys share."""
+    """The keys not yet admitted: exact or Bloom counters, and the rows that these keys share."""
 
     keys: Array
     counts: Array
@@ -107,9 +107,9 @@ class AdmissionState:
 
 @dataclass(frozen=True)
 class Statistics:
-    """A table in numbers. hits and misses count occurrences, by whether the key had a row when it came.
+    """Statistics of a table. hits and misses count occurrences, by whether the key had a row at that time.
 
-    record_bytes are all records, resident_bytes those in memory, disk_bytes what they take on a disk tier.
+    record_bytes are all records, resident_bytes those in memory, disk_bytes their size on a disk tier.
     """
 
     keys: int
@@ -126,15 +126,15 @@ class Statistics:
 
     @property
     def num_bytes(self) -> int:
-        """In memory."""
+        """bytes in memory"""
         return self.resident_bytes + self.index_bytes + self.admission_bytes
 
 
 class Snapshot:
-    """A table as it was at one moment; iterate once, to the end, while training goes on.
+    """A table as of one moment. Iterate once, to the end; training may continue meanwhile.
 
-    To restore: remove the keys in `removed`, load every Records, then load `waiting`. A snapshot closed before its end
-    does not count as saved: the next delta covers its changes too.
+    To restore: remove the keys in `removed`, load every Records, then load `waiting`. A snapshot closed before its
+    end does not count as saved: the next delta covers its changes too.
     """
 
     def __init__(self, native: _native.EmbeddingSnapshot) -> None:
@@ -158,14 +158,14 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class LookupResult:
-    """A batch of keys, resolved. Stays usable after evictions: keys that are gone read as absent, updates skip them."""
+    """Resolved keys of a batch. Valid after evictions too: evicted keys read as absent, and updates skip them."""
 
     native: _native.EmbeddingLookup
     keys: Array
 
     @property
     def unique_keys(self) -> Array:
-        """In the order of their first occurrence."""
+        """Distinct keys in the order of their first occurrence."""
         return self.native.unique_keys
 
     @property
@@ -175,11 +175,11 @@ class LookupResult:
 
 
 class DiskTier:
-    """Room for records in a file of this folder, of which at most memory_bytes stay in memory; tables may share it.
+    """A file for records in this folder, of which at most memory_bytes stay in memory; tables may share it.
 
-    The file is unlinked at birth: nothing is left behind, whatever ends the process, so what must last goes into a
-    snapshot. A full disk is an OSError. What stays in memory beyond the bound: 11 to 23 bytes of index per key (none
-    with num_rows), waiting keys, the records of a running call, and those changed while a snapshot is read.
+    The file is unlinked when it is created: nothing is left behind, however the process ends, so durable state needs
+    a snapshot. A full disk is an OSError. The bound excludes 11 to 23 bytes of index per key (none with num_rows),
+    waiting keys, the records of a running call, and records changed while a snapshot is read.
     """
 
     def __init__(self, folder: str | Path, memory_bytes: int) -> None:
@@ -191,17 +191,17 @@ class DiskTier:
 
 @dataclass(frozen=True)
 class KeyShard:
-    """The keys of a table that one of several workers holds. Every key has exactly one worker."""
+    """The keys of a table that one of several workers owns. Every key has exactly one owner."""
 
     rank: int
     size: int
 
 
 class EmbeddingTable:
-    """A native table. Calls from several threads are safe and take turns; the GIL is free meanwhile.
+    """A native table. Calls from several threads are safe and serialised; the GIL is released meanwhile.
 
-    With a disk the records live there, the recently used ones in memory; answers are the same bit for bit. With a shard
-    it is for the keys of one worker: it loads those alone, and nothing else may be looked up.
+    With a disk tier, records live there and the recently used ones in memory; results are the same bit for bit. With
+    a shard, the table holds the keys of one worker: it loads only those, and nothing else may be looked up.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class EmbeddingTable:
         return self.native.num_states
 
     def lookup(self, keys: Array, train: bool, step: int = 0) -> LookupResult:
-        """Find the keys; in training also count them, stamp the step and make rows for new ones.
+        """Find the keys; in training also count them, update their step and create rows for new ones.
 
         Without train nothing changes: an absent key reads the row it would start with.
         """
@@ -274,7 +274,9 @@ class EmbeddingTable:
         weights: Array | None = None,
         pooling: Pooling = "none",
     ) -> None:
-        """Train the rows by the gradient of what pool gave. Equal keys are summed first: one optimizer step per key.
+        """Train the rows with the gradient of the result of pool.
+
+        Equal keys are summed first: one optimizer step per key.
 
         A gradient that is not finite raises ValueError, which names its key, and nothing changes.
         """
@@ -282,7 +284,10 @@ class EmbeddingTable:
         _native.update_tables([lookup.native], segments, learning_rate, step, self.num_threads)
 
     def evict_by_age(self, step: int, max_age: int) -> int:
-        """Evict keys, waiting ones included, not seen for more than max_age steps. Returns how many rows went."""
+        """Evict keys, waiting ones included, not seen for more than max_age steps.
+
+        Returns the number of evicted rows.
+        """
         return self.native.evict_older_than(step - max_age)
 
     def evict_by_norm(self, min_norm: float) -> int:
@@ -294,11 +299,11 @@ class EmbeddingTable:
         return self.native.evict_to(max_keys)
 
     def least_frequent(self, size: int) -> tuple[Array, Array, Array]:
-        """The keys that `evict_by_capacity` would evict first, in no order: keys, counts and steps."""
+        """The keys that `evict_by_capacity` would evict first, unordered: keys, counts and steps."""
         return self.native.least_frequent(size)
 
     def remove(self, keys: Array) -> int:
-        """Evict these keys, as far as they are there."""
+        """Evict these keys if they exist."""
         return self.native.remove(as_keys(keys)[self.owns(keys)])
 
     def owns(self, keys: Array) -> Array:
@@ -314,11 +319,14 @@ class EmbeddingTable:
         return KeyRecords(*(getattr(records, part.name)[own] for part in fields(records)))
 
     def begin_snapshot(self, delta: bool = False) -> Snapshot:
-        """Fix this moment. A delta holds what changed since the last snapshot began, and the keys evicted since."""
+        """Begin a snapshot of this moment.
+
+        A delta holds what changed since the last snapshot began, and the keys evicted since.
+        """
         return Snapshot(_native.EmbeddingSnapshot(self.native, delta))
 
     def load(self, records: KeyRecords) -> None:
-        """Put records into the table, over what it has of their keys. Loaded keys count as admitted.
+        """Insert records, replacing those of the same keys. Loaded keys count as admitted.
 
         A row or state that is not finite raises ValueError, which names its key, and nothing changes.
         """
@@ -347,7 +355,7 @@ class EmbeddingTable:
         )
 
     def mark_saved(self) -> None:
-        """After a restore: the next delta holds only what changes from now on."""
+        """Call after a restore: the next delta holds only later changes."""
         self.native.mark_saved()
 
     def statistics(self) -> Statistics:
@@ -360,7 +368,7 @@ Segment = tuple[int, Array, Array | None, Array | None, int, Array | None]
 def segment(
     table: int, keys: Array, offsets: Array | None, weights: Array | None, pooling: str, rows: Array | None
 ) -> Segment:
-    """One feature's part of a native call; without rows, it is about the keys alone."""
+    """One feature's arguments of a native call; without rows, the keys alone."""
     if rows is not None and rows.dtype != np.float32:
         raise ValueError(f"rows must be float32, got {rows.dtype}")
     return (
@@ -374,7 +382,7 @@ def segment(
 
 
 def as_keys(keys: Array) -> Array:
-    """Contiguous int64; unsigned keys keep their bits. Floats are refused: a 64-bit key does not survive them."""
+    """Contiguous int64; unsigned keys keep their bits. Floats are refused: they cannot represent every 64-bit key."""
     if keys.dtype.kind not in "iu":
         raise TypeError(f"keys and offsets must be integers, got {keys.dtype}")
     return np.ascontiguousarray(keys).astype(np.int64, copy=False)

@@ -1,4 +1,4 @@
-"""Engines: where the rows of prepare and score are worked on."""
+"""Engines: where the rows of prepare and score are processed."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ _PACKAGES = {"ray": "ray", "spark": "pyspark"}
 
 
 def check_engine(config: EngineConfig) -> None:
-    """Fail before any work if there is no such engine, or it has no such settings."""
+    """Fail early if there is no such engine, or it lacks one of the settings."""
     name, address = config.engine, config.address
     if name not in ENGINES:
         raise RecmillError(f'There is no engine "{name}"; there are: {", ".join(ENGINES)}.')
     if address is not None and name == "local":
         raise RecmillError(
-            f"--address {address} has no meaning with engine local, which is this process. "
+            f"--address {address} is not for engine local, which is this process. "
             "Add --engine ray or --engine spark, or remove --address."
         )
     if config.spark_conf and name != "spark":
-        raise RecmillError(
-            f"--spark-conf has no meaning with engine {name}. Add --engine spark, or remove it."
-        )
+        raise RecmillError(f"--spark-conf is not for engine {name}. Add --engine spark, or remove it.")
     if config.workers is not None and address is not None and name == "spark":
         raise RecmillError(
             "--workers has no meaning for Spark at an address: Spark itself decides how many tasks run at once. "
@@ -41,7 +39,10 @@ def check_engine(config: EngineConfig) -> None:
 
 
 def open_engine(config: EngineConfig, work: Path, progress: Progress | None = None) -> Engine:
-    """An engine, which is closed by `close` or as a context. `work` holds what a rerun can reuse."""
+    """Open an engine, which is closed by `close` or as a context.
+
+    `work` holds the unfinished work that a rerun reuses.
+    """
     check_engine(config)
     if config.engine == "local":
         from recmill.engines.local import LocalEngine

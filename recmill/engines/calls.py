@@ -1,6 +1,6 @@
-"""One call on a cluster as a folder that all machines see: which parts are done, and which errors came up.
+"""The state of one call on a cluster, in a folder that all machines share: finished parts, and errors.
 
-Clusters lose the type of an error on its way, and say little about how far they are; the folder does not.
+Clusters lose the type of an error on its way, and report little progress; the folder does not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SECONDS_BETWEEN_LOOKS = 0.25
 
 @dataclass(frozen=True)
 class TaskCall:
-    """What tasks of one call leave behind. Small and picklable: it goes with each of them."""
+    """The records that tasks of one call write. Small and picklable: it is sent with each of them."""
 
     folder: Path
 
@@ -39,7 +39,7 @@ class TaskCall:
 
     @contextmanager
     def watched(self, number: int) -> Iterator[None]:
-        """An error leaves a record and goes on. A part that is lost with its process again and again is an error."""
+        """Record an error and re-raise it. A part whose process is lost again and again is an error."""
         try:
             self._begin(number)
             yield
@@ -64,10 +64,10 @@ class TaskCall:
         aside.write_bytes(content)
         os.replace(aside, self.folder / name)
 
-    # where the call was made
+    # on the caller
 
     def failure(self) -> Exception | None:
-        """The error of the first part that had one."""
+        """The error of the first part that failed."""
         records = sorted(
             (self.folder / "failed").iterdir(), key=lambda record: int(record.name.split("-")[0])
         )
@@ -80,7 +80,7 @@ class TaskCall:
 
     @contextmanager
     def reported(self, num_parts: int, report: Callable[[int], None]) -> Iterator[None]:
-        """Report parts as their records appear, and those that were not seen in the end."""
+        """Report parts as their records appear, and the remaining ones at the end."""
         reported: set[int] = set()
         is_over = threading.Event()
 
@@ -103,7 +103,7 @@ class TaskCall:
 
 @contextmanager
 def new_call(work: Path) -> Iterator[TaskCall]:
-    """A call whose folder is gone when it is over."""
+    """A call whose folder is removed at its end."""
     call = TaskCall(work / "calls" / uuid.uuid4().hex)
     for name in ("begun", "done", "failed"):
         (call.folder / name).mkdir(parents=True)
@@ -132,7 +132,7 @@ def _record_of(error: Exception) -> bytes:
 
 
 def _error_of(content: bytes) -> Exception:
-    """The error as it was, if it is one of ours or of Python's own; else what it said."""
+    """The original error, if it is ours or Python's own; else its message."""
     try:
         record = msgspec.json.decode(content, type=_ErrorRecord)
     except msgspec.DecodeError as error:
@@ -151,6 +151,6 @@ def _made_again(record: _ErrorRecord) -> Exception | None:
         return None
     try:
         error = kind(*record.arguments)
-    except TypeError:  # it is made of something else than it holds
+    except TypeError:  # its constructor takes other arguments
         return None
     return error if str(error) == record.message else None

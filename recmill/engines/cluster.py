@@ -1,8 +1,8 @@
-"""The engine on many machines, written once over two primitives that Ray and Spark each offer.
+"""The engine for clusters, written once over two primitives that Ray and Spark each implement.
 
-Parts of a frame are worked through by tasks anywhere in the cluster; rows that must meet travel by bucket
-number through the cluster's own shuffle, many of them in one Arrow payload. What a task leaves for later is a
-file under `work`, which all machines see, written aside and renamed: tasks may run twice.
+Tasks anywhere in the cluster process the parts of a frame; rows that must meet are sent to buckets through the
+cluster's own shuffle, many of them in one Arrow payload. Results that a task leaves for later are files under `work`,
+which all machines share, written aside and renamed: tasks may run twice.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Gather = Callable[[int, Iterator[pl.DataFrame]], R]
 
 
 class Cluster(Protocol):
-    """Runs functions somewhere. A RecmillError raised by one ends the job and arrives here as it was raised.
+    """Runs functions on a cluster. A RecmillError raised by one ends the job and is re-raised here unchanged.
 
     Functions and parts are pickled once for a call; a function that is lost with its process runs again.
     """
@@ -57,12 +57,12 @@ class Cluster(Protocol):
     name: str
 
     def parallelism(self) -> int:
-        """Tasks that run at once in the whole cluster."""
+        """Number of concurrent tasks in the whole cluster."""
 
     def each(self, parts: Sequence[P], function: Callable[[int, P], R], report: Report) -> list[R]:
         """Call function(number, part) for each part; small results in the order of parts.
 
-        `report(number)` is called here as each ends.
+        Calls `report(number)` here as each part ends.
         """
 
     def exchange(
@@ -73,17 +73,17 @@ class Cluster(Protocol):
         gather: Gather[R],
         report: Report,
     ) -> list[R]:
-        """The shuffle: what scatter(number, part) yields for a bucket comes to one call gather(bucket, frames).
+        """The shuffle: frames that scatter(number, part) yields for a bucket go to one call gather(bucket, frames).
 
-        Frames arrive in any order, streamed; gather is called for empty buckets too. `report(number)` is called
-        here as the scatter of each part ends. Small results in the order of buckets.
+        Frames arrive in any order, streamed; gather is called for empty buckets too. Calls `report(number)` here as
+        the scatter of each part ends. Small results in the order of buckets.
         """
 
     def close(self) -> None: ...
 
 
 class ClusterEngine(Engine):
-    """Runs on a cluster. `memory` bounds this process and each task; `work` is visible to all machines."""
+    """Runs on a cluster. `memory` bounds this process and each task; `work` is shared by all machines."""
 
     leaves_tables_on_disk = True
 
@@ -117,7 +117,7 @@ class ClusterEngine(Engine):
     def exchange(
         self, frame: Frame, title: str, scatter: Scatter, num_buckets: int, gather: Gather[R]
     ) -> list[R]:
-        """Send what `scatter` makes of each part's batches to buckets; what `gather` makes of each bucket."""
+        """Scatter each part's batches to buckets, and gather each bucket."""
         with self.progress.stage(title, frame.num_bytes) as stage:
             return self.cluster.exchange(
                 range(len(frame.parts)),
@@ -128,14 +128,14 @@ class ClusterEngine(Engine):
             )
 
     def collect(self, frame: Frame) -> pl.DataFrame:
-        """All rows. Their size is known before this process reads the first of them."""
+        """Collect all rows. Their size is known before this process reads the first of them."""
         self._num_collected += 1
         folder = self.work / "collected" / f"{self._num_collected:04d}"
         found = self.run(frame, "collect", partial(_store_rows, folder))
         num_bytes = sum(rows.num_bytes for rows in found)
         if num_bytes > self.memory // 2:
             raise ResourceError(
-                f"A step learns {sum(rows.num_rows for rows in found):,} rows ({num_bytes >> 20:,} MB), more than half "
+                f"A step needs {sum(rows.num_rows for rows in found):,} rows ({num_bytes >> 20:,} MB), more than half "
                 f"of --memory ({self.memory >> 20:,} MB). Raise --memory, or group by a column with fewer values."
             )
         frames = [frame for rows in found for frame in rows.read()]
@@ -148,7 +148,7 @@ class ClusterEngine(Engine):
         counts: Mapping[str, CountOptions],
         title: str,
     ) -> Measurements:
-        from recmill.engines import counting  # which builds on this module
+        from recmill.engines import counting  # imports this module
 
         self._num_measured += 1
         folder = self.work / "counts" / f"{self._num_measured:04d}"
@@ -162,7 +162,7 @@ class ClusterEngine(Engine):
         function: Callable[[Answers], MapFunction],
         stage: str,
     ) -> Frame:
-        from recmill.engines.join import join  # which builds on this module
+        from recmill.engines.join import join  # imports this module
 
         return join(self, frame, tables, questions, function, stage)
 
@@ -183,7 +183,7 @@ class ClusterEngine(Engine):
     def _scatter(
         self, frame: Frame, stage: str, bucket_of: BucketOf, buckets: int, function: MapFunction, title: str
     ) -> tuple[Partition, ...]:
-        """Shuffle rows into a file for each bucket; buckets that an earlier run finished stay as they are."""
+        """Shuffle rows into a file for each bucket, except buckets that an earlier run finished."""
         records = [record_of(self.work, f"bucket-{stage}", bucket) for bucket in range(buckets)]
         missing = [bucket for bucket in range(buckets) if not records[bucket].exists()]
         if missing:
@@ -199,7 +199,7 @@ class ClusterEngine(Engine):
         return tuple(StoredPart(rows, function) for rows in stored)
 
 
-# what tasks do
+# tasks
 
 
 def _run_part(frame: Frame, task: Task[T], number: int, part: int) -> T:
@@ -214,7 +214,7 @@ def _scatter_part(
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows in a file; there is no file when there are no rows."""
+    """Rows in a file, which is absent when there are no rows."""
 
     path: Path
     num_rows: int
@@ -247,7 +247,7 @@ class StoredRows:
 
 @dataclass(frozen=True)
 class StoredPart:
-    """One bucket of shuffled rows; `function` sees all of it at once."""
+    """One bucket of shuffled rows; `function` receives all of it at once."""
 
     rows: StoredRows
     function: MapFunction
@@ -274,7 +274,7 @@ def _cut_part(
 
 
 def cut(rows: pl.DataFrame, buckets: Array) -> Iterator[tuple[int, pl.DataFrame]]:
-    """Rows by bucket number, keeping their order inside a bucket; those of bucket -1 are left out."""
+    """Split rows by bucket number, keeping their order inside a bucket; rows of bucket -1 are dropped."""
     order = np.argsort(buckets, kind="stable")
     found, starts = np.unique(buckets[order], return_index=True)
     by_bucket = rows[order]
@@ -299,11 +299,11 @@ def _check_visible(files: Sequence[Path]) -> None:
             )
 
 
-# rows on the wire
+# the wire format
 
 
 def encode(rows: pl.DataFrame) -> bytes:
-    """Rows as one payload: an Arrow IPC stream, compressed."""
+    """Encode rows as one payload: a compressed Arrow IPC stream."""
     table = rows.to_arrow()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
@@ -312,7 +312,7 @@ def encode(rows: pl.DataFrame) -> bytes:
 
 
 def decode(payload: Any) -> pl.DataFrame:
-    """The rows of a payload: bytes, or an Arrow buffer that is read in place."""
+    """Decode a payload: bytes, or an Arrow buffer that is read in place."""
     with pa.ipc.open_stream(payload) as stream:
         rows = pl.from_arrow(stream.read_all())
     assert isinstance(rows, pl.DataFrame)

@@ -11,7 +11,7 @@ DEFAULT_MEMORY = 2 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Where rows are worked on: threads of this process, or tasks of a cluster."""
+    """Where rows are processed: on threads of this process, or in tasks of a cluster."""
 
     engine: Annotated[
         Literal["local", "ray", "spark"], Flag("where to run (default: local, threads of this process)")
@@ -19,7 +19,7 @@ class EngineConfig:
     address: Annotated[
         str | None,
         Flag(
-            "of a cluster: Ray's auto or HOST:PORT; Spark's spark://HOST:PORT, yarn, k8s://URL, local[2] or "
+            "address of a cluster: Ray's auto or HOST:PORT; Spark's spark://HOST:PORT, yarn, k8s://URL, local[2] or "
             "sc://HOST:PORT for Spark Connect (default: a cluster that is started on this machine)",
             metavar="URL",
         ),

@@ -1,8 +1,8 @@
 """Counting on a cluster: one exchange, after which each value's count is in one place and no process holds all.
 
-Tasks count their part and send what they counted by the value's hash. Each bucket adds up what arrives, drops
-what is too rare and writes the rest, sorted, as a run on the shared disk. Only statistics come back: small
-counters are then read by the driver, large ones stay where they are.
+Tasks count their part and send the counts to buckets by the value's hash. Each bucket sums them, drops rare values
+and writes the rest, sorted, as a run on the shared disk. Only statistics return to the driver; it then reads small
+counters, and large ones stay on disk.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from recmill.features.kernels import (
 
 _MAX_RUNS = 1024
 _USEFUL_RUN_BYTES = 1 << 20
-_BYTES_TO_COUNT = 8  # for each byte of the log, when every value is another one
+_BYTES_TO_COUNT = 8  # for each byte of the log, when all values are distinct
 
 
 def measure(
@@ -47,10 +47,10 @@ def measure(
     folder: Path,
     small_bytes: int | None = None,
 ) -> Measurements:
-    """Moments and counts of what `extract` finds in all batches of the frame.
+    """Moments and counts of the values that `extract` yields for all batches of the frame.
 
-    `folder`, which all tasks must see, is of this call alone. Counts whose values take more than `small_bytes`
-    together, an eighth of the memory with their lookups unless said otherwise, stay in it.
+    `folder`, which all tasks share, belongs to this call alone. Counts whose values take more than `small_bytes`
+    together, by default an eighth of the memory with their lookups, stay in it.
     """
     shutil.rmtree(folder, ignore_errors=True)
     runs = _Runs(dict(counts), folder, _num_runs(engine, frame) if counts else 0)
@@ -64,7 +64,7 @@ def measure(
 
 
 def _num_runs(engine: ClusterEngine, frame: Frame) -> int:
-    """Enough to keep all tasks busy, and for each to hold one."""
+    """Enough runs to keep all tasks busy, and for each to fit in memory."""
     needed = -(-_BYTES_TO_COUNT * frame.num_bytes // engine.memory_per_task)
     useful = min(2 * engine.tasks_at_once, frame.num_bytes // _USEFUL_RUN_BYTES)
     return max(1, useful, min(_MAX_RUNS, needed))
@@ -72,7 +72,7 @@ def _num_runs(engine: ClusterEngine, frame: Frame) -> int:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Which counters there are, and where their runs go."""
+    """The counters, and the folders of their runs."""
 
     counts: Mapping[str, CountOptions]
     folder: Path
@@ -84,7 +84,7 @@ class _Runs:
 
 @dataclass(frozen=True)
 class _Summary:
-    """What stays small: the number of rows, how many values were missing, and moments."""
+    """The small results: the number of rows, counts of missing values, and moments."""
 
     rows: int = 0
     missing: Mapping[str, int] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class _Summary:
 
 @dataclass(frozen=True)
 class _CountPart:
-    """Counts the batches of a part; a counter that would take too much memory is sent and starts anew."""
+    """Counts the batches of a part; a counter that would exceed its memory is sent and starts anew."""
 
     runs: _Runs
     extract: Callable[[pl.DataFrame], ExtractedValues]
@@ -147,7 +147,7 @@ class _CountPart:
 
 @dataclass(frozen=True)
 class _RunFacts:
-    """What is known of one run of one counter."""
+    """Facts about one run of one counter."""
 
     num_values: int
     num_distinct: int
@@ -156,7 +156,7 @@ class _RunFacts:
 
 @dataclass(frozen=True)
 class _MergeBucket:
-    """Adds up what all parts counted of one hash, and writes a run for each counter."""
+    """Sums the counts of all parts for one hash, and writes a run for each counter."""
 
     runs: _Runs
 
@@ -185,7 +185,7 @@ class _MergeBucket:
         return _RunFacts(num_values, num_distinct, num_bytes)
 
 
-# what the driver makes of it
+# on the driver
 
 
 def _stored(
@@ -211,7 +211,7 @@ def _stored(
 def _read_small(
     stored: Mapping[str, StoredCounts], small_bytes: int
 ) -> dict[str, ValueCounts | StoredCounts]:
-    """The smallest counts come to memory, as many as fit into `small_bytes` together; the others stay on disk."""
+    """Load the smallest counters, as many as fit into `small_bytes` together; the others stay on disk."""
     found: dict[str, ValueCounts | StoredCounts] = {}
     large: list[str] = []
     for name, counts in sorted(stored.items(), key=lambda item: item[1].num_bytes):

@@ -1,9 +1,9 @@
-"""What an engine is: frames as parts and maps, and how their rows are grouped, ordered and written.
+"""The engine interface: frames with parts and maps, and how rows are grouped, ordered and written.
 
-An engine defines only how the parts of a frame are run and how rows are moved between buckets; which bucket a row
-belongs to and what finished work looks like is the same for all. Functions given to an engine take and return Polars
-frames and treat them as values; each may run in another thread, process or machine. Rows carry their position in the
-log, so no result depends on how the log was cut or in which order its units ran.
+An engine only implements how the parts of a frame are run and how rows are moved between buckets; the assignment of
+rows to buckets and the format of finished work are common. Functions given to an engine take and return Polars frames
+and treat them as immutable values; each may run in another thread, process or machine. Rows carry their position in
+the log, so no result depends on how the log was cut or in which order its units ran.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ Order = Literal["log", "shuffle", "interleave"]
 BucketOf = Callable[[pl.DataFrame], Array]
 Answers = Mapping[str, pl.DataFrame]
 Question = Callable[[Answers], Callable[[pl.DataFrame], Mapping[str, pl.Series]]]
-Task = Callable[[int, Iterator[pl.DataFrame]], T]  # of a part's number and its batches
+Task = Callable[[int, Iterator[pl.DataFrame]], T]  # takes a part's number and its batches
 
 MIN_MEMORY = 256 << 20
 _USEFUL_BUCKET_BYTES = 1 << 20
 
 
 class RowSource(Protocol):
-    """Rows that can be read unit by unit, in any order, more than once."""
+    """Rows that can be read unit by unit, in any order, repeatedly."""
 
     def units(self) -> Sequence[Any]: ...
     def unit_bytes(self, unit: Any) -> int:
-        """About how much a unit's rows take as text."""
+        """Approximate size of a unit's rows as text."""
 
     def first_position(self, unit: Any) -> int: ...
     def max_offset(self) -> int:
-        """About the largest offset that a position holds."""
+        """Approximate largest offset of a position."""
 
     def read(self, unit: Any) -> Iterator[pl.DataFrame]: ...
 
 
 class Partition(Protocol):
-    """Rows of a frame that one task works through."""
+    """Rows of a frame that one task processes."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -85,13 +85,13 @@ class UnitPart:
 
 @dataclass(frozen=True)
 class Frame:
-    """An engine's lazy view of rows: parts, and what to do with each batch of them."""
+    """An engine's lazy view of rows: parts, and the functions to apply to each batch of them."""
 
     parts: tuple[Partition, ...]
     maps: tuple[MapFunction, ...]
     starts: tuple[int, ...]  # positions that cut the log into ranges of about equal size
     max_offset: int
-    grouped_by: tuple[str, ...] = ()  # each part is one batch, with all rows of every group it holds
+    grouped_by: tuple[str, ...] = ()  # each part is one batch, with all rows of its groups
 
     @property
     def num_bytes(self) -> int:
@@ -105,21 +105,22 @@ class Frame:
 
 
 class StoredTable(Protocol):
-    """A table on disk in runs, which `runs_of_values` tells apart."""
+    """A table on disk in runs, which are assigned by `runs_of_values`."""
 
     @property
     def num_runs(self) -> int: ...
     def run(self, number: int) -> pl.DataFrame:
-        """Column value, each once, and columns of what is known about it."""
+        """Column value, distinct, and columns with the data of each value."""
 
 
 class Engine(ABC):
-    """Where rows are worked on: frames are built, grouped and ordered in one way, their parts run on some machine.
+    """Builds, groups and orders frames in one way, and runs their parts on some machine.
 
-    `work` holds what a rerun can reuse. `memory` bounds what one process holds.
+    `work` holds unfinished work that a rerun reuses. `memory` bounds one process.
     """
 
-    leaves_tables_on_disk: ClassVar[bool] = False  # those that do not fit in memory; else they are an error
+    # tables that do not fit in memory; otherwise they are an error
+    leaves_tables_on_disk: ClassVar[bool] = False
 
     def __init__(self, work: Path, memory: int, progress: Progress | None) -> None:
         if memory < MIN_MEMORY:
@@ -139,13 +140,13 @@ class Engine(ABC):
     ) -> None:
         self.close()
 
-    def close(self) -> None:  # noqa: B027, most engines hold nothing
-        """Give back what the engine holds; its files stay."""
+    def close(self) -> None:  # noqa: B027, most engines hold no resources
+        """Release the engine's resources; its files stay."""
 
     @property
     @abstractmethod
     def tasks_at_once(self) -> int:
-        """How many parts are worked through at the same time."""
+        """Number of parts that are processed at the same time."""
 
     @property
     @abstractmethod
@@ -153,11 +154,11 @@ class Engine(ABC):
 
     @abstractmethod
     def run(self, frame: Frame, title: str, task: Task[T]) -> list[T]:
-        """Call the task for each part, with its batches; what it returns is small."""
+        """Call the task for each part, with its batches; results must be small."""
 
     @abstractmethod
     def collect(self, frame: Frame) -> pl.DataFrame:
-        """All rows, which must be few."""
+        """Collect all rows, which must be few."""
 
     @abstractmethod
     def measure(
@@ -173,7 +174,7 @@ class Engine(ABC):
     def _scatter(
         self, frame: Frame, stage: str, bucket_of: BucketOf, buckets: int, function: MapFunction, title: str
     ) -> tuple[Partition, ...]:
-        """A part for each bucket: all its rows as one batch, seen by `function`."""
+        """Shuffle rows to buckets; `function` receives each bucket as one batch."""
 
     # building frames
 
@@ -184,11 +185,11 @@ class Engine(ABC):
         return Frame(tuple(UnitPart(source, unit) for unit in units), (), starts, source.max_offset())
 
     def map(self, frame: Frame, function: MapFunction) -> Frame:
-        """A frame whose every row depends on one row of the input (or on none, when it is dropped)."""
+        """Map rows: each output row depends on one input row, which may also be dropped."""
         return replace(frame, maps=(*frame.maps, function))
 
     def group(self, frame: Frame, by: Sequence[str], function: MapFunction, title: str) -> Frame:
-        """A frame made by calling `function` with all rows of each group, in log order; several groups a call."""
+        """Call `function` with all rows of each group, in log order; several groups per call."""
         if frame.grouped_by == tuple(by):
             return self.map(frame, partial(_in_log_order, function))
         self._num_groups += 1
@@ -206,17 +207,18 @@ class Engine(ABC):
         function: Callable[[Answers], MapFunction],
         stage: str,
     ) -> Frame:
-        """The frame whose batches went through `function`, which is given what the tables have of a part's values."""
+        """Map the batches with `function`, which also receives the rows of tables for a part's values."""
         raise NotImplementedError("this engine leaves no tables on disk")
 
     def _ordered(self, frame: Frame, order: Order, seed: int, format: Format, held_out_first: bool) -> Frame:
-        """The same rows in parts that follow each other in the order asked for.
+        """The same rows in parts that follow each other in the requested order.
 
-        With `held_out_first`, training rows have parts of their own, behind those of all others: who follows the work
-        can evaluate early.
+        With `held_out_first`, training rows have parts of their own, after all others: a reader of the unfinished
+        Table can evaluate early.
         """
         stage = f"order-{format}"
-        was_begun = buckets_of(self.work, stage).exists()  # by an earlier version, if nothing is kept below
+        # by an earlier version, if no bucket number was recorded
+        was_begun = buckets_of(self.work, stage).exists()
         buckets = self._kept_number(
             stage, self._num_buckets(frame) if order != "log" else max(1, len(frame.starts))
         )
@@ -229,7 +231,7 @@ class Engine(ABC):
         parts = self._scatter(frame, stage, bucket_of, num_buckets, partial(_sorted_by, key), "order")
         return replace(frame, parts=parts, maps=(), grouped_by=())
 
-    # running them
+    # running frames
 
     def write(
         self,
@@ -241,9 +243,9 @@ class Engine(ABC):
         folders: Sequence[str] = SPLITS,
         held_out_first: bool = False,
     ) -> list[ShardRecord]:
-        """Write `<into>/<folder>/shard-*`, a folder for each value of SPLIT.
+        """Write `<into>/<folder>/shard-*`, with a folder for each value of SPLIT.
 
-        Resumes: shards that an earlier call finished are kept. `held_out_first` is for rows that are put in order.
+        Resumable: shards that an earlier call finished are kept. `held_out_first` is for ordered rows.
         """
         if order != "log" or frame.grouped_by:
             frame = self._ordered(frame, order, seed, format, held_out_first)
@@ -255,7 +257,7 @@ class Engine(ABC):
     # sizes and records
 
     def _num_buckets(self, frame: Frame) -> int:
-        """Enough to keep all tasks busy and to let each hold one, with room for its transformation."""
+        """Enough buckets to keep all tasks busy and to fit in memory, with room for the transformation."""
         needed = -(-3 * frame.num_bytes * 4 // self.memory_per_task)
         useful = min(4 * self.tasks_at_once, frame.num_bytes // _USEFUL_BUCKET_BYTES)
         return max(1, useful, min(1024, needed))
@@ -264,7 +266,7 @@ class Engine(ABC):
         return self.memory_per_task // 8
 
     def _kept_number(self, stage: str, number: int) -> int:
-        """The number of buckets that an interrupted run began this stage with, or the one given."""
+        """The number of buckets that an interrupted run recorded for this stage, or the given one."""
         kept = buckets_of(self.work, stage)
         if not kept.exists():
             write_record(kept, number)
@@ -272,7 +274,7 @@ class Engine(ABC):
 
 
 def record_of(work: Path, stage: str, number: int) -> Path:
-    """The file whose presence says that this part of this stage is done."""
+    """The file whose existence records that this part of this stage is done."""
     return work / "done" / f"{stage}-{number:06d}.json"
 
 
@@ -282,7 +284,7 @@ def buckets_of(work: Path, stage: str) -> Path:
 
 
 def num_held_out(work: Path, format: Format) -> int:
-    """How many parts have all rows that are held out and no others; they follow as many parts of training rows."""
+    """The number of parts that hold all held-out rows and no others; they follow as many parts of training rows."""
     kept = buckets_of(work, f"held-out-{format}")
     return int(read_record(kept)) if kept.exists() else 0
 
@@ -296,7 +298,7 @@ def _write_part(
     number: int,
     batches: Iterator[pl.DataFrame],
 ) -> list[ShardRecord]:
-    # Those held out are written first, but training rows have the first numbers.
+    # Held-out rows are written first, but training rows have the first numbers.
     number = (number + held_out) % (2 * held_out) if held_out else number
     record = record_of(work, format, number)
     if record.exists():
@@ -320,11 +322,11 @@ def _written(record: Path, into: Path) -> list[ShardRecord]:
     return shards
 
 
-# which bucket a row belongs to, and what happens to a bucket's rows
+# buckets: which rows they get, and how they are processed
 
 
 def order_keys(order: Order, seed: int, rows: pl.DataFrame) -> Array:
-    """A number for each row by which the Table is sorted; ties are broken by position in the log."""
+    """A sort key of the Table for each row; ties are broken by position in the log."""
     positions = rows[POSITION].cast(pl.Int64).to_numpy()
     if order == "log":
         return positions.view(np.uint64)
@@ -342,7 +344,7 @@ def _bounds(frame: Frame, order: Order, buckets: int) -> Array:
 
 
 def _bucket_in_order(key: BucketOf, bounds: Array, held_out: int, rows: pl.DataFrame) -> Array:
-    """The first buckets are of rows held out, if those have any of their own."""
+    """The bucket of each row; the first buckets are of held-out rows, if those have their own."""
     buckets = np.searchsorted(bounds, key(rows), side="right")
     return buckets + held_out * (rows[SPLIT].to_numpy() == 0) if held_out else buckets
 
@@ -366,7 +368,7 @@ def _in_log_order(function: MapFunction, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def merged(batches: Iterable[pl.DataFrame], num_bytes: int) -> Iterator[pl.DataFrame]:
-    """Fewer, larger batches."""
+    """Merge batches into fewer, larger ones."""
     held: list[pl.DataFrame] = []
     size = 0
     for batch in batches:

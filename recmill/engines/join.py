@@ -1,7 +1,7 @@
-"""Joining rows with tables that no process can hold: each part asks for the values it has, and for nothing else.
+"""Joins rows with tables that no process can hold: each part fetches the rows for its values, and nothing else.
 
-A question goes, by the value's hash, to the bucket that holds that piece of the table. Answers land in files in
-which each part finds its own lines, so that rows themselves never move.
+A query is sent, by the value's hash, to the bucket that holds that run of the table. Answers are written to files in
+which each part finds its own lines, so that the rows themselves never move.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def join(
     function: Callable[[Answers], MapFunction],
     stage: str,
 ) -> Frame:
-    """The frame whose batches went through `function`, which is given what the tables know about a part's values.
+    """Map the batches with `function`, which also receives the rows of tables for a part's values.
 
-    A question says, from a part's answers to those before it, how to get the distinct values by table out of a
-    batch. `stage` names the folder of the answers: what an earlier run was told there is not asked again.
+    A query extracts, given the answers to a part's earlier queries, the distinct values by table from a batch.
+    `stage` names the folder of the answers: those of an earlier run are reused.
     """
     asked = {"tables": sorted(tables), "questions": len(questions), "parts": len(frame.parts)}
     answers = AnswerFiles(engine.work / stage, {})
     record = answers.folder / "answers.json"
     earlier = read_record(record) if record.exists() else {}
-    # With another bound of memory, an earlier run may have kept other tables on disk.
+    # With another memory bound, an earlier run may have kept other tables on disk.
     if earlier.get("asked") == asked:
         answers = replace(answers, files=earlier["files"])
         answers.check()
@@ -66,7 +66,7 @@ class AnswerFiles:
 
     def of_part(self, number: int) -> dict[str, pl.DataFrame]:
         return {
-            # A part may have asked for a value more than once.
+            # A part may have sent a value more than once.
             name: read_bucket([self.folder / file for file in files], number).unique("value")
             for name, files in self.files.items()
         }
@@ -74,7 +74,7 @@ class AnswerFiles:
 
 @dataclass(frozen=True)
 class _Joined:
-    """What happens to the batches of every part."""
+    """The functions for the batches of every part."""
 
     maps: tuple[MapFunction, ...]
     answers: AnswerFiles
@@ -83,7 +83,7 @@ class _Joined:
 
 @dataclass(frozen=True)
 class JoinedPart:
-    """A part whose rows are worked on together with the answers to its questions."""
+    """A part whose rows are processed together with the answers to its queries."""
 
     part: Partition
     number: int
@@ -109,7 +109,7 @@ def _ask(
     answers: AnswerFiles,
     stage: str,
 ) -> AnswerFiles:
-    """The answers so far, and those to one more question."""
+    """The answers so far, and those to one more query."""
     scatter = _AskForPart(
         {name: table.num_runs for name, table in tables.items()},
         question,
@@ -127,7 +127,7 @@ def _ask(
 
 @dataclass(frozen=True)
 class _AskForPart:
-    """Sends the distinct values of a part to where they are known."""
+    """Sends the distinct values of a part to the runs of the tables."""
 
     num_runs: Mapping[str, int]
     question: Question
@@ -158,7 +158,7 @@ class _AskForPart:
 
 @dataclass(frozen=True)
 class _AnswerBucket:
-    """Looks values up in one run of each table; the run is read once, when the first value asks for it."""
+    """Looks values up in one run of each table; the run is read once, on the first value."""
 
     tables: Mapping[str, StoredTable]
     folder: Path
@@ -188,7 +188,7 @@ class _AnswerBucket:
         self, bucket: int, held: Mapping[str, list[pl.DataFrame]], files: dict[str, dict[str, str]]
     ) -> None:
         for name, frames in held.items():
-            # A task that runs twice leaves a file that nobody reads.
+            # A task that runs twice leaves an unused file.
             unique = f"{os.getpid()}-{secrets.token_hex(4)}"
             file = f"{list(self.tables).index(name):04d}-{bucket:05d}-{unique}.arrow"
             rows = pl.concat(frames)
@@ -198,14 +198,14 @@ class _AnswerBucket:
 
 
 class _KnownValues:
-    """One run of a table, ready to be asked."""
+    """One run of a table, prepared for lookups."""
 
     def __init__(self, rows: pl.DataFrame) -> None:
         self.rows = rows
         self.lookup = ValueIndex(rows["value"])
 
     def answer(self, asked: pl.DataFrame) -> pl.DataFrame:
-        """The table's rows for the values asked for, with the part that asks; nothing for unknown values."""
+        """The table's rows for the requested values, with the requesting part; nothing for unknown values."""
         places = self.lookup.find(asked["value"])
         parts = asked["part"].filter(places > 0)
         return self.rows[places.filter(places > 0) - 1].with_columns(part=parts)

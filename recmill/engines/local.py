@@ -1,4 +1,4 @@
-"""The default engine: threads of one process over pieces of the log, bounded memory, resumable."""
+"""The default engine: threads of one process over units of the log, with bounded memory, resumable."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COUNT_BUCKETS = 64
 
 @dataclass(frozen=True)
 class BucketPart:
-    """One bucket of spilled rows; `function` sees all of it at once."""
+    """One bucket of spilled rows; `function` receives all of it at once."""
 
     files: tuple[Path, ...]
     bucket: int
@@ -97,7 +97,7 @@ class LocalEngine(Engine):
     def _scatter(
         self, frame: Frame, stage: str, bucket_of: BucketOf, buckets: int, function: MapFunction, title: str
     ) -> tuple[Partition, ...]:
-        """Spill the rows of each part by bucket; the buckets become the parts of what follows."""
+        """Spill the rows of each part by bucket; the buckets become the parts of the result."""
         (self.work / stage).mkdir(parents=True, exist_ok=True)
         task = partial(_spill_part, self.work, stage, bucket_of, buckets, self._chunk_bytes())
         files = tuple(file for found in self.run(frame, title, task) for file in found)
@@ -107,8 +107,8 @@ class LocalEngine(Engine):
         return tuple(BucketPart(files, bucket, size, function) for bucket in range(buckets))
 
     def run(self, frame: Frame, title: str, task: Task[T]) -> list[T]:
-        """Work through all parts on all cores; the first error stops the rest."""
-        # A few parts that cannot be cut, such as gzip files, leave cores idle: these read and decompress.
+        """Run all parts on all cores; the first error stops the rest."""
+        # A few unsplittable parts, such as gzip files, leave cores idle: these prefetch and decompress.
         ahead = len(frame.parts) < self.workers
 
         def watched(number: int, part: Partition) -> T:
@@ -134,7 +134,7 @@ class LocalEngine(Engine):
 
 
 class _Watched:
-    """A part's batches, reported as they go by; a batch's share of the part's bytes is estimated."""
+    """A part's batches with progress reports; a batch's fraction of the part's bytes is estimated."""
 
     def __init__(self, batches: Iterator[pl.DataFrame], num_bytes: int, stage: ProgressBar) -> None:
         self.batches = batches
@@ -195,7 +195,7 @@ class _Counting:
         shutil.rmtree(spill, ignore_errors=True)
 
     def add(self, columns: Mapping[str, list[tuple[pl.Series, pl.Series]]], start: int) -> None:
-        # Threads begin at different counters, so that they seldom wait for each other.
+        # Threads start at different counters, so that they rarely wait for each other.
         names = list(columns)
         for name in names[start % max(1, len(names)) :] + names[: start % max(1, len(names))]:
             for series, positions in columns[name]:
@@ -203,7 +203,7 @@ class _Counting:
         self._bound()
 
     def _bound(self) -> None:
-        # A counter that grows holds its old and its new table for a moment: half of the bound is for that.
+        # A growing counter briefly holds its old and its new table: half of the bound is reserved for that.
         with self._lock:
             while sum(counter.num_bytes for counter in self.counters.values()) > self.memory // 2:
                 name = max(self.counters, key=lambda name: self.counters[name].num_bytes)
@@ -239,7 +239,7 @@ class _Counting:
         return ValueCounts(frame["value"], frame["count"], firsts, num_values, missing, num_distinct)
 
     def _check_size(self, name: str, kept: list[pl.DataFrame]) -> None:
-        """Values that get an id must fit into memory, with their lookup and room to sort them."""
+        """Check that values that get an id fit into memory, with their lookup and room to sort them."""
         self.num_kept_bytes[name] = sum(int(frame.estimated_size()) for frame in kept) * BYTES_FOR_LOOKUP
         if sum(self.num_kept_bytes.values()) > self.memory * 2:
             raise ResourceError(

@@ -1,6 +1,6 @@
-"""Ray as a cluster: parts and buckets are tasks of Ray Data, rows travel through its hash shuffle as (bucket, bytes).
+"""Ray as a cluster: parts and buckets are tasks of Ray Data, rows go through its hash shuffle as (bucket, bytes).
 
-What tasks run lies in Ray's object store, once for a call, and is unpickled once in each process.
+The functions of a call are stored once in Ray's object store, and unpickled once in each process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 _MIN_OBJECT_STORE_BYTES = 128 << 20
-_NUM_KEPT = 2  # calls whose functions a process keeps: tasks of one may end while the next has begun
+_NUM_KEPT = 2  # calls whose functions a process caches: tasks of one may be ending while the next has begun
 _RESULT = pa.schema([("number", pa.int64()), ("result", pa.large_binary())])
 _SHUFFLED = pa.schema([("bucket", pa.int64()), ("payload", pa.large_binary())])
 _ENVIRONMENT = {"POLARS_MAX_THREADS": "1"}  # tasks share the cores already
@@ -38,10 +38,10 @@ _BLOCK: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow", "zero_c
 
 
 class RayCluster:
-    """Tasks on Ray. Without an address, a cluster is started on this machine and ends with `close`.
+    """Tasks on Ray. Without an address, a cluster is started on this machine and stopped by `close`.
 
-    A cluster that the program is connected to already is used and left alone. `workers` bounds the tasks at once;
-    `work` is a folder that all machines see.
+    An existing connection of the program is reused and left open. `workers` bounds concurrent tasks; `work` is a
+    folder that all machines share.
     """
 
     name = "ray"
@@ -86,7 +86,7 @@ class RayCluster:
     ) -> list[R]:
         with self._calling((list(parts), scatter, num_buckets, gather), len(parts), report) as tasks:
             sent = _numbers(max(1, len(parts))).map_batches(partial(_scatter_parts, tasks), **_BLOCK)
-            # Blocks are not cut any further, so that a bucket stays together; few buckets are of few rows.
+            # Blocks are not split further, so that a bucket stays together; few buckets have few rows.
             by_bucket = (
                 {"keys": ["bucket"], "num_blocks": num_buckets} if num_buckets > 2 else {"num_blocks": 1}
             )
@@ -98,7 +98,7 @@ class RayCluster:
 
     @contextmanager
     def _calling(self, shipped: Any, num_parts: int, report: Report) -> Iterator[_RayCall]:
-        """Ship what tasks run, report the parts that end, and raise what a task raised as it was."""
+        """Ship the functions of tasks, report finished parts, and re-raise a task's error unchanged."""
         import ray
         from ray import cloudpickle
         from ray.data import DataContext
@@ -115,7 +115,7 @@ class RayCluster:
                 raise
 
 
-# what runs on the machines of the cluster: functions of blocks
+# functions of blocks, which run on the machines of the cluster
 
 
 _shipped: OrderedDict[str, Any] = OrderedDict()  # by call, in each process
@@ -127,7 +127,7 @@ class _RayCall:
 
     call: TaskCall
     key: str
-    # A reference to bytes: were they an object, Ray would try for ever to unpickle what it cannot.
+    # A reference to bytes: for an object, Ray would retry for ever when unpickling fails.
     shipped: Any
 
     def open(self) -> Any:
@@ -153,9 +153,7 @@ def _scatter_parts(tasks: _RayCall, numbers: pa.Table) -> Iterator[pa.Table]:
     for number in numbers["id"].to_pylist():
         with tasks.call.watched(number):
             parts, scatter, num_buckets, _ = tasks.open()
-            if (
-                number == 0
-            ):  # every bucket gets a row, so that its gather is called even if nothing else comes
+            if number == 0:  # every bucket gets a row, so that gather is called for empty ones too
                 yield pa.table([range(num_buckets), [None] * num_buckets], schema=_SHUFFLED)
             if number < len(parts):
                 for bucket, frame in scatter(number, parts[number]):
@@ -184,7 +182,7 @@ def _result(number: int, result: Any) -> pa.Table:
     return pa.table([[number], [pickle.dumps(result)]], schema=_RESULT)
 
 
-# what runs here
+# on the driver
 
 
 def _numbers(count: int) -> Any:
@@ -207,12 +205,13 @@ def _data_context(workers: int | None, memory: int) -> Any:
     from ray.data import DataContext, ExecutionResources
     from ray.data.context import ShuffleStrategy
 
-    with warnings.catch_warnings():  # copying it sets what Ray Data itself calls deprecated
+    with warnings.catch_warnings():  # copying it sets options that Ray Data itself deprecates
         warnings.simplefilter("ignore", DeprecationWarning)
         context = DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    context.shuffle_strategy = ShuffleStrategy.SHUFFLE_V2  # of tasks, which are run again when they are lost
+    # shuffles by tasks, which are retried when they are lost
+    context.shuffle_strategy = ShuffleStrategy.SHUFFLE_V2
     context.shuffle_compression = "none"  # payloads are compressed
     context.shuffle_input_batch_bytes = memory // 8
     if workers is not None:
@@ -222,7 +221,7 @@ def _data_context(workers: int | None, memory: int) -> Any:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Ray Data tells the end of each call, and of errors that we show ourselves."""
+    """Silence Ray Data's messages about the end of calls, and about errors that we report ourselves."""
     logger = logging.getLogger("ray.data")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""The one way to a Ray cluster: join the one that is named, or start one on this machine."""
+"""Connecting to a Ray cluster: join the given one, or start one on this machine."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def connected(
     variables: Mapping[str, str] | None = None,
     **starting: Any,
 ) -> Iterator[None]:
-    """Join the cluster at an address or in RAY_ADDRESS; without either, start one that ends with this.
+    """Join the cluster at an address or in RAY_ADDRESS; without either, start one that ends with this context.
 
-    A cluster that the program is connected to already is used and left alone. `variables` are for the environment of
-    its processes, `num_cpus` and `starting` for a cluster that is started.
+    An existing connection of the program is reused and left open. `variables` are for the environment of its
+    processes, `num_cpus` and `starting` for a cluster that is started.
     """
     try:
         import ray
@@ -74,7 +74,7 @@ def _init(address: str, **options: Any) -> None:
 
 
 def _check_answers(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Fail fast: Ray itself would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
         try:
@@ -91,7 +91,7 @@ def _nobody_answers(address: str, error: Exception) -> ResourceError:
 
 
 def _check_machines() -> None:
-    """Ray would try for ever to run what a machine cannot import: better to know it at once."""
+    """Fail fast: Ray would retry for ever on a machine that cannot import a function."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -124,11 +124,11 @@ def _version() -> str:
 
 @contextmanager
 def _environment(num_cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
-    """What the processes of a cluster that is started here inherit, unless it is set already."""
+    """Variables that the processes of a cluster started here inherit, unless they are set already."""
     wanted = {
         **variables,
         "RAY_USAGE_STATS_ENABLED": "0",
-        # A shuffle has processes of its own; without these, idle ones end after a second and are started again.
+        # A shuffle uses processes of its own; without these, idle ones end after a second and are restarted.
         "RAY_num_workers_soft_limit": str(3 * num_cpus),
         "RAY_idle_worker_killing_time_threshold_ms": "60000",
     }

@@ -1,4 +1,4 @@
-"""Writing shards: one file for each part and split, whole or not there; as Parquet, or as rows of int32."""
+"""Writing shards: one file per part and split, written atomically; as Parquet, or as rows of int32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from recmill.recipe.recipe import COPY, POSITION, SPLIT, SPLITS
 Format = Literal["parquet", "int32"]
 ROWS_PER_GROUP = 1 << 16
 ROWS_PER_SHARD = 1 << 22
-# Plain pages: a dictionary costs more than it saves for ids, and nobody looks for ranges of them.
+# Plain pages: a dictionary costs more than it saves for ids, and nobody queries ranges of them.
 PARQUET: dict[str, Any] = {
     "compression": "lz4",
     "use_dictionary": False,
@@ -41,18 +41,18 @@ class ShardRecord:
     rows: int
     num_bytes: int
     digest: str
-    checksums: tuple[str, ...] = ()  # of the bytes, where they are Parquet
+    checksums: tuple[str, ...] = ()  # of the bytes of Parquet files
 
 
 def forget_unfinished(into: Path, folders: Iterable[str]) -> None:
-    """Remove what killed writers left aside; their tasks run again."""
+    """Remove temporary files of killed writers; their tasks run again."""
     for folder in folders:
         for file in (into / folder).glob("*.partial"):
             file.unlink(missing_ok=True)
 
 
 class ShardWriter:
-    """Divides batches by their split and appends them to a file for each; a long part gets several files.
+    """Splits batches by split and appends them to a file for each; a long part gets several files.
 
     `folders` names the directory of each value of the split.
     """
@@ -103,14 +103,14 @@ class ShardWriter:
 
 
 class _OpenShard(ABC):
-    """A file that grows aside and takes its name when it is finished."""
+    """A temporary file that is renamed when it is finished."""
 
     def __init__(self, into: Path, split: str, file: str) -> None:
         (into / split).mkdir(parents=True, exist_ok=True)
         self.split = split
         self.file = f"{split}/{file}"
         self.path = into / split / file
-        self.aside = unique_aside(self.path)  # a lost task may still write when its successor does
+        self.aside = unique_aside(self.path)  # a lost task may still be writing when its replacement does
         self.held: list[pl.DataFrame] = []
         self.num_held = 0
         self.digest = RowDigest()
@@ -121,7 +121,7 @@ class _OpenShard(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Write what comes after the last row, if anything does."""
+        """Write the footer, if the format has one."""
 
     def add(self, rows: pl.DataFrame) -> None:
         self.digest += RowDigest.of(rows)
@@ -144,7 +144,7 @@ class _OpenShard(ABC):
         return ShardRecord(self.split, self.file, self.digest.rows, size, self.digest.hex(), checksums)
 
     def checksums(self) -> tuple[str, ...]:
-        """Of the finished file's bytes, if its readers compare them."""
+        """Checksums of the finished file's bytes, if its readers verify them."""
         return ()
 
     def abandon(self) -> None:
@@ -175,4 +175,4 @@ class _Int32Shard(_OpenShard):
         self.sink.write(np.ascontiguousarray(rows.cast(pl.Int32).to_numpy(), dtype="<i4").tobytes())
 
     def end(self) -> None:
-        """Rows are all there is."""
+        """There is no footer."""

@@ -1,7 +1,7 @@
 """Spark as a cluster: parts run as tasks of `mapInArrow`, buckets are a shuffle of (bucket, bytes).
 
-Only DataFrames are used, so that it works with a session of one's own (local[4], spark://HOST:PORT, yarn, k8s://...)
-and with Spark Connect (sc://HOST:PORT). What tasks run and what they report lies in a folder that all nodes see.
+Only DataFrames are used, so that any session works (local[4], spark://HOST:PORT, yarn, k8s://...), and Spark Connect
+(sc://HOST:PORT). The functions of tasks and their records are in a folder that all nodes share.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from recmill.reporting.machine import available_cores
 P = TypeVar("P")
 R = TypeVar("R")
 
-_PAYLOAD_BYTES = 4 << 20  # of rows in one row of the shuffle, before compression
-_BATCH_BYTES = 16 << 20  # of such rows between Spark and Python
+_PAYLOAD_BYTES = 4 << 20  # bytes of rows in one row of the shuffle, before compression
+_BATCH_BYTES = 16 << 20  # bytes of such rows between Spark and Python
 _RESULT = pa.schema([("number", pa.int32()), ("result", pa.binary())])
 _SHUFFLED = pa.schema([("bucket", pa.int32()), ("payload", pa.binary())])
 
-# Goes to all buckets when a part ended early: what they get is not all, and nothing may be made of it. The rows
-# themselves say so, since another node may see the records of a call late.
+# Sent to all buckets when a part ended early: what they get is incomplete, and must not be used. It travels with the
+# rows, because another node may see the records of a call late.
 _NOT_WHOLE = b""
 _SIGNS_OF_LOSS = ("ExecutorLostFailure", "Python worker exited unexpectedly")
 
-# Of each session, changed for that session alone.
+# For each session, set for that session alone.
 _SESSION = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(_BATCH_BYTES),
     "spark.sql.shuffle.partitions": "8",
 }
-# Of a Spark application that we start.
+# For a Spark application that we start.
 _APPLICATION = {
     "spark.app.name": "recmill",
     "spark.log.level": "ERROR",
@@ -71,9 +71,9 @@ _ON_THIS_MACHINE = {
 
 
 class SparkCluster:
-    """Tasks on Spark. `work` must be a folder that all nodes see; `conf` wins over settings of ours.
+    """Tasks on Spark. `work` must be a folder that all nodes share; `conf` overrides our settings.
 
-    A session that is active already is used and left running; what is started here ends with `close`.
+    An active session is reused and left running; one that is started here ends with `close`.
     """
 
     name = "spark"
@@ -87,13 +87,13 @@ class SparkCluster:
     ) -> None:
         self._work = work.absolute()
         self._work.mkdir(parents=True, exist_ok=True)
-        self._log = self._work / "spark.log"  # what Spark says, when it is started here
+        self._log = self._work / "spark.log"  # output of a Spark that is started here
         self._session, self._is_ours = _open_session(address, conf or {}, memory, self._log)
         self._parallelism: int | None = None
 
     def parallelism(self) -> int:
         if self._parallelism is None:
-            # Spark cuts a range into as many pieces as it has cores, unless told otherwise.
+            # Spark splits a range into one partition per core, unless configured otherwise.
             pieces = self._session.range(1 << 14).selectExpr("spark_partition_id() AS piece").toArrow()
             self._parallelism = len(pieces["piece"].unique())
         return self._parallelism
@@ -116,12 +116,12 @@ class SparkCluster:
         gather: Gather[R],
         report: Report,
     ) -> list[R]:
-        """What scatter yields for a bucket, from all parts, comes to one call gather(bucket, frames), streamed."""
+        """Frames that scatter yields for a bucket, from all parts, are streamed to one call gather(bucket, frames)."""
         with self._calling((list(parts), scatter, num_buckets, gather), len(parts), report) as tasks:
             sent = self._numbers(max(1, len(parts))).mapInArrow(
                 partial(_scatter_part, tasks), "bucket int, payload binary"
             )
-            # One partition for each bucket: asked for by number, it is neither split nor merged by Spark.
+            # One partition per bucket: with an explicit number, Spark neither splits nor merges them.
             buckets = sent.repartitionById(num_buckets, "bucket")
             results = buckets.mapInArrow(partial(_gather_bucket, tasks), "number int, result binary")
             return self._collected(tasks, results, num_buckets)
@@ -142,7 +142,7 @@ class SparkCluster:
 
     @contextmanager
     def _cancelled_on_error(self, tag: str) -> Iterator[None]:
-        """No task of a call goes on when the call is over."""
+        """Cancel the remaining tasks of a call when it ends."""
         self._session.addTag(tag)
         try:
             yield
@@ -155,7 +155,7 @@ class SparkCluster:
                 self._session.removeTag(tag)
 
     def _collected(self, tasks: _SparkCall, results: Any, count: int) -> list[Any]:
-        """The results of all tasks, or the error that one of them met."""
+        """The results of all tasks, or the error of one of them."""
         from pyspark.errors import PySparkException
 
         try:
@@ -165,7 +165,7 @@ class SparkCluster:
         found = dict(zip(table["number"].to_pylist(), table["result"].to_pylist(), strict=True))
         if len(found) < count:
             raise tasks.call.failure() or ResourceError(
-                "A task failed, but what it says about it is not visible here. The folder of the output must lie on a "
+                "A task failed, but its error record is not visible here. The folder of the output must lie on a "
                 "file system that all machines of the cluster share, under the same path."
             )
         return [pickle.loads(found[number]) for number in range(count)]
@@ -173,10 +173,10 @@ class SparkCluster:
 
 @dataclass(frozen=True)
 class _SparkCall:
-    """What goes with each task of a call: where to find what it runs, and where to say what became of it."""
+    """What each task of a call receives: where its function is stored, and where to write its record."""
 
     call: TaskCall
-    # Of the file with what they run. It travels with Spark's own task, so that a file that others changed is not run.
+    # Of the file with the functions. It travels with Spark's own task, so that a modified file is not run.
     digest: str
 
     @classmethod
@@ -190,7 +190,7 @@ class _SparkCall:
 
     @contextmanager
     def watched(self, number: int) -> Iterator[None]:
-        """An error of ours is recorded and ends the task in peace: to try again would not help."""
+        """Record one of our errors and end the task normally: a retry would not help."""
         try:
             with self.call.watched(number):
                 yield
@@ -203,7 +203,7 @@ class _SparkCall:
 
 @lru_cache(maxsize=2)
 def _unpickled(path: Path, digest: str) -> Any:
-    """What a call shipped, read once for each process. The call before may have tasks that are about to end."""
+    """The functions of a call, read once per process. Tasks of the previous call may still be ending."""
     content = path.read_bytes()
     if sha256(content).hexdigest() != digest:
         raise ArtifactError(
@@ -213,7 +213,7 @@ def _unpickled(path: Path, digest: str) -> Any:
     return pickle.loads(content)
 
 
-# What runs on the nodes: functions of Arrow batches, for `mapInArrow`.
+# Functions of Arrow batches for `mapInArrow`, which run on the nodes.
 
 
 def _run_part(tasks: _SparkCall, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -230,7 +230,7 @@ def _run_part(tasks: _SparkCall, batches: Iterator[pa.RecordBatch]) -> Iterator[
 def _scatter_part(tasks: _SparkCall, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     parts, scatter, num_buckets, _ = tasks.shipped()
     for number in _numbers_in(batches):
-        if number == 0:  # every bucket gets a row, so that its gather is called even if nothing else comes
+        if number == 0:  # every bucket gets a row, so that gather is called for empty ones too
             yield _to_all(num_buckets, None)
         is_whole = number >= len(parts)
         if not is_whole and not tasks.are_given_up():
@@ -265,13 +265,13 @@ def _frames_in(batches: Iterable[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
     for batch in batches:
         for payload in batch["payload"]:
             if payload.is_valid and not len(payload.as_buffer()):
-                raise RecmillError("A part is missing: what became of it, its own record tells.")
+                raise RecmillError("A part is missing; its own record has the reason.")
             if payload.is_valid:
                 yield decode(payload.as_buffer())
 
 
 def _in_batches(rows: Iterable[tuple[int, bytes]]) -> Iterator[pa.RecordBatch]:
-    """Rows of the shuffle, several at a time but never too many bytes of them."""
+    """Rows of the shuffle, several at a time within a bound of bytes."""
     held: list[tuple[int, bytes]] = []
     num_bytes = 0
     for row in rows:
@@ -306,11 +306,11 @@ def _pickled(value: Any) -> bytes:
     return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
 
-# What runs on the driver.
+# on the driver
 
 
 def _open_session(address: str | None, conf: Mapping[str, str], memory: int, log: Path) -> tuple[Any, bool]:
-    """A session with settings of its own, and whether what is behind it is ours to stop."""
+    """A session with its own settings, and whether we started its application."""
     try:
         import pyspark  # noqa: F401
     except ImportError:
@@ -334,7 +334,7 @@ def _active_session() -> Any:
 
 
 def _started(address: str, conf: Mapping[str, str], memory: int, log: Path) -> Any:
-    """A Spark application of our own. What it says goes to a file, not among our lines."""
+    """Start a Spark application. Its output goes to a file, not into ours."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
@@ -347,7 +347,7 @@ def _started(address: str, conf: Mapping[str, str], memory: int, log: Path) -> A
     ours = {**_APPLICATION, **_SESSION, **_settings_for(address, conf, memory)}
     settings = SparkConf().setAll([*ours.items(), *conf.items(), ("spark.master", address)])
     try:
-        gateway = SparkContext._gateway  # there is one Java process for each of ours
+        gateway = SparkContext._gateway  # this process has one Java process
         if gateway is None:
             with open(log, "ab") as file:
                 gateway = launch_gateway(settings, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
@@ -355,7 +355,7 @@ def _started(address: str, conf: Mapping[str, str], memory: int, log: Path) -> A
         session = SparkSession(context)
     except (PySparkException, Py4JError) as error:
         raise _spark_failed(error, log) from None
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # errors are ours to show
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # we report errors ourselves
     own_python = sys.executable if address.startswith("local") else context.pythonExec
     context.pythonExec = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or own_python
     return session
@@ -364,13 +364,13 @@ def _started(address: str, conf: Mapping[str, str], memory: int, log: Path) -> A
 def _settings_for(address: str, conf: Mapping[str, str], memory: int) -> dict[str, str]:
     if address.startswith("local"):
         return _ON_THIS_MACHINE
-    # What Python holds counts as overhead where memory is granted: a container that takes more is killed.
+    # Memory of Python counts as overhead where memory is granted: a container that exceeds it is killed.
     tasks = int(conf.get("spark.executor.cores", "1"))
     return {"spark.executor.memoryOverhead": f"{tasks * memory >> 20}m"}
 
 
 def _beside(active: Any, address: str | None, conf: Mapping[str, str]) -> Any:
-    """A session with settings of its own in the application that is running already."""
+    """A session with its own settings in the running application."""
     running = active.conf.get("spark.master", "")
     if address and address != running:
         raise RecmillError(
@@ -381,7 +381,7 @@ def _beside(active: Any, address: str | None, conf: Mapping[str, str]) -> Any:
 
 
 def _connected(address: str, conf: Mapping[str, str]) -> Any:
-    """A session of one's own at a Spark Connect server."""
+    """A session of its own at a Spark Connect server."""
     try:
         from pyspark.sql.connect.session import SparkSession
     except ImportError:
@@ -414,7 +414,7 @@ def _check_java() -> None:
 
 
 def _check_answers(address: str, what: str) -> None:
-    """Spark itself would try for minutes."""
+    """Fail fast: Spark itself would retry for minutes."""
     hosts = urlsplit(address).netloc.split(",")
     for host in hosts:
         name, _, port = host.rpartition(":") if ":" in host else (host, "", "15002")

@@ -1,7 +1,7 @@
-"""Rows on disk between two passes: how counting, grouping and ordering go beyond memory.
+"""Rows on disk between two passes: counting, grouping and ordering beyond memory.
 
-A spill file is an Arrow IPC file with one record batch for each bucket, so that bucket b of many files can be
-read without touching the others. A file of one bucket's rows, or of any rows in a row, is an Arrow IPC file too.
+A spill file is an Arrow IPC file with one record batch per bucket, so that bucket b of many files can be read without
+touching the others. Files of one bucket's rows, or of consecutive rows, are Arrow IPC files too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recmill.features.kernels import Array
 
 
 def write_buckets(frame: pl.DataFrame, buckets: Array, num_buckets: int, path: Path) -> None:
-    """Write rows by bucket number, keeping their order inside a bucket. The file appears whole or not at all."""
+    """Write rows by bucket number, keeping their order inside a bucket. The file is written atomically."""
     order = np.argsort(buckets, kind="stable")
     table = frame[order].to_arrow().combine_chunks()
     bounds = np.searchsorted(buckets[order], np.arange(num_buckets + 1))
@@ -37,7 +37,7 @@ def read_bucket(paths: Sequence[Path], bucket: int) -> pl.DataFrame:
     """All rows of one bucket, file by file."""
     batches = []
     for path in paths:
-        # Plain reads: a memory map would count as memory of ours while the pages stay.
+        # Plain reads: a memory map would count as our memory while its pages stay.
         with pa.OSFile(str(path), "rb") as file:
             batches.append(pa.ipc.open_file(file).get_batch(bucket))
     frame = pl.from_arrow(pa.Table.from_batches(batches))
@@ -46,7 +46,7 @@ def read_bucket(paths: Sequence[Path], bucket: int) -> pl.DataFrame:
 
 
 def write_frames(frames: Iterable[pl.DataFrame], path: Path) -> tuple[int, int]:
-    """Write frames of one schema, as they come; how many rows and bytes they were. No rows, no file."""
+    """Write frames of one schema as they arrive; returns the numbers of rows and bytes. No rows, no file."""
     num_rows = num_bytes = 0
     aside = unique_aside(path)
     writer = None
@@ -72,7 +72,7 @@ def write_frames(frames: Iterable[pl.DataFrame], path: Path) -> tuple[int, int]:
 
 
 def read_frames(path: Path) -> Iterator[pl.DataFrame]:
-    """What `write_frames` wrote, batch by batch."""
+    """Read the output of `write_frames`, batch by batch."""
     with pa.OSFile(str(path), "rb") as file:
         reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):

@@ -1,1 +1,1 @@
-"""Feature steps at work, the Plan, and the native kernels below them."""
+"""The implementation of feature steps, the Plan, and the native kernels below them."""

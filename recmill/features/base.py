@@ -1,8 +1,8 @@
-"""What every step of a feature promises.
+"""The interface of all feature steps.
 
-A stateless step only applies. A fitted step first names what it must know about the training rows
-(`Moments`, `Counts` or `Groups`); the plan has that measured and hands it to `learn`. Afterwards it applies
-like any other, to a million rows or to one: each row's result depends on that row alone.
+A stateless step only applies. A fitted step first requests a statistic of the training rows (`Moments`, `Counts` or
+`Groups`); the plan has it measured and passes it to `learn`. Afterwards the step applies like any other, to a million
+rows or to one: each row's result depends on that row alone.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Numbers = TypeVar("Numbers", pl.Expr, pl.Series)
 
 @dataclass(frozen=True)
 class NeedsMoments:
-    """Count, sum, squares, range of the numbers that reach the step."""
+    """Count, sum, squares and range of the step's numeric input."""
 
 
 @dataclass(frozen=True)
 class NeedsCounts:
-    """How often each value that reaches the step occurs. Requests of one `name` count together."""
+    """Counts of the distinct values in the step's input. Requests of one `name` are counted together."""
 
     name: str
     options: CountOptions
@@ -65,7 +65,7 @@ Need = NeedsMoments | NeedsCounts | NeedsGroups
 
 
 class ValueTable:
-    """Values and what is known about each: a vocabulary, a count, a code. Row k, from 0, has id k + 1."""
+    """Values with their data: a vocabulary, a count, a code. Row k, from 0, has id k + 1."""
 
     def __init__(self, frame: pl.DataFrame, facts: Mapping[str, int] | None = None) -> None:
         self._frame = frame
@@ -86,7 +86,7 @@ class ValueTable:
 
     @property
     def lookup(self) -> ValueIndex:
-        """Built on first use and kept: a table is looked up many times."""
+        """Built on first use and cached."""
         with self._building:
             if self._lookup is None:
                 self._lookup = ValueIndex(self.frame["value"])
@@ -96,15 +96,15 @@ class ValueTable:
         return ValueTable, (self.frame, self.facts)
 
     def digest(self) -> str:
-        """Digest of the values, what is known about them, and their ids."""
+        """Digest of the values, their data, and their ids."""
         return RowDigest.of(self.frame.with_row_index("__id")).hex()
 
     def as_values(self, series: pl.Series) -> pl.Series:
-        """A column as what is looked up for it: text or int64."""
+        """A column in the type of the table's values: text or int64."""
         return series.cast(pl.String if self.is_text else pl.Int64)
 
     def row_numbers(self, series: pl.Series) -> pl.Series:
-        """The row of each value, from 1; 0 for those that are not there."""
+        """The row of each value, from 1; 0 for unknown values."""
         return self.lookup.find(self.as_values(series))
 
     def ids(self, series: pl.Series) -> pl.Series:
@@ -115,13 +115,13 @@ class ValueTable:
         return row_numbers
 
     def column(self, name: str, row_numbers: pl.Series, missing: float | None) -> pl.Series:
-        """What a column has for each row; `missing` for row 0."""
+        """A column's entry for each row; `missing` for row 0."""
         known = self.frame[name].cast(pl.Float64)
         padded = pl.concat([pl.Series(name, [missing], dtype=pl.Float64), known])
         return padded.gather(row_numbers.cast(pl.UInt32))
 
     def top(self, num: int) -> pl.DataFrame:
-        """The values with the largest counts; ties by value. None when they were not counted."""
+        """The values with the largest counts; ties by value. None without counts."""
         if "count" not in self.frame.columns:
             return pl.DataFrame(schema=["value", "count"])
         best = self.frame.select("value", "count").top_k(num, by=["count", "value"], reverse=[False, True])
@@ -132,28 +132,28 @@ class ValueTable:
 
 
 class Transform(Generic[S]):
-    """A step at work."""
+    """The implementation of a step."""
 
     def __init__(self, step: S, name: str, kind: str) -> None:
         self.step = step
         self.name = name  # "<feature>/<number of the step>"
-        self.kind = kind  # what reaches the step, in the words of `recmill.recipe.check`
-        self.state: dict[str, Any] = {}  # what was learned, as plain JSON values
-        self.table: ValueTable | None = None  # what was learned, value by value
+        self.kind = kind  # the kind of the step's input, as in `recmill.recipe.check`
+        self.state: dict[str, Any] = {}  # learned state, as plain JSON values
+        self.table: ValueTable | None = None  # learned state, value by value
 
     @property
     def takes_lists(self) -> bool:
         return self.kind.startswith("list of ")
 
     def need(self) -> Need | None:
-        """What must be measured before the step can apply; None for a stateless one."""
+        """The statistic that the step needs before it can apply; None for a stateless step."""
         return None
 
     def learn_moments(self, moments: Moments) -> None:
         raise AssertionError(self.name)
 
     def counted(self, series: pl.Series) -> pl.Series:
-        """What to count for a column that reaches the step: text or int64."""
+        """The values to count of a column that reaches the step: text or int64."""
         return over_elements(series, as_category)
 
     def learn_counts(self, counts: ValueCounts | StoredCounts) -> ValueTable | None:
@@ -167,14 +167,14 @@ class Transform(Generic[S]):
         return None
 
     def apply(self, columns: Sequence[pl.Series], frame: pl.DataFrame) -> pl.Series:
-        """The result of a step without expression; `frame` is the raw rows, for steps that look beyond their column."""
+        """The result of a step without expression; `frame` has the raw rows, for steps that read other columns."""
         return self.apply_one(columns[0])
 
     def apply_one(self, series: pl.Series) -> pl.Series:
         raise AssertionError(self.name)
 
     def size(self) -> int | None:
-        """Number of ids when the step gives ids: they are 0 to size - 1."""
+        """Number of ids when the step yields ids: they are 0 to size - 1."""
         return None
 
     def vocabulary(self) -> str | None:
@@ -187,7 +187,7 @@ class Transform(Generic[S]):
         return self.vocabulary() or self.name
 
     def with_table(self, table: ValueTable) -> Self:
-        """The same step with another table."""
+        """The step with another table."""
         other = copy.copy(self)
         other.table = table
         return other
@@ -203,27 +203,30 @@ def is_list(series: pl.Series) -> bool:
 
 
 def elements_of(series: pl.Series) -> pl.Series:
-    """The values of a column, or the elements of all its lists in a row."""
+    """The values of a column, or the elements of all its lists concatenated."""
     return series.filter(series.list.len() > 0).explode() if is_list(series) else series
 
 
 def each(columns: Sequence[pl.Expr], is_list: bool, function: Callable[[pl.Expr], pl.Expr]) -> pl.Expr:
-    """`function` of a column, or of each element of a list column."""
+    """Apply `function` to a column, or to each element of a list column."""
     return columns[0].list.eval(function(pl.element())) if is_list else function(columns[0])
 
 
 def selected(frame: pl.DataFrame, expressions: Sequence[pl.Expr]) -> pl.DataFrame:
-    """What a user's expressions give, to the last bit, whether the rows are many or one.
+    """Evaluate user-defined expressions, with the same last bit for many rows and for one.
 
-    Polars divides by one number, a constant column or a single row by way of other operations than by many numbers, so
-    every column is laid out in full and a row alone gets company.
+    Polars divides by a scalar, a constant column or a single row with other operations than by many numbers, so every
+    column is materialised and a single row is padded.
     """
     rows = frame if frame.height > 1 else pl.concat([frame, frame])
     return pl.DataFrame([rows[name] for name in rows.columns]).select(expressions).head(frame.height)
 
 
 def divided(numbers: Numbers, by: float) -> Numbers:
-    """By way of the reciprocal, as Polars divides a column by a number; one row, though, it would divide exactly."""
+    """Multiply by the reciprocal, as Polars divides a column by a number.
+
+    Polars would divide a single row exactly.
+    """
     return numbers * (1.0 / by)
 
 
@@ -235,11 +238,11 @@ def over_elements(series: pl.Series, apply: Callable[[pl.Series], pl.Series]) ->
 
 
 def to_lists(name: str, elements: pl.Series, lengths: pl.Series) -> pl.Series:
-    """Cut a column of elements into lists of the given lengths."""
+    """Split a column of elements into lists of the given lengths."""
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths.to_numpy(), dtype=np.int64)])
     return pl.Series(name, pa.LargeListArray.from_arrays(pa.array(offsets), elements.rechunk().to_arrow()))
 
 
 def table_file(name: str) -> str:
-    """File of a vocabulary or code table, whatever characters its name has."""
+    """The file of a vocabulary or code table, whatever characters its name has."""
     return quote(name, safe="") + ".parquet"

@@ -56,7 +56,7 @@ class VocabularyTransform(Transform[steps.Vocabulary]):
         return self.step.named or self.name.rpartition("/")[0]
 
     def need(self) -> Need | None:
-        # What an earlier vocabulary knows keeps its id however rare it is now, so nothing may be dropped here.
+        # Values of an earlier vocabulary keep their ids however rare they are now, so nothing may be dropped here.
         min_count = 1 if self.step.extend else self.step.min_count
         options = CountOptions(self.kind.endswith("text"), min_count, self.step.order == "first_seen")
         return NeedsCounts(self.vocabulary(), options)
@@ -81,7 +81,7 @@ class VocabularyTransform(Transform[steps.Vocabulary]):
         return ValueTable(frame, facts_of(counts, int(frame["count"].sum())))
 
     def _kept(self, found: pl.DataFrame) -> pl.DataFrame:
-        """The values of the earlier vocabulary in their order, with their counts of today."""
+        """The values of the earlier vocabulary in order, with their current counts."""
         old = read_vocabulary(str(self.step.extend), self.vocabulary())
         if old.frame["value"].dtype != found["value"].dtype:
             raise FeatureError(
@@ -113,7 +113,7 @@ def read_vocabulary(path: str, name: str) -> ValueTable:
 
 
 def most_frequent(series: pl.Series, table: ValueTable) -> pl.Series:
-    """Of each list, the id of the token that the vocabulary counted most often; ties go to the smaller id."""
+    """For each list, the id of its most frequent token by the vocabulary's counts; ties go to the smaller id."""
     lengths = series.list.len().fill_null(0)
     row_numbers = table.row_numbers(elements_of(series))
     counts = pl.concat([pl.Series([-1], dtype=pl.Int64), table.frame["count"].cast(pl.Int64)])
@@ -174,7 +174,7 @@ class KeyTransform(Transform[steps.Key]):
 
     def _key(self, series: pl.Series) -> pl.Series:
         keys = hash64(as_category(series), self.step.seed).view(np.int64)
-        # 0 stands for a missing value, so the one value that hashes to it moves aside.
+        # 0 means missing, so the one value that hashes to it gets another key.
         keys = np.where(keys == 0, 1, keys)
         return pl.Series(series.name, _zero_where_missing(keys, series))
 
@@ -225,7 +225,7 @@ class FrequencyTransform(CountTransform):
 
 
 def sum_by_fold(folds: int, frame: pl.DataFrame) -> pl.DataFrame:
-    """For each key, the sum and number of labels in all and in each fold."""
+    """For each key, the sum and number of labels in total and in each fold."""
     present = frame.filter(pl.col("value").is_not_null())
     in_fold = [
         expression
@@ -248,7 +248,7 @@ class TargetTransform(Transform[steps.Target]):
         )
 
     def learn_groups(self, groups: pl.DataFrame) -> ValueTable:
-        """The code of each value, and its code for the rows of each fold, from all folds but that one."""
+        """The code of each value, and its code for the rows of each fold, from all other folds."""
         sums = groups.rename({"key": "value"}).sort("value").rechunk()
         known = sums.filter(pl.col("value").is_not_null())
         folds = range(self.step.folds)
@@ -266,7 +266,7 @@ class TargetTransform(Transform[steps.Target]):
         )
 
     def _codes(self, sums: pl.DataFrame, folds: Sequence[int], prior: float) -> pl.Series:
-        """Smoothed means over some folds; a value that none of them has gets what an unknown one gets."""
+        """Smoothed means over some folds; a value that occurs in none of them gets the code of an unknown one."""
         total = sums.select(pl.sum_horizontal(f"sum_{fold}" for fold in folds)).to_series().to_numpy()
         count = sums.select(pl.sum_horizontal(f"count_{fold}" for fold in folds)).to_series().to_numpy()
         code = (total + prior * self.step.smooth) / np.maximum(1, count + self.step.smooth)
@@ -291,7 +291,7 @@ def mean_over(sums: pl.DataFrame, folds: Sequence[int]) -> float:
 
 
 def fold_of(frame: pl.DataFrame, folds: int, seed: int) -> pl.Series:
-    """Each row's fold, from its position in the log."""
+    """The fold of each row, from its position in the log."""
     return pl.Series("fold", (hash_positions(frame[POSITION], seed) % np.uint64(folds)).astype(np.int64))
 
 
@@ -310,7 +310,7 @@ _STATISTICS = {
 
 
 def aggregate_by_key(statistic: str, frame: pl.DataFrame) -> pl.DataFrame:
-    """The statistic of each key, missing where all of the key's values are."""
+    """The statistic of each key, missing where all of its values are."""
     code = pl.when(pl.col("value").count() > 0).then(_STATISTICS[statistic].cast(pl.Float64))
     return frame.group_by("key", maintain_order=True).agg(code.alias("code"))
 

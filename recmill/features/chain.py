@@ -1,7 +1,7 @@
-"""One feature at work: its steps in order, and running many features at once.
+"""Chains of steps, and running many features at once.
 
-Steps that are Polars expressions run together, in one call for all features: called one by one they would cost
-more than the work itself, for the server's single rows most of all.
+Steps that are Polars expressions run together, in one call for all features: separate calls would cost more than the
+work itself, above all for single rows in the server.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ _LISTS_OF_NUMBERS = tuple(LIST_OF + kind for kind in NUMBERS)
 
 @dataclass(frozen=True)
 class ColumnInfo:
-    """What models need to know about a column of a Table."""
+    """A column of a Table, as models see it."""
 
     name: str
     kind: str  # number, id, key, numbers, ids or keys; the last three are lists
     role: str  # feature or label
     of: str = "context"
-    size: int | None = None  # ids are below it; of lists of numbers, their one length
+    size: int | None = None  # upper bound of ids; the fixed length of lists of numbers
     dim: int | None = None
     vocabulary: str | None = None
 
 
 class Finish(Transform[steps.Step]):
-    """The column as Tables and models hold it: float32, int32 ids, int64 keys; what is still missing is 0."""
+    """The final conversion for Tables and models: float32, int32 ids, int64 keys; missing values become 0."""
 
     def express(self, columns: Sequence[pl.Expr]) -> pl.Expr:
         if not self.takes_lists:
@@ -86,7 +86,7 @@ class Finish(Transform[steps.Step]):
         return {"id": pl.Int32(), "key": pl.Int64()}.get(self.kind.removeprefix("list of "), pl.Float32())
 
     def changes_nothing(self, column: pl.Series) -> bool:
-        """Ids come out of lookups as they should be, which spares the call."""
+        """Ids from lookups need no conversion, which saves the call."""
         return self.dtype.is_integer() and column.dtype == self.dtype and not column.null_count()
 
 
@@ -94,12 +94,12 @@ def _finished_values(values: pl.Expr, dtype: pl.DataType) -> pl.Expr:
     found = values.cast(dtype)
     if dtype.is_integer():
         return found.fill_null(0)
-    # Not just what is missing becomes 0, but -0.0 too: which of the two zeros Polars gives depends on other rows.
+    # This normalises -0.0 to 0 too: which of the two zeros Polars returns depends on other rows.
     return pl.when(found != 0).then(found).otherwise(pl.lit(0, dtype=dtype))
 
 
 class Chain:
-    """One feature or label at work: its steps in order."""
+    """The steps of one feature or label, in order."""
 
     def __init__(self, feature: Feature | Label, kinds: Mapping[str, str]) -> None:
         self.feature = feature
@@ -120,7 +120,7 @@ class Chain:
             transform.resolve({name: kinds[name] for name in feature.columns})
 
     def advance(self, tables: Mapping[str, ValueTable]) -> tuple[Transform[Any], Need] | None:
-        """Pass over all steps that can apply by now; the first that must learn something, and what."""
+        """Advance over all steps that can apply; returns the first step that must learn, and its request."""
         while self.num_ready < len(self.transforms):
             transform = self.transforms[self.num_ready]
             need = transform.need()
@@ -144,12 +144,12 @@ class Chain:
         return bool(transform.state) or transform.table is not None
 
     def stored_steps(self, stop: int) -> list[int]:
-        """Of the first steps, the numbers of those whose vocabulary is not in memory, or just a subset of it."""
+        """Indices of the first steps whose vocabulary is not in memory, or only a subset of it."""
         kinds = (StoredValueTable, SubsetValueTable)
         return [number for number, step in enumerate(self.all_steps[:stop]) if isinstance(step.table, kinds)]
 
     def with_subsets(self, subsets: Mapping[str, SubsetValueTable]) -> Chain:
-        """The same chain with subsets in place of stored vocabularies."""
+        """The chain with subsets in place of stored vocabularies."""
         chain = copy.copy(self)
         chain.transforms = [
             transform.with_table(subsets[transform.table_name])
@@ -158,16 +158,16 @@ class Chain:
             for transform in self.transforms
         ]
         chain.all_steps = [*chain.transforms, self.finish]
-        chain._expressions = self._expressions  # no vocabulary is part of an expression
+        chain._expressions = self._expressions  # expressions contain no vocabulary
         return chain
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_expressions": {}}  # built anew where they are needed
+        return {**vars(self), "_expressions": {}}  # rebuilt where they are needed
 
     def expression(self, start: int, stop: int, from_result: bool) -> tuple[int, pl.Expr | None]:
-        """The steps from `start` on that are expressions, as one, and where they end.
+        """The steps from `start` that are expressions, combined, and the index after them.
 
-        Kept, because building expressions costs more than running them on one row.
+        Cached, because building expressions costs more than running them on one row.
         """
         key = (start, stop, from_result)
         if key not in self._expressions:
@@ -211,7 +211,7 @@ class Chain:
 
 
 def run_chains(frame: pl.DataFrame, jobs: Sequence[tuple[Chain, int]]) -> list[pl.Series]:
-    """Take each chain through its first steps. Steps of all chains that are expressions run together, in one call."""
+    """Run each chain's first steps. Steps of all chains that are expressions run together, in one call."""
     results: dict[str, pl.Series] = {}
     done = [0] * len(jobs)
     while True:
@@ -233,7 +233,7 @@ def _result(frame: pl.DataFrame, chain: Chain, results: Mapping[str, pl.Series])
 def _advance(
     frame: pl.DataFrame, chain: Chain, done: int, num_steps: int, results: dict[str, pl.Series]
 ) -> tuple[int, pl.Expr | None]:
-    """Run the steps that have no expression; then the expression of all that follow and have one."""
+    """Run the steps without expression; returns the expression of the following ones."""
     name = chain.feature.name
     while done < num_steps:
         if done == len(chain.transforms) and name in results and chain.finish.changes_nothing(results[name]):
@@ -263,7 +263,7 @@ def _evaluate(
 
 
 def _evaluate_alone(rows: pl.DataFrame, chain: Chain, expression: pl.Expr) -> None:
-    """Name the feature whose expression fails."""
+    """Find the feature whose expression fails."""
     try:
         rows.select(expression)
     except pl.exceptions.PolarsError as error:
@@ -271,12 +271,12 @@ def _evaluate_alone(rows: pl.DataFrame, chain: Chain, expression: pl.Expr) -> No
 
 
 def check_finite(columns: Sequence[pl.Series]) -> None:
-    """A number that is not finite would poison a model, so it is an error here."""
+    """Raise for a number that is not finite, which would poison a model."""
     for column in columns:
         if column.dtype not in (pl.Float32, pl.List(pl.Float32)):
             continue
         values = column if column.dtype == pl.Float32 else column.explode()
-        # By NumPy: for one row of a server, a query of Polars takes ten times as long.
+        # With NumPy: for a single row, a query of Polars takes ten times as long.
         numbers = (values.drop_nulls() if values.null_count() else values).to_numpy()
         is_finite = np.isfinite(numbers)
         if not is_finite.all():

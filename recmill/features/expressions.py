@@ -1,6 +1,6 @@
-"""Conditions and expressions at work: trees of `recmill.recipe.expressions` as Polars expressions.
+"""Compiles trees of `recmill.recipe.expressions` to Polars expressions.
 
-Null as in SQL: what is compared or computed with null is null, `and` and `or` know three values, and a row whose
+Null as in SQL: comparing or computing with null gives null, `and` and `or` have three-valued logic, and a row whose
 condition is null does not meet it. NaN equals itself and is above every other number.
 """
 
@@ -75,7 +75,7 @@ def _filter(sql: str, kinds: tuple[tuple[str, str], ...]) -> tuple[Node, pl.Expr
 
 @singledispatch
 def compiled(node: Node) -> pl.Expr:
-    """The tree as a Polars expression, of a length that its number of nodes bounds."""
+    """The tree as a Polars expression, whose length is bounded by its number of nodes."""
     raise AssertionError(node)
 
 
@@ -95,7 +95,7 @@ def _(node: x.Logic) -> pl.Expr:
 
 
 def _balanced(operator: str, operands: list[pl.Expr]) -> pl.Expr:
-    """Halves of halves: a long chain would be as deep as it is long."""
+    """Combine operands as a balanced tree: a chain would be as deep as it is long."""
     if len(operands) == 1:
         return operands[0]
     middle = len(operands) // 2
@@ -137,8 +137,9 @@ def _(node: x.In) -> pl.Expr:
     constants = pl.Series(values, dtype=_dtype(kind), strict=False)
     found = _as(node.operand, kind).is_in(constants.implode())
     if not columns_of(node.operand):
-        found = found.first()  # for Polars it would be a column of one row, which it does not repeat
-    # Not to be among the others proves nothing when one of them is null.
+        # otherwise Polars would treat it as a column of one row, which it does not repeat
+        found = found.first()
+    # Not being among the others is unknown when one of them is null.
     return found if len(values) == len(node.values) else pl.when(found).then(True)
 
 
@@ -164,7 +165,7 @@ def _(node: x.Like) -> pl.Expr:
 
 
 def _regex_of(pattern: str, ignores_case: bool) -> str:
-    """A regex for Polars, whose matcher takes linear time. At the ends, any text is said by not looking there."""
+    """A regex for Polars, whose matcher takes linear time. At the ends, `%` is expressed by leaving out the anchor."""
     inner = pattern.strip("%")
     parts = re.findall("%+|_|[^%_]+", inner)
     middle = "".join(_WILDCARDS.get(part[0]) or pl.escape_regex(part) for part in parts)
@@ -176,7 +177,7 @@ def _regex_of(pattern: str, ignores_case: bool) -> str:
 _WILDCARDS = {"%": ".*", "_": "."}
 
 
-# what only expressions have
+# only in expressions
 
 
 @compiled.register
@@ -197,7 +198,7 @@ def _number(node: Node) -> pl.Expr:
 
 
 def _remainder(left: pl.Expr, right: pl.Expr) -> pl.Expr:
-    """With the sign of the left side, as in SQL; Polars' own has that of the right side."""
+    """The remainder with the sign of the left operand, as in SQL; Polars uses that of the right one."""
     return left.abs() % right.abs() * left.sign()
 
 
@@ -307,7 +308,7 @@ def _as(node: Node, kind: str) -> pl.Expr:
 
 
 def _alike(*nodes: Node) -> list[pl.Expr]:
-    """The nodes as the kind that holds the values of all of them."""
+    """The nodes cast to their common kind."""
     kind = common_kind(nodes, "compared")
     return [_as(node, kind) for node in nodes]
 

@@ -1,13 +1,13 @@
-"""A user's history: which earlier events a row or a request sees. This is its only definition, in two forms.
+"""The history of a user: which earlier events a row or a request sees. Defined only here, in two forms.
 
-The history of a row holds the values of `columns` in the events that have the row's value of `by`, are strictly earlier
-by `order` and meet `where`: the last `max_length` of them, oldest first, events of one time in log order. With
-`same_time`, events of the row's own time that come before it in the log are earlier too. A row without a value of `by`
-has an empty history, and so have most training rows where histories are `packed`.
+The history of a row holds the values of `columns` in the events that have the row's value of `by`, are strictly
+earlier by `order` and meet `where`: the last `max_length` of them, oldest first, events of one time in log order.
+With `same_time`, events of the row's own time that precede it in the log count as earlier too. A row without a value
+of `by` has an empty history, and so have most training rows where histories are `packed`.
 
-Batch, frames in and lists out: `add_history` for rows that come with all events of their users (prepare),
-`latest_events` and `add_latest_histories` for what the next row after the log would see (export).
-Incremental, event by event: `UserHistory` (train --follow, serve).
+Batch, from frames to lists: `add_history` for rows that come with all events of their users (prepare),
+`latest_events` and `add_latest_histories` for the state after the log's last row (export). Incremental, event by
+event: `UserHistory` (train --follow, serve).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def meets_condition(history: History, frame: pl.DataFrame) -> pl.Series:
 
 
 def may_meet_condition(history: History, frame: pl.DataFrame) -> pl.Series:
-    """Which rows could be events of the history, whatever the values are that are null here."""
+    """Rows that could be events of the history, whatever the values are that are null here."""
     if history.where is None:
         return pl.repeat(True, frame.height, eager=True)
     return evaluate_condition(history.where, frame).fill_null(True)
@@ -42,7 +42,7 @@ def may_meet_condition(history: History, frame: pl.DataFrame) -> pl.Series:
 
 
 def add_history(history: History, frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows with their histories, without those that `min_length` and `last` drop. A user's rows must all be there.
+    """Rows with their histories, without those that `min_length` and `last` drop. Needs all rows of each user.
 
     A packed history reads the rows' split.
     """
@@ -63,22 +63,22 @@ def add_history(history: History, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _event_ranges(history: History, ordered: pl.DataFrame, is_event: pl.Series) -> tuple[Array, Array]:
-    """For each row, where among all events its user's begin, and where those before its time end."""
+    """For each row, the offset among all events where its user's begin, and where those before its time end."""
     num_before = is_event.cast(pl.Int64).cum_sum() - is_event.cast(pl.Int64)
     rows = ordered.select(history.by, history.order, num_before.alias("__before"))
     before = pl.col("__before")
-    # Rows of one time have one end, for the order within it may be no order of events.
+    # Rows of one time have the same end, because the order within it may not be the order of events.
     ranges = rows.select(
         before.first().over(history.by).alias("first"),
         (before if history.same_time else before.first().over(history.by, history.order)).alias("stop"),
     )
     first, stop = ranges["first"].to_numpy(), ranges["stop"].to_numpy()
-    # Rows without a user are not one user's.
+    # Rows without a user do not belong to one user.
     return np.where(ordered[history.by].is_null().to_numpy(), stop, first), stop
 
 
 def _ends_sequence(history: History, ordered: pl.DataFrame) -> Array:
-    """Rows whose histories are kept when they are packed: together with them, these have all training rows."""
+    """Rows whose histories are kept when they are packed: together they cover all training rows."""
     is_training = (pl.col(SPLIT) == 0).cast(pl.Int64)
     num_after = is_training.cum_sum(reverse=True).over(history.by) - 1
     is_kept = (pl.col(SPLIT) != 0) | (num_after % history.max_length == 0)
@@ -100,7 +100,8 @@ def _is_latest(by: str, number: int) -> pl.Expr:
 def latest_events(history: History, events: pl.DataFrame) -> pl.DataFrame:
     """The events that the next row of each user would see.
 
-    `events` are rows that meet the condition. A log may come in pieces: the latest of all are among the latest of each.
+    `events` are rows that meet the condition. A log may be processed in chunks: the latest of all are among the
+    latest of each.
     """
     needed = dict.fromkeys([history.by, history.order, POSITION, *history.columns])
     ordered = events.select(*needed).drop_nulls(history.by).sort(history.order, POSITION, nulls_last=False)
@@ -119,10 +120,10 @@ def add_latest_histories(history: History, events: pl.DataFrame, users: pl.DataF
 
 
 class UserHistory:
-    """The history of one user while events come in order of time. An event that comes late joins at the end."""
+    """The history of one user while events arrive in order of time. A late event is appended."""
 
     def __init__(self, history: History, stored: Mapping[str, Any] | None = None) -> None:
-        """`stored` has the list columns as a bundle holds them: events before all that will come."""
+        """`stored` has the list columns of a bundle: events before all that will be added."""
         self.history = history
         lists = {name: (stored or {}).get(column) for name, column in history.list_columns.items()}
         self._past: dict[str, list[Any]] = {name: list(values or ()) for name, values in lists.items()}
@@ -157,5 +158,5 @@ class UserHistory:
 
 
 def _is_same(time: Any, other: Any) -> bool:
-    """Whether two values of `order` are one time; NaN equals itself, as in Polars."""
+    """Whether two values of `order` are the same time; NaN equals itself, as in Polars."""
     return bool(time == other or (time != time and other != other))

@@ -1,4 +1,4 @@
-"""The native kernels, over Polars series. The one hash, exact moments, counting, lookup and the row digest."""
+"""The native kernels over Polars series: the hash function, exact moments, counting, lookup and the row digest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _mask(array: Any) -> Array | None:
 
 
 def ints_of(series: pl.Series) -> tuple[Array, Array | None]:
-    """The values as int64, anything where they are missing, and the mask that tells."""
+    """The values as int64, undefined where they are missing, and the mask."""
     if series.dtype != pl.Int64:
         series = series.cast(pl.Int64)
     if not series.null_count():
@@ -53,7 +53,7 @@ def texts_of(series: pl.Series) -> tuple[Array, Array, Array | None]:
 
 
 def buffers_of(series: pl.Series) -> tuple[Array | None, ...]:
-    """What the kernels take for a column: texts or ints, then the mask."""
+    """A column's buffers as the kernels take them: texts or ints, then the mask."""
     return texts_of(series) if is_text(series.dtype) else ints_of(series)
 
 
@@ -70,7 +70,7 @@ def is_text(dtype: pl.DataType) -> bool:
 
 
 def hash64(series: pl.Series, seed: int) -> Array:
-    """XXH64 of each value: text as UTF-8, integers as 8 little-endian bytes. Missing rows hash to something."""
+    """XXH64 of each value: text as UTF-8, integers as 8 little-endian bytes. The hash of a missing row is undefined."""
     if is_text(series.dtype):
         return _native.hash_texts(*texts_of(series)[:2], seed)
     return _native.hash_ints(ints_of(series)[0], seed)
@@ -87,13 +87,13 @@ def checksum(content: bytes) -> str:
 
 
 def hash_positions(positions: pl.Series, seed: int) -> Array:
-    """Random-looking 64-bit numbers that depend on a row's position in the log and nothing else."""
+    """Pseudo-random 64-bit numbers that depend on nothing but a row's position in the log."""
     return _native.hash_ints(positions.to_numpy(), seed)
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, exact sum and exact sum of squares, least and greatest value. Adding two is exact in any order."""
+    """Count, exact sum and exact sum of squares, minimum and maximum. Adding two is exact in any order."""
 
     count: int = 0
     sum_units: int = 0
@@ -103,10 +103,10 @@ class Moments:
 
     @classmethod
     def of(cls, series: pl.Series) -> Moments:
-        # Missing numbers become NaN, which the kernel leaves out.
+        # Missing numbers become NaN, which the kernel skips.
         values = series.cast(pl.Float64).to_numpy()
         count, sums, squares, low, high = _native.exact_moments(values, None)
-        # Adding 0.0 makes 0.0 of -0.0: which of the two is the least must not depend on the order.
+        # Adding 0.0 turns -0.0 into 0.0: the minimum must not depend on the order of the two.
         return cls(count, _from_digits(sums), _from_digits(squares), low + 0.0, high + 0.0)
 
     def __add__(self, other: Moments) -> Moments:
@@ -137,7 +137,7 @@ _SQUARE_BITS = 2 * _SUM_BITS
 
 
 def _root(over: int, under: int) -> float:
-    """The square root of a ratio, rounded once; the ratio itself may be beyond the range of floats."""
+    """The square root of a ratio, rounded once; the ratio itself may exceed the range of floats."""
     shift = max(0, (under.bit_length() - over.bit_length()) // 2 + 64)
     root = math.isqrt((over << 2 * shift) // under)
     inexact = root * root * under != over << 2 * shift
@@ -150,7 +150,7 @@ def _from_digits(digits: Array) -> int:
 
 @dataclass(frozen=True)
 class CountOptions:
-    """What to count: text or integers, from which count on a value is kept, and whether its first position matters."""
+    """What to count: text or integers, the minimal count of kept values, and whether first positions are tracked."""
 
     is_text: bool
     min_count: int = 1
@@ -159,7 +159,7 @@ class CountOptions:
 
 @dataclass(frozen=True)
 class ValueCounts:
-    """Values with their counts, and where each was first seen if that was asked for. Rows are in no order."""
+    """Values with their counts and, if tracked, their first positions. Rows are unordered."""
 
     values: pl.Series
     counts: pl.Series
@@ -175,9 +175,9 @@ class ValueCounts:
 
 @dataclass(frozen=True)
 class StoredCounts:
-    """Counts that stay on disk: `num_runs` files, each with the values of one hash, sorted.
+    """Counts on disk: `num_runs` files, each with the values of one hash range, sorted.
 
-    A run is sorted by count, the largest first, or by first position when that was tracked; ties by value.
+    A run is sorted by count, the largest first, or by first position if tracked; ties by value.
     """
 
     folder: Path
@@ -186,9 +186,9 @@ class StoredCounts:
     num_values: int
     num_missing: int
     num_distinct: int
-    num_bytes: int  # of the values that are kept, in memory
-    memory: int  # that a process may use, should it need them all
-    small_bytes: int = 0  # when so little of it is left, it need not stay on disk
+    num_bytes: int  # of the kept values, in memory
+    memory: int  # that a process may use to load them all
+    small_bytes: int = 0  # below this size, the kept values need not stay on disk
 
     def runs(self) -> list[tuple[int, Path]]:
         """Number and file of each run that has values."""
@@ -205,13 +205,13 @@ class StoredCounts:
         )
 
 
-BYTES_FOR_LOOKUP = 4  # for each byte of a value and its count: a sorted copy and a lookup table
-_MERGE_BYTES = 2 << 20  # for a chunk of each run
+BYTES_FOR_LOOKUP = 4  # per byte of a value and its count: a sorted copy and a lookup table
+_MERGE_BYTES = 2 << 20  # per run, for a chunk of it
 _MIN_CHUNK_BYTES = 1 << 14
 
 
 def check_fits(name: str, num_bytes: int, memory: int) -> None:
-    """Values that are needed in memory must fit there, with their lookup and room to sort them."""
+    """Check that values fit into memory, with their lookup and room to sort them."""
     if num_bytes * BYTES_FOR_LOOKUP > memory:
         raise ResourceError(
             f'The values of "{name}" need {num_bytes * BYTES_FOR_LOOKUP >> 20:,} MB in one process, more than --memory '
@@ -225,19 +225,19 @@ def no_counts(options: CountOptions) -> pl.DataFrame:
 
 
 def runs_of_values(values: pl.Series, num_runs: int) -> Array:
-    """The run that each value belongs to."""
+    """The run of each value."""
     return (hash64(values, 1) % np.uint64(num_runs)).astype(np.int64)
 
 
 def run_file(folder: Path, number: int) -> Path:
-    """File of a run; there is none when it would be empty."""
+    """The file of a run, which is absent when it is empty."""
     return folder / f"{number:05d}.arrow"
 
 
 def write_run(frame: pl.DataFrame, path: Path, num_runs: int) -> int:
-    """Write a run in chunks, so small that one of each run is not much; how many bytes all of it takes in memory.
+    """Write a run in small chunks, so that one of each run fits in memory; returns its total size in memory.
 
-    The file appears whole or not at all.
+    The file is written atomically.
     """
     import pyarrow as pa
 
@@ -259,13 +259,13 @@ def read_run(path: Path) -> pl.DataFrame:
     """All rows of a run, in order."""
     import pyarrow as pa
 
-    # Plain reads: a memory map would count as memory of ours while the pages stay.
+    # Plain reads: a memory map would count as our memory while its pages stay.
     with pa.OSFile(str(path), "rb") as file:
         return pl.DataFrame(pl.from_arrow(pa.ipc.open_stream(file).read_all()))
 
 
 class RunReader:
-    """Reads a run a chunk at a time. Keeps no file open: there may be more runs than files that a process may open."""
+    """Reads a run chunk by chunk. Keeps no file open: there may be more runs than file descriptors."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
@@ -291,7 +291,7 @@ class RunReader:
 
 @dataclass(frozen=True)
 class ExtractedValues:
-    """What one batch contributes to a pass: columns of numbers, and columns to count with positions of their rows."""
+    """A batch's contribution to a pass: columns of numbers, and columns to count with the positions of their rows."""
 
     rows: int
     moments: Mapping[str, pl.Series]
@@ -300,7 +300,7 @@ class ExtractedValues:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a pass over the rows found out."""
+    """The results of a pass over the rows."""
 
     rows: int = 0
     moments: Mapping[str, Moments] = field(default_factory=dict)
@@ -308,7 +308,7 @@ class Measurements:
 
 
 class Counter:
-    """Counts the values of one or more columns. Threads may add at once; order never matters."""
+    """Counts the values of one or more columns. Threads may add concurrently; the order does not matter."""
 
     def __init__(self, options: CountOptions) -> None:
         self.is_text = options.is_text
@@ -320,7 +320,7 @@ class Counter:
         self._native.add(*buffers_of(series), None, firsts)
 
     def add_counts(self, values: pl.Series, counts: pl.Series, firsts: pl.Series | None) -> None:
-        """Add what another counter drained."""
+        """Add the drained counts of another counter."""
         self._native.add(
             *buffers_of(values), counts.to_numpy(), firsts.to_numpy() if firsts is not None else None
         )
@@ -342,7 +342,7 @@ class Counter:
 
 
 class ValueIndex:
-    """Value to id: value number k, from 0, has id k + 1; unknown and missing values have id 0."""
+    """Value to id: value k, from 0, has id k + 1; unknown and missing values have id 0."""
 
     def __init__(self, values: pl.Series) -> None:
         self.is_text = is_text(values.dtype)
@@ -359,7 +359,7 @@ class ValueIndex:
 
 @dataclass(frozen=True)
 class RowDigest:
-    """Order-free digest of a multiset of rows: equal rows in any order and cutting give equal digests."""
+    """Order-free digest of a multiset of rows: independent of order and partitioning."""
 
     rows: int = 0
     low: int = 0
@@ -373,7 +373,7 @@ class RowDigest:
 
     @classmethod
     def of(cls, frame: pl.DataFrame) -> RowDigest:
-        """Columns count by name order, so that their order in the frame does not matter."""
+        """Columns are digested in the order of their names, not of the frame."""
         states = np.zeros(frame.height, dtype=np.uint64)
         for name in sorted(frame.columns):
             _fold(states, frame[name])
@@ -394,7 +394,7 @@ def _fold(states: Array, series: pl.Series) -> None:
 
 
 def _digestible(series: pl.Series) -> tuple[Array, Array | None]:
-    """Numbers that stand for the values, whatever their width: an Int32 7 and an Int64 7 are the same."""
+    """Integers that represent the values, whatever their width: an Int32 7 and an Int64 7 are equal."""
     dtype = series.dtype
     mask = mask_of(series)
     if isinstance(dtype, pl.Array):

@@ -1,4 +1,4 @@
-"""What models may learn: labels of 0 and 1, of which 1 is positive, such as a click, and numbers."""
+"""Validation of labels: binary labels, where 1 is positive, such as a click, and numeric ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_positive(label: str) -> pl.Expr:
 
 
 def check_binary(label: str, values: Labels, column: str = "rating") -> None:
-    """FeatureError with the values found unless all are 0 or 1; `column` is what its remedy reads."""
+    """Raise FeatureError with the actual values unless all are 0 or 1; the remedy names `column`."""
     is_wrong = (values != 0) & (values != 1)
     if not is_wrong.any():
         return
@@ -36,7 +36,7 @@ def check_binary(label: str, values: Labels, column: str = "rating") -> None:
 
 
 def check_numbers_of(label: str, values: Labels, least: float | None = None) -> None:
-    """FeatureError unless all of a label's values are numbers, and none is below `least`."""
+    """Raise FeatureError unless all of a label's values are numbers of at least `least`."""
     is_wrong = ~np.isfinite(values) if least is None else ~(np.isfinite(values) & (values >= least))
     if is_wrong.any():
         expected = (
@@ -49,7 +49,7 @@ def check_numbers_of(label: str, values: Labels, least: float | None = None) -> 
 
 
 def check_weights(label: str, values: Labels) -> None:
-    """FeatureError unless rows can be weighed by these."""
+    """Raise FeatureError unless these are valid weights of rows."""
     is_wrong = ~(np.isfinite(values) & (values >= 0))
     if is_wrong.any():
         raise FeatureError(
@@ -59,7 +59,7 @@ def check_weights(label: str, values: Labels) -> None:
 
 
 def check_follows(labels: Mapping[str, Labels]) -> None:
-    """FeatureError unless every row with a conversion, the second label, has its click too, the first."""
+    """Raise FeatureError unless every row with a conversion, the second label, has a click too, the first."""
     (click, clicks), (conversion, conversions) = labels.items()
     number = int(((conversions == 1) & (clicks == 0)).sum())
     if number:

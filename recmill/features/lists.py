@@ -46,7 +46,7 @@ class PadTransform(Transform[steps.Pad]):
         elements = series.filter(lengths > 0).explode()
         starts = np.cumsum(lengths) - lengths
         kept = np.minimum(lengths, length)
-        # The last `kept` elements of each list, then the one past the end, which is the filling.
+        # The last `kept` elements of each list, then the one past the end, which is the padding.
         slot = np.arange(length)
         source = np.where(slot < kept[:, None], (starts + lengths - kept)[:, None] + slot, len(elements))
         filling = pl.Series([self.step.value], dtype=pl.Float64).cast(elements.dtype)
@@ -78,7 +78,7 @@ class ExpressionTransform(Transform[steps.Expression]):
     tree: Node | None = None
 
     def resolve(self, kinds: Mapping[str, str]) -> None:
-        """Read the expression over columns of these kinds; it must come before the first use."""
+        """Parse the expression over columns of these kinds; must be called before the first use."""
         try:
             self.tree = parse_expression(self.step.sql, kinds)
             need_result(self.tree, self.step.type)
@@ -118,4 +118,4 @@ def _checked(result: pl.Series, rows: int, name: str, kind: str) -> pl.Series:
     try:
         return result.cast(dtype_of(kind))
     except pl.exceptions.PolarsError as error:
-        raise FeatureError(f'Feature "{name}" gave {result.dtype}, which is no {kind}: {error}') from None
+        raise FeatureError(f'Feature "{name}" gave {result.dtype}, which is not {kind}: {error}') from None

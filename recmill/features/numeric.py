@@ -20,15 +20,15 @@ from recmill.features.base import (
 from recmill.features.kernels import CountOptions, Moments, StoredCounts, ValueCounts
 from recmill.recipe import steps
 
-# A histogram bucket keeps 12 bits after the leading one: whole numbers below 8192 are exact, and a quantile is
-# at most 0.025% below the true one. Unlike sketches, it does not depend on the order of the rows.
+# A histogram bucket keeps 12 bits after the leading one: whole numbers below 8192 are exact, and a quantile is at
+# most 0.025% below the true one. Unlike sketches, it does not depend on the order of the rows.
 _DROPPED_BITS = 40
 
 
 def histogram_keys(series: pl.Series) -> pl.Series:
-    """Numbers as histogram buckets, written as the bits of the lower edge; missing and non-finite are missing."""
+    """Numbers as histogram buckets, in the bits of the lower edge; missing and non-finite values are missing."""
     values = series.cast(pl.Float64).to_numpy() + 0.0  # -0.0 becomes 0.0
-    # Dropping bits moves a number towards 0, so a negative one first steps away from it.
+    # Dropping bits moves a number towards 0, so a negative one is first moved away from it.
     away = np.where(values < 0, (1 << _DROPPED_BITS) - 1, 0)
     bits = (values.view(np.int64) + away) >> _DROPPED_BITS << _DROPPED_BITS
     return pl.Series(series.name, bits).set(pl.Series(~np.isfinite(values)), None)
@@ -44,18 +44,18 @@ class BucketCounts:
         self.cumulative = np.cumsum(counts.counts.to_numpy()[order])
 
     def median(self) -> float:
-        """The lower one of the two when their number is even."""
+        """The median; the lower one of the two when their number is even."""
         return float(self.edges[self._bucket(1, 2)]) if len(self.edges) else 0.0
 
     def edges_between(self, parts: int) -> list[float]:
-        """Edges that cut the values into parts of about equal size: fewer when one value fills several parts."""
+        """Edges that cut the values into parts of about equal size; fewer when one value fills several parts."""
         if not len(self.edges):
             return []
         above = {self._bucket(number, parts) + 1 for number in range(1, parts)}
         return [float(self.edges[bucket]) for bucket in sorted(above) if bucket < len(self.edges)]
 
     def _bucket(self, number: int, parts: int) -> int:
-        """The first bucket with at least number / parts of the values in it and below it."""
+        """The first bucket with at least number / parts of the values at or below it."""
         rank = max(1, -(-int(self.cumulative[-1]) * number // parts))
         return int(np.searchsorted(self.cumulative, rank))
 

@@ -1,7 +1,7 @@
-"""The Plan: a recipe's features, fitted. Applied by prepare to millions of rows and by serve to one.
+"""The Plan: a recipe's fitted features. prepare applies it to millions of rows and serve to one.
 
-A plan learns in passes. `pending` says what the next pass over the training rows must find out, `extract`
-picks those values out of a batch, `learn` takes the result; when nothing is pending, it applies.
+A plan learns in passes. `pending` lists what the next pass over the training rows must measure, `extract` picks those
+values out of a batch, `learn` takes the result; when nothing is pending, the plan applies.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _REACHED = "__reached "
 
 @dataclass(frozen=True)
 class NextPass:
-    """What the next pass over the training rows must find out."""
+    """What the next pass over the training rows must measure."""
 
     moments: tuple[str, ...]
     counts: Mapping[str, CountOptions]
@@ -60,7 +60,7 @@ class NextPass:
 
 
 class Plan:
-    """The features of a recipe and what they learned. Saved as JSON and Parquet; never as pickle."""
+    """The features of a recipe with their learned state. Saved as JSON and Parquet; never as pickle."""
 
     def __init__(self, recipe: Recipe) -> None:
         kinds = kinds_of_columns(recipe)
@@ -87,12 +87,12 @@ class Plan:
         stuck = [chain.feature.name for chain in self.features if not chain.is_ready]
         if stuck and not (moments or counts or groups):
             raise FeatureError(
-                f"Features {', '.join(stuck)} wait for each other's vocabularies; give them names of their own."
+                f"Features {', '.join(stuck)} depend on each other's vocabularies; give them names of their own."
             )
         return NextPass(tuple(moments), counts, groups)
 
     def _waiting(self) -> list[tuple[Chain, Transform[Any], Need]]:
-        """Steps that can learn now, and what. A shared vocabulary waits for all columns that count into it."""
+        """Steps that can learn now, and their requests. A shared vocabulary needs all columns that count into it."""
         stopped = [
             (chain, *found) for chain in self.features if (found := chain.advance(self.tables)) is not None
         ]
@@ -109,7 +109,7 @@ class Plan:
         ]
 
     def extract(self, frame: pl.DataFrame) -> ExtractedValues:
-        """The values that the pending pass is about, for one batch of training rows."""
+        """The values that the pending pass measures, for one batch of training rows."""
         waiting = [found for found in self._waiting() if not isinstance(found[2], NeedsGroups)]
         columns = _reached(frame, [chain for chain, _, _ in waiting])
         moments: dict[str, pl.Series] = {}
@@ -140,7 +140,7 @@ class Plan:
         return pl.DataFrame([key, value.alias("value"), fold, frame[POSITION]])
 
     def learn(self, measured: Measurements, groups: Mapping[str, pl.DataFrame]) -> None:
-        """Take the result of a pass; the next `pending` builds on it."""
+        """Take the results of a pass; the next `pending` builds on them."""
         self.num_rows = max(self.num_rows, measured.rows)
         for _, transform, need in self._waiting():
             if isinstance(need, NeedsMoments):
@@ -152,18 +152,18 @@ class Plan:
                 if table is not None:
                     self.tables[need.name] = table
 
-    # joining with tables that are not in memory
+    # joins with tables that are not in memory
 
     @property
     def stored(self) -> dict[str, StoredValueTable]:
-        """Tables that are too large to hold. Rows are joined with them before a step that reads one applies."""
+        """Tables that are too large for memory. Rows are joined with them before a step that reads one applies."""
         return {name: table for name, table in self.tables.items() if isinstance(table, StoredValueTable)}
 
     def joins(self) -> tuple[Callable[[Answers], ValuesOf], ...]:
-        """What to ask stored tables, one question after the other; none when no step that is next reads one.
+        """Successive queries of stored tables; none when no next step reads one.
 
-        Given the answers so far, each says how to get the distinct values by table out of a batch. More than one
-        when what reaches a stored table depends on another.
+        Given the answers so far, each extracts the distinct values by table from a batch. There are several when the
+        input of a stored table depends on another.
         """
         steps = [chain.stored_steps(stop) for chain, stop in self._next_steps()]
         return tuple(partial(self._question, number) for number in range(max(map(len, steps), default=0)))
@@ -172,12 +172,12 @@ class Plan:
         return partial(self.with_answers(answers).values_to_join, number)
 
     def _next_steps(self) -> list[tuple[Chain, int]]:
-        """How far chains run next: to where they must learn, or all the way."""
+        """How far chains run next: up to a step that must learn, or to the end."""
         waiting = [(chain, chain.num_ready) for chain, _, _ in self._waiting()]
         return waiting or [(chain, len(chain.all_steps)) for chain in self.features]
 
     def values_to_join(self, number: int, frame: pl.DataFrame) -> dict[str, pl.Series]:
-        """The distinct values, by table, that reach the stored table number `number` of each chain."""
+        """The distinct values, by table, that reach the `number`-th stored table of each chain."""
         stops = [(chain, chain.stored_steps(stop)) for chain, stop in self._next_steps()]
         jobs = [(chain, steps[number]) for chain, steps in stops if number < len(steps)]
         found: dict[str, list[pl.Series]] = {}
@@ -189,7 +189,7 @@ class Plan:
         return {name: pl.concat(values).unique() for name, values in found.items()}
 
     def with_answers(self, answers: Answers) -> Plan:
-        """The same plan for rows whose values were joined: for each stored table, columns value, id and count."""
+        """The plan for rows whose values were joined: for each stored table, columns value, id and count."""
         subsets = {
             name: SubsetValueTable(answers.get(name, empty_subset(table.is_text)), len(table))
             for name, table in self.stored.items()
@@ -200,17 +200,17 @@ class Plan:
         return plan
 
     def for_recipe(self, recipe: Recipe) -> Plan:
-        """The same plan for the rows, the split and the kept columns of another recipe."""
+        """The plan for the rows, the split and the kept columns of another recipe."""
         plan = copy.copy(self)
         plan.recipe = recipe
         return plan
 
     def joined(self, function: Callable[[Plan], MapFunction]) -> Callable[[Answers], MapFunction]:
-        """What `function` makes of the plan, once a part's answers are there."""
+        """Call `function` with the plan, once a part's answers are available."""
         return partial(_of_answers, self, function)
 
     def reach(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows, with what reaches steps that must learn behind a stored table. `extract` takes it from there."""
+        """The rows, with the inputs of steps that must learn after a stored table. `extract` continues from there."""
         jobs = [(chain, stop) for chain, stop in self._next_steps() if chain.stored_steps(stop)]
         columns = run_chains(frame, jobs)
         return frame.with_columns(column.alias(_REACHED + column.name) for column in columns)
@@ -220,7 +220,7 @@ class Plan:
     def apply(
         self, frame: pl.DataFrame, labels: bool = True, only: Iterable[str] | None = None
     ) -> pl.DataFrame:
-        """Features of raw rows; with `labels`, all that a Table holds of them. What prepare added comes along."""
+        """Features of raw rows; with `labels`, all columns of a Table. Columns added by prepare are passed through."""
         wanted = None if only is None else set(only)
         chains = [chain for chain in self.features if wanted is None or chain.feature.name in wanted]
         columns = run_chains(frame, [(chain, len(chain.all_steps)) for chain in chains])
@@ -246,7 +246,7 @@ class Plan:
         return finished
 
     def keep_positive(self, label: str, frame: pl.DataFrame) -> pl.DataFrame:
-        """The raw rows that have this label 1."""
+        """The raw rows with label 1."""
         if not frame.height:
             return frame
         chains = [chain for chain in self.labels if chain.feature.name == label]
@@ -256,14 +256,14 @@ class Plan:
         return [chain.info() for chain in (*self.features, *self.labels)]
 
     def values_of(self, feature: str) -> pl.Series | None:
-        """What the ids of a vocabulary stand for, from id 1 on; None for features without one."""
+        """The values of a vocabulary's ids, from id 1; None for features without one."""
         for chain in self.features:
             table = chain.transforms[-1].table if chain.transforms else None
             if chain.info().name == feature and table is not None:
                 return table.frame["value"]
         return None
 
-    # keeping
+    # storage
 
     def save(self, into: Path) -> None:
         """Write `plan.json` and one Parquet file for each vocabulary or code table."""
@@ -295,7 +295,7 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path, stored: Mapping[str, Path] | None = None) -> Plan:
-        """Open a saved plan. Tables that are in a folder of `stored` stay there."""
+        """Open a saved plan. Tables in a folder of `stored` stay on disk."""
         try:
             saved = without_checksum(json.loads((path / "plan.json").read_text(encoding="utf-8")))
             plan = cls(recipe_from_dict(saved["recipe"], str(path / "plan.json")))
@@ -330,7 +330,7 @@ class Plan:
 
 
 def _read_table(path: Path, entry: Mapping[str, Any]) -> ValueTable:
-    """Bytes first: a reader of Parquet may do anything with damaged ones."""
+    """Verify bytes before parsing: a Parquet reader may do anything with damaged ones."""
     if entry.get("checksum", "") not in ("", _checksum(path)):
         raise ValueError(f"{path.name} does not have the checksum of its record")
     return ValueTable(pl.read_parquet(path), entry["facts"])
@@ -345,7 +345,7 @@ def _of_answers(plan: Plan, function: Callable[[Plan], MapFunction], answers: An
 
 
 def _reached(frame: pl.DataFrame, chains: Sequence[Chain]) -> list[pl.Series]:
-    """What reaches the step that each chain waits at: `Plan.reach` found it out, or it is found out here."""
+    """The input of the step that each chain has reached: from `Plan.reach`, or computed here."""
     names = {chain.feature.name: _REACHED + chain.feature.name for chain in chains}
     jobs = [(chain, chain.num_ready) for chain in chains if names[chain.feature.name] not in frame.columns]
     ran = {column.name: column for column in run_chains(frame, jobs)}
@@ -355,7 +355,7 @@ def _reached(frame: pl.DataFrame, chains: Sequence[Chain]) -> list[pl.Series]:
 def _with_positions(
     series: pl.Series, positions: pl.Series, options: CountOptions
 ) -> tuple[pl.Series, pl.Series]:
-    """Elements of lists, or values, with the position of the row each comes from."""
+    """Elements of lists, or values, with the positions of their rows."""
     if not isinstance(series.dtype, pl.List):
         return series, positions
     lengths = series.list.len().fill_null(0)

@@ -1,4 +1,4 @@
-"""What a Table, a checkpoint and a bundle have in common: a Plan."""
+"""The common base of a Table, a checkpoint and a bundle: a Plan."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from recmill.storage.view import opened
 
 
 class PlanArtifact:
-    """An artifact with the recipe that it was made by, its columns, and the Plan that was fitted for them."""
+    """An artifact with its recipe, its columns, and their fitted Plan."""
 
     path: Path
     manifest: Mapping[str, Any]
 
     def summary(self) -> dict[str, str]:
-        """What a reader wants to see of it first: a word or a number under each name."""
+        """Facts to show first: a word or a number for each name."""
         return {}
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ def plan_at(address: str | Path) -> Plan:
 
 
 def check_plan(plan: Plan, recipe: Recipe) -> None:
-    """A Plan is for the columns and steps that it was fitted with; rows and split may be others."""
+    """Check that a Plan fits a recipe's columns and steps; rows and split may differ."""
     for part in ("log", "features", "labels"):
         if getattr(recipe, part) != getattr(plan.recipe, part):
             raise ArtifactError(

@@ -1,4 +1,4 @@
-"""What a ranker's outputs say: probabilities of labels of 0 and 1, and numbers."""
+"""Predictions from a ranker's outputs: probabilities of binary labels, and numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_MAX_LOGARITHM = 80.0  # exp of much more is no float32
+_MAX_LOGARITHM = 80.0  # exp of much more overflows float32
 
 
 def predictions_of(outputs: Array, labels: Sequence[str], losses: Mapping[str, str]) -> Array:
@@ -31,6 +31,6 @@ def _number(outputs: Array, loss: str) -> Array:
 
 
 def sigmoid(logits: Array) -> Array:
-    """In float32, as torch computes it, and without overflow."""
+    """The logistic function in float32, as torch computes it, without overflow."""
     small = np.exp(-np.abs(logits))
     return np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)

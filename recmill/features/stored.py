@@ -1,8 +1,8 @@
-"""Vocabularies too large to hold: on disk in id order, and by hash, so that rows can be joined with them.
+"""Vocabularies too large for memory: on disk in id order, and by hash, so that rows can be joined with them.
 
-The counts of such a vocabulary come as sorted runs. Merged a chunk at a time they give every value its id, so
-memory is bounded by the number of runs and not by the number of values. Rows are then applied with a subset that
-holds just their values; how these are looked up is the engine's business.
+The counts of such a vocabulary arrive as sorted runs. A chunked merge gives every value its id, so memory is bounded
+by the number of runs and not by the number of values. Rows are then transformed with a subset that holds just their
+values; the engine looks it up.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_SIZE = (1 << 31) - 2  # ids are int32
 
 @dataclass(frozen=True)
 class _StoredFacts:
-    """What is known of a stored vocabulary without reading it."""
+    """Facts about a stored vocabulary that need no read."""
 
     name: str
     rows: int
@@ -52,7 +52,7 @@ class _StoredFacts:
 
 
 class StoredValueTable(ValueTable):
-    """A vocabulary that stays on disk. Whoever asks for all of it in memory gets it if memory allows."""
+    """A vocabulary on disk. It is loaded on demand, if memory allows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,11 +78,11 @@ class StoredValueTable(ValueTable):
 
     @property
     def num_runs(self) -> int:
-        """How many runs there are; `runs_of_values` tells which one a value is in."""
+        """The number of runs; `runs_of_values` gives the run of a value."""
         return self.record.num_runs
 
     def run(self, number: int) -> pl.DataFrame:
-        """Columns value, id and count of the values of one hash."""
+        """Columns value, id and count of the values of one run."""
         ids_file = _ids_file(self.folder, number)
         if not ids_file.exists():
             return empty_subset(self.is_text)
@@ -109,7 +109,7 @@ class StoredValueTable(ValueTable):
 
 
 class SubsetValueTable(ValueTable):
-    """Those values of a stored vocabulary that some rows have: columns value, id and count."""
+    """The values of a stored vocabulary that occur in some rows: columns value, id and count."""
 
     def __init__(self, frame: pl.DataFrame, num_rows: int) -> None:
         super().__init__(frame)
@@ -134,7 +134,7 @@ def empty_subset(is_text: bool) -> pl.DataFrame:
 
 
 def _ids_file(folder: Path, number: int) -> Path:
-    """The ids of a run's values, row by row; 0 for those that got none, and nothing once no more get one."""
+    """The ids of a run's values, row by row; 0 for values without one, and nothing after the last id."""
     return folder / f"{number:05d}.ids"
 
 
@@ -152,7 +152,7 @@ def _record_file(folder: Path) -> Path:
 def learn_stored(
     counts: StoredCounts, name: str, min_count: int = 1, max_size: int | None = None
 ) -> ValueTable:
-    """The vocabulary of stored counts, which takes no more memory than a chunk of each run.
+    """The vocabulary of stored counts, in the memory of a chunk of each run.
 
     It stays on disk, unless `max_size` or `min_count` made it small.
     """
@@ -181,7 +181,7 @@ def learn_stored(
 
 
 class _VocabularyWriter:
-    """The Parquet file of a vocabulary while it is written in id order, and what adds up along the way."""
+    """Writes the Parquet file of a vocabulary in id order, with running totals."""
 
     def __init__(self, folder: Path, is_text: bool) -> None:
         columns = {"value": pa.large_string() if is_text else pa.int64(), "count": pa.int64()}
@@ -211,7 +211,7 @@ class _VocabularyWriter:
 
 
 def facts_of(counts: ValueCounts | StoredCounts, num_known: int) -> dict[str, int]:
-    """What `--explain` shows: how many values there were, and how many of them got an id."""
+    """Facts for `--explain`: the number of values, and how many of them got an id."""
     return {
         "values": counts.num_values,
         "missing": counts.num_missing,
@@ -221,23 +221,23 @@ def facts_of(counts: ValueCounts | StoredCounts, num_known: int) -> dict[str, in
 
 
 def _next_ids(num_given: int, is_kept: Array, max_size: int | None) -> Array:
-    """Ids that follow those given already, for the rows that are kept; 0 for the others."""
+    """The next ids for the kept rows; 0 for the others."""
     ids = np.where(is_kept, num_given + np.cumsum(is_kept), 0)
     return ids if max_size is None else np.where(ids > max_size, 0, ids)
 
 
 def _append_ids(folder: Path, runs: Array, ids: Array) -> None:
-    """Each run meets its ids in the order of its own rows, because merging keeps that order."""
+    """Append ids to each run. Merging keeps the order of a run's rows, so its ids arrive in that order."""
     order = np.argsort(runs, kind="stable")
     present, starts = np.unique(runs[order], return_index=True)
     for run, of_run in zip(present, np.split(ids[order], starts[1:]), strict=True):
-        # Opened for each chunk: there may be more runs than a process may hold files open.
+        # Opened for each chunk: there may be more runs than file descriptors.
         with open(_ids_file(folder, int(run)), "ab") as file:
             file.write(of_run.astype(np.int32).tobytes())
 
 
 class _SortedRun:
-    """A sorted run, read a chunk at a time."""
+    """A sorted run, read chunk by chunk."""
 
     def __init__(self, path: Path, number: int) -> None:
         self.reader = RunReader(path)
@@ -246,7 +246,7 @@ class _SortedRun:
         self.held: list[pl.DataFrame] = []
 
     def fill(self) -> bool:
-        """Hold more than a chunk, so that a step of the merge moves on by about one; False once all was taken."""
+        """Buffer more than a chunk, so that a merge step advances by about one; False when all was taken."""
         while len(self.held) < 2 and not self.is_read:
             chunk = self.reader.read_chunk()
             self.is_read = chunk is None
@@ -255,7 +255,7 @@ class _SortedRun:
         return bool(self.held)
 
     def take(self, is_next: pl.Expr) -> pl.DataFrame:
-        """Rows that are next: as what is held is sorted, its first ones."""
+        """Remove the first rows from the buffer."""
         num_next = [int(chunk.select(is_next.sum()).item()) for chunk in self.held]
         taken = [chunk.head(num) for chunk, num in zip(self.held, num_next, strict=True)]
         left = [chunk.slice(num) for chunk, num in zip(self.held, num_next, strict=True)]
@@ -264,12 +264,12 @@ class _SortedRun:
 
 
 def merge_runs(counts: StoredCounts) -> Iterator[pl.DataFrame]:
-    """All rows of all runs in order, some at a time, with the number of the run that each comes from."""
+    """All rows of all runs in order, chunk by chunk, with the index of their run."""
     key = "first" if counts.options.track_first else "count"
     descending = [key == "count", False]
     runs = [_SortedRun(file, number) for number, file in counts.runs()]
     while runs := [run for run in runs if run.fill()]:
-        # Behind the first of their last rows, runs may have rows that are not read yet.
+        # Beyond the first of their last rows, runs may have rows that are not read yet.
         ends = [run.held[-1].tail(1).select(key, "value") for run in runs if not run.is_read]
         end = pl.concat(ends).sort(key, "value", descending=descending).row(0) if ends else None
         is_next = _is_at_or_before(key, *end) if end else pl.col(key).is_not_null()

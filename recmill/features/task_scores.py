@@ -1,4 +1,4 @@
-"""One score of a ranker's tasks: what rows are ordered by when they have several probabilities."""
+"""The score of a ranker with several tasks, by which rows are ordered."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MAX = float(np.finfo(np.float32).max)
 
 
 class TaskScores:
-    """The probabilities of a ranker [B], or [B, K] of several tasks, as one score a row.
+    """The probabilities of a ranker [B], or [B, K] of several tasks, as one score per row.
 
-    `order` is an expression over the tasks. Rows where it is no number, such as 0 / 0, come last.
+    `order` is an expression over the tasks. Rows where it is not a number, such as 0 / 0, come last.
     """
 
     def __init__(self, tasks: Sequence[str] = (), order: str = "") -> None:
@@ -27,7 +27,7 @@ class TaskScores:
         self.order = order
 
     def scores(self, probabilities: Array, order: str | None = None) -> Array:
-        """Float32 [B]; `order` replaces the expression. Raises ExpressionError when it cannot be read."""
+        """Float32 [B]; `order` replaces the expression. Raises ExpressionError when it is invalid."""
         if not self.tasks:
             return probabilities
         frame = pl.DataFrame(probabilities.astype(np.float64), schema=list(self.tasks))
@@ -37,7 +37,7 @@ class TaskScores:
         return np.asarray(finite.clip(-_MAX, _MAX), np.float32)
 
     def by_task(self, probabilities: Array) -> dict[str, Array]:
-        """Those of each task; empty when there is one."""
+        """Probabilities of each task; empty for a single task."""
         return {name: probabilities[:, index] for index, name in enumerate(self.tasks)}
 
 

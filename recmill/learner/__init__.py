@@ -1,5 +1,5 @@
 """Learners: a dense model, the embedding tables that feed it and their optimizers, with steps and predictions.
 
-Training calls its steps, checkpoints hold all of its state, evaluation calls its predictions. It is code of one
-process: `recmill.distributed` applies parallelism from outside.
+Training calls steps, checkpoints hold all of its state, evaluation calls predictions. It is single-process code:
+`recmill.distributed` applies parallelism from outside.
 """

@@ -1,4 +1,4 @@
-"""What rankers and retrievers share: tables for columns, dense weights and their optimizer, state that can be saved."""
+"""Common to rankers and retrievers: tables for columns, dense weights and their optimizer, state that can be saved."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _REMEDY = "Lower the learning rates, or look for outliers in number features (cl
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave: the mean loss of its rows, all workers' together."""
+    """The result of a step: the mean loss of its rows, over all workers."""
 
     loss: float
 
@@ -49,10 +49,10 @@ class StepResult:
 class Learner:
     """A dense model, tables, and the optimizers of both.
 
-    A batch is cut into slices, one for each thread; torch is single-threaded inside; gradients are returned, summed
-    once and applied once.
+    A batch is cut into slices, one per thread; torch is single-threaded inside; gradients are returned, summed once
+    and applied once.
 
-    This is code of one process. Several workers train one model by replacing what a step calls: the `collections`,
+    This is single-process code. Several workers train one model by replacing what a step calls: the `collections`,
     which look up rows, `reduce_gradients`, and `evict_by_capacity` (see recmill/distributed/parallel.py).
     """
 
@@ -63,7 +63,7 @@ class Learner:
         disk: DiskTier | None = None,
         dynamic: r.Dynamic | None = None,
     ) -> None:
-        """`dynamic`: options of tables whose keys have no bound."""
+        """`dynamic`: options of tables with unbounded keys."""
         torch.manual_seed(train.seed)
         self.train_spec = train
         self.batch_size = train.batch_size or DEFAULT_BATCH_SIZE
@@ -71,16 +71,17 @@ class Learner:
         self.disk = disk
         self.steps = 0
         self._has_stepped = False
-        self.trains_dense = True  # False: only rows of tables learn
+        self.trains_dense = True  # False: only embedding rows are trained
         self.dynamic = dynamic
         self.reduce_gradients: ReduceGradients = reduce_in_one_process
         self.evict_by_capacity: Callable[[EmbeddingTable, int], int] = EmbeddingTable.evict_by_capacity
         self.collections: dict[str, EmbeddingCollection] = {}
         self._sparse: dict[str, r.Optimizer] = {}
-        self._pool = ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else None  # beside the caller
+        # in addition to the calling thread
+        self._pool = ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else None
 
     def set_model(self, model: nn.Module) -> None:
-        """The dense part; its optimizer follows from the recipe. Each thread will have some of the weights."""
+        """Set the dense part; its optimizer follows from the recipe. Each thread updates some of the weights."""
         self.model = model
         self.parameters = list(model.parameters())
         self._groups = balanced([weights.numel() for weights in self.parameters], self.num_threads)
@@ -97,10 +98,10 @@ class Learner:
         optimizer: r.Optimizer,
         sequences: Collection[str] = (),
     ) -> dict[int, str]:
-        """Collections by dim: one table for each vocabulary of the columns, and the features that read it.
+        """Create collections by dim: one table for each vocabulary of the columns, and the features that read it.
 
-        A column may have a dim of its own: those are in a collection `name.dim`. Lists are pooled, except for those
-        named by `sequences`.
+        A column may have a dim of its own: those are in a collection `name.dim`. Lists are pooled, except those named
+        by `sequences`.
         """
         names = {}
         for own, some in columns_by_dim(columns, dim).items():
@@ -135,7 +136,7 @@ class Learner:
         self._sparse[name] = optimizer
 
     def pooled_features(self, collections: Mapping[int, str]) -> dict[int, list[str]]:
-        """Features with one embedding a row, by dim, in the order in which models read them."""
+        """Features with one embedding per row, by dim, in the order in which models read them."""
         return {
             dim: [feature.name for feature in self.collections[name].features if not feature.is_sequence]
             for dim, name in collections.items()
@@ -144,9 +145,9 @@ class Learner:
     def add_projection(
         self, model: nn.Module, collections: Mapping[int, str], dim: int, members: int = 1
     ) -> None:
-        """Give a model the matrices that take embeddings of other dims to its own, if there are any.
+        """Add the matrices to a model that convert embeddings of other dims to its own, if there are any.
 
-        As a module of its own they are trained, saved and shared with its other weights.
+        As a module of the model they are trained, saved and shared with its other weights.
         """
         if set(collections) != {dim}:
             features = self.pooled_features(collections)
@@ -155,7 +156,7 @@ class Learner:
 
     @property
     def tables(self) -> dict[str, EmbeddingTable]:
-        """Every table by the name that checkpoints use: `collection/table`."""
+        """Every table by its name in checkpoints: `collection/table`."""
         return {
             f"{name}/{table.spec.name}": table
             for name, collection in self.collections.items()
@@ -164,23 +165,23 @@ class Learner:
 
     @property
     def trains_on(self) -> str | None:
-        """The label that a row must have to teach anything; None when all rows do."""
+        """The label that a row must have to be used in training; None when all rows are used."""
         return None
 
     @property
     def trains_on_list(self) -> str | None:
-        """The list feature that must not be empty in rows that teach; None when it does not matter."""
+        """The list feature that must not be empty in rows used for training; None when it does not matter."""
         return None
 
     def start(self, batch: Batch, add_up: Callable[[float], float] = float) -> None:
-        """What is set once, from the first batch; `add_up` sums a number over all workers."""
+        """Initialise from the first batch; `add_up` sums a number over all workers."""
 
     def step(self, batch: Batch, rate_factor: float = 1.0) -> StepResult:
-        """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
+        """Train on one batch. A loss or gradient that is not finite is an error, before any weight has changed."""
         raise NotImplementedError
 
     def evict(self, options: r.Dynamic) -> int:
-        """Evict keys of dynamic tables by the recipe's rules; how many."""
+        """Evict keys of dynamic tables by the recipe's rules; returns how many."""
         evicted = 0
         for table in (table for table in self.tables.values() if table.spec.num_rows is None):
             if options.evict_after_steps is not None:
@@ -192,7 +193,10 @@ class Learner:
         return evicted
 
     def key_columns(self, batch: Batch) -> dict[str, dict[str, Column]]:
-        """What a step on this batch looks up, by collection. Only what depends on the batch alone: it is prefetched."""
+        """The keys of a step on this batch, by collection.
+
+        They depend on the batch alone, so they can be prefetched.
+        """
         return {}
 
     def apply_gradients(
@@ -203,9 +207,10 @@ class Learner:
         norm_of_rows: float,
         rate_factor: float,
     ) -> float:
-        """One optimizer step of all weights, and evictions when it is time; the loss of the whole batch.
+        """One optimizer step of all weights, and evictions when they are due; returns the loss of the whole batch.
 
-        `dense` are the gradients of each slice. What is not finite is an error, and no weight has changed.
+        `dense` are the gradients of each slice. A value that is not finite is an error, before any weight has
+        changed.
         """
         norm = self.sum_gradients(dense) + norm_of_rows
         reduced = self.reduce_gradients(StepGradients(loss, norm, self.parameters, rows))
@@ -220,7 +225,7 @@ class Learner:
     def update_rows(self, collection: str, update: RowUpdate, rate_factor: float) -> None:
         """One step of the rows that were looked up."""
         optimizer = self._sparse[collection]
-        # FTRL's weights are a function of its sums and of the rate: a rate that falls to 0 would take them along.
+        # FTRL's weights are a function of its sums and of the rate: a rate decaying to 0 would take them along.
         rate = optimizer.learning_rate * (1.0 if optimizer.name == "ftrl" else rate_factor)
         try:
             update(rate, self.steps)
@@ -228,7 +233,10 @@ class Learner:
             raise TrainingError(f"Step {self.steps}: {error}. {_REMEDY}") from None
 
     def sum_gradients(self, slices: Sequence[Sequence[Tensor]]) -> float:
-        """Give dense weights the sum of the slices' gradients, each thread some of the weights; a norm of all."""
+        """Store the sum of the slices' gradients in the dense weights; returns a norm of all.
+
+        Each thread sums some of the weights.
+        """
 
         def add_up(group: Sequence[int]) -> float:
             for index in group:
@@ -244,9 +252,9 @@ class Learner:
 
     @contextmanager
     def constant_buffers(self) -> Iterator[None]:
-        """What a forward changes in place, as BatchNorm does, threads would change at once and workers apart: an error.
+        """Reject a forward that modifies buffers, as BatchNorm does: threads would race, and workers would diverge.
 
-        It is looked for in the first step.
+        This is checked in the first step.
         """
         is_alone = self.num_threads == 1 and self.reduce_gradients is reduce_in_one_process
         before = {} if is_alone or self._has_stepped else copied_buffers(self.model)
@@ -260,7 +268,7 @@ class Learner:
                 )
 
     def step_dense(self, rate_factor: float) -> None:
-        """One step of the dense weights by the gradients they were given, each thread some of the weights."""
+        """One step of the dense weights with their gradients, each thread some of the weights."""
         if not self.trains_dense:
             return
 
@@ -268,7 +276,7 @@ class Learner:
         self._map(lambda optimizer: optimizer.step(rate), self.optimizers)
 
     def check_finite(self, loss: float, norm: float) -> None:
-        """Nothing that is not finite may reach a weight; `norm` is that of all gradients."""
+        """Check that no weight receives a value that is not finite; `norm` is that of all gradients."""
         if not np.isfinite(loss) or not norm < _MAX_NORM:
             raise TrainingError(
                 f"Step {self.steps}: the loss is {loss:g} and its gradient has size {norm:g}; nothing was updated. "
@@ -278,15 +286,15 @@ class Learner:
     def map_slices(
         self, function: Callable[[slice], T], num_rows: int, slices_per_thread: int = 1
     ) -> list[T]:
-        """`function` of each slice of the rows: threads side by side, the slices of a thread one after the other."""
+        """`function` of each slice of the rows: threads in parallel, the slices of a thread one after the other."""
         count = self.num_threads * slices_per_thread
         edges = [num_rows * index // count for index in range(count + 1)]
         return self._map(function, [slice(start, stop) for start, stop in pairwise(edges) if start < stop])
 
     def _map(self, function: Callable[[S], T], arguments: Sequence[S]) -> list[T]:
-        """`function` of each argument, on threads if there are some.
+        """`function` of each argument, on threads if there are any.
 
-        This thread takes its share too: one thread less to wake, and what it has just written is in its cache.
+        The calling thread takes its share too: one thread less to wake, and its cache holds what it has just written.
         """
         if self._pool is None or len(arguments) == 1:
             return [function(argument) for argument in arguments]
@@ -300,7 +308,7 @@ class Learner:
         try:
             shares = [[function(argument) for argument in arguments[::count]]]
         finally:
-            wait(others)  # they may write to what the caller has
+            wait(others)  # they may write to memory of the caller
         shares += [other.result() for other in others]
         return [shares[index % count][index // count] for index in range(len(arguments))]
 
@@ -321,7 +329,7 @@ class Learner:
                 yield names[index], optimizer.state[self.parameters[index]]
 
     def load_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """The inverse of `arrays`. Names or shapes that do not fit are an error."""
+        """The inverse of `arrays`. Names or shapes that do not match are an error."""
         weights = {
             name.removeprefix("model."): torch.from_numpy(np.array(value))
             for name, value in arrays.items()
@@ -343,7 +351,7 @@ class Learner:
 
 
 def columns_by_dim(columns: Sequence[ColumnInfo], dim: int) -> dict[int, list[ColumnInfo]]:
-    """Columns whose dim is `dim`, also for not having their own, and after them those of each other dim."""
+    """Columns of dim `dim`, including those without their own, then those of each other dim."""
     dims = {column.dim or dim for column in columns}
     return {
         own: [column for column in columns if (column.dim or dim) == own]
@@ -352,13 +360,13 @@ def columns_by_dim(columns: Sequence[ColumnInfo], dim: int) -> dict[int, list[Co
 
 
 def projection_of(model: nn.Module) -> Projection | None:
-    """What `add_projection` gave the model."""
+    """The model's projection from `add_projection`."""
     found = getattr(model, "projection", None)
     return found if isinstance(found, Projection) else None
 
 
 def pooled_inputs(model: nn.Module, pooled: Mapping[int, Tensor]) -> Tensor:
-    """Embeddings of each dim, in the one that the model reads."""
+    """Embeddings of each dim, converted to the one that the model reads."""
     projection = projection_of(model)
     return next(iter(pooled.values())) if projection is None else projection(pooled)
 
@@ -368,7 +376,7 @@ def copied_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def balanced(sizes: Sequence[int], num_groups: int) -> list[list[int]]:
-    """Indices of the sizes in groups of about equal sums, none of them empty."""
+    """Partition the indices of sizes into groups of about equal sums, none of them empty."""
     groups: list[list[int]] = [[] for _ in range(min(num_groups, len(sizes)))]
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         min(groups, key=lambda group: sum(sizes[other] for other in group)).append(index)
@@ -376,17 +384,17 @@ def balanced(sizes: Sequence[int], num_groups: int) -> list[list[int]]:
 
 
 def table_parameters(optimizer: r.Optimizer, batch_size: int) -> dict[str, float]:
-    """A table's optimizer as the native core takes it: its gradients are those of a batch's mean loss.
+    """A table's optimizer parameters for the native core: its gradients are those of a batch's mean loss.
 
-    A row that occurs once in a batch has a gradient of 1 / batch_size there, so that what is compared with gradients
-    is divided likewise, and what is compared with their squares twice.
+    A row that occurs once in a batch has a gradient of 1 / batch_size there, so parameters on the scale of gradients
+    are divided likewise, and those on the scale of their squares twice.
     """
     given = {name: getattr(optimizer, name, None) for name in OPTIMIZERS[optimizer.name]}
     parameters = {
         **OPTIMIZERS[optimizer.name],
         **{n: value for n, value in given.items() if value is not None},
     }
-    # Adam decays weights apart from gradients, and a step of SGD is a gradient of the mean.
+    # Adam decays weights separately from gradients, and a step of SGD uses a gradient of the mean.
     by_size = {"sgd": (), "adam": ("eps",)}.get(optimizer.name, ("eps", "weight_decay", "l1", "l2"))
     scales = {**dict.fromkeys(by_size, batch_size), "initial_accumulator": batch_size**2}
     return {name: value / scales.get(name, 1) for name, value in parameters.items()}
@@ -417,21 +425,21 @@ def _table_spec(
 
 
 def norm_of(gradients: Sequence[Tensor]) -> float:
-    """One number that is finite only if all of them are."""
+    """A number that is finite only if all elements are."""
     return float(torch.stack(torch._foreach_norm(list(gradients))).sum())
 
 
 def norm_of_rows(gradient: Tensor) -> float:
-    """The same of one gradient, which may be columns of a larger one: torch takes five times as long for those."""
+    """`norm_of` one gradient, which may be columns of a larger one: torch takes five times as long for those."""
     if not gradient.numel():  # lists without a key
         return 0.0
     rows = gradient.flatten(1).numpy()
-    # The gradient of a sum is one number for a whole row: it has no values of its own next to each other.
+    # The gradient of a sum is one number for a whole row, without contiguous values of its own.
     return _native.norm(rows if rows.strides[1] == rows.itemsize else np.ascontiguousarray(rows))
 
 
 def columns_of(keys: Mapping[str, Keys], collection: EmbeddingCollection) -> dict[str, Column]:
-    """A batch's keys as a collection takes them."""
+    """A batch's keys in the format of a collection."""
     return {
         feature.name: (keys[feature.name].values, keys[feature.name].offsets)
         for feature in collection.features
@@ -439,7 +447,7 @@ def columns_of(keys: Mapping[str, Keys], collection: EmbeddingCollection) -> dic
 
 
 def check_numbers(batch: Batch, layout: Layout) -> None:
-    """A number that is not finite would spoil every weight: name it before it does."""
+    """Raise for a number that is not finite, naming its feature, before it spoils every weight."""
     if np.isfinite(batch.numbers).all():
         return
     row, column = np.argwhere(~np.isfinite(batch.numbers))[0]

@@ -1,4 +1,4 @@
-"""The different items of a step: what a softmax over the batch chooses from."""
+"""The distinct items of a step, from which an in-batch softmax chooses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from recmill.dataset.batch import Array
 class BatchItems:
     """The items of a step's rows, sorted by key, with the number of rows of each.
 
-    The item tower runs once for each of them. `recmill.distributed` has the form whose items are those of all workers.
+    Each passes the item tower once. `recmill.distributed` has a subclass with the items of all workers.
     """
 
     keys: Array
     counts: Array
     of_rows: Array  # for each row of this process, the index of its item
-    tower_rows: Array  # the rows that this process takes through the item tower, one for each item
+    tower_rows: Array  # the rows that pass the item tower in this process, one for each item
 
     @classmethod
     def of(cls, item_keys: Array) -> BatchItems:
@@ -32,7 +32,7 @@ class BatchItems:
 
     @property
     def num_rows(self) -> int:
-        """Of the whole batch."""
+        """rows of the whole batch"""
         return int(self.counts.sum())
 
     def gather(self, vectors: Tensor) -> Tensor:
@@ -40,5 +40,5 @@ class BatchItems:
         return vectors
 
     def reduce(self, grads: Tensor) -> Tensor:
-        """The inverse way: gradients of `tower_rows`, given this process's gradients of all items."""
+        """The reverse: gradients of `tower_rows`, given this process's gradients of all items."""
         return grads

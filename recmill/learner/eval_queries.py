@@ -1,4 +1,4 @@
-"""Eval queries: the items that can be recommended, and users with the items that they went on to click."""
+"""Eval queries: the items that can be recommended, and users with their held-out items."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from recmill.recipe.recipe import SPLITS, Recipe, Retrieval
 
 Side = Literal["user", "item"]
 
-_MAX_SCORES = 2_000_000_000  # of all queries and items together: with more, only every n-th query is asked
+_MAX_SCORES = 2_000_000_000  # of all queries and items together: beyond it, every n-th query is evaluated
 
 
 def id_feature(recipe: Recipe, columns: Sequence[ColumnInfo], side: Side) -> str:
     """The feature that identifies users or items: an id or key made of that column of the log alone.
 
-    One of the tower if there are several.
+    If there are several, one of the tower.
     """
     column = getattr(recipe.log, side)
     tower = getattr(recipe.retrieval, side, ())
@@ -41,7 +41,7 @@ def id_feature(recipe: Recipe, columns: Sequence[ColumnInfo], side: Side) -> str
 
 @dataclass(frozen=True)
 class ItemFeatures:
-    """The items of a Table's training rows, by id, each with its item features as last seen. Id 0 is no item."""
+    """The items of a Table's training rows, by id, each with its latest item features. Id 0 is not an item."""
 
     item_id: str
     rows: pl.DataFrame
@@ -59,7 +59,7 @@ class ItemFeatures:
 
     @property
     def ids(self) -> Array:
-        """What the item id feature calls them, in order."""
+        """Ids of the item id feature, in order."""
         return self.rows[self.item_id].to_numpy().astype(np.int64)
 
     def batch(self, layout: Layout) -> Batch:
@@ -85,18 +85,19 @@ class ItemLists:
 
 @dataclass(frozen=True)
 class EvalQueries:
-    """Held-out clicks as the queries of one protocol: users, the items that are masked, the items that are right."""
+    """Held-out clicks as the queries of one protocol: users, masked items, and ground truth."""
 
     protocol: Protocol
     catalogue: ItemFeatures
     users: pl.DataFrame  # one row of features for each query
     seen: ItemLists
-    ground_truth: ItemLists  # one past the catalogue's last index stands for items outside of it: never found
-    num_left_out: int  # queries that are not asked, for there are too many
+    # the index after the catalogue's last one stands for items outside of it: never hit
+    ground_truth: ItemLists
+    num_left_out: int  # queries that are skipped, because there are too many
 
     @classmethod
     def of(cls, table: Table, recipe: Recipe, split: str, protocol: Protocol) -> EvalQueries:
-        """Of a split's clicks. Users without an id are left out: keep their raw column in the Table."""
+        """Queries of a split's clicks. Users without an id are skipped: keep their raw column in the Table."""
         catalogue = ItemFeatures.of(table, recipe)
         clicks = _clicks(table, recipe, split, catalogue)
         if not clicks.height:
@@ -115,7 +116,7 @@ class EvalQueries:
             [nothing, *(_seen(table, recipe, name, catalogue, users) for name in before)]
         ).unique()
         seen = users.select("__user", "__query").join(seen_by_user, on="__user").select("__query", "__index")
-        # A click on an item clicked before is masked: recommending it again would be no discovery.
+        # A repeated click is masked: recommending the item again would not be a discovery.
         right = clicks_of_queries.join(seen_by_user, on=["__user", "__index"], how="anti").unique(
             ["__query", "__item"]
         )
@@ -169,7 +170,7 @@ def _clicks(table: Table, recipe: Recipe, split: str, catalogue: ItemFeatures) -
     """Held-out clicks of known users, with their features and the item's index in the catalogue."""
     retrieval = retrieval_of(recipe)
     indices = catalogue.rows.lazy().select(catalogue.item_id).with_row_index("__index")
-    # Without the raw column, each unknown item is one of its own.
+    # Without the raw column, each unknown item counts as a distinct one.
     item = pl.coalesce(
         _identity(table, recipe, "item").cast(pl.String), pl.format("row {}", pl.int_range(pl.len()))
     )
@@ -186,7 +187,7 @@ def _clicks(table: Table, recipe: Recipe, split: str, catalogue: ItemFeatures) -
 def _seen(
     table: Table, recipe: Recipe, split: str, catalogue: ItemFeatures, users: pl.DataFrame
 ) -> pl.DataFrame:
-    """User and index of the items that these users clicked in an earlier split."""
+    """User and item index of what these users clicked in an earlier split."""
     indices = catalogue.rows.lazy().select(catalogue.item_id).with_row_index("__index")
     wanted = users.lazy().select("__user").unique()
     clicks = table.scan(split).filter(is_positive(retrieval_of(recipe).label))
@@ -210,7 +211,7 @@ def _every_nth(queries: pl.DataFrame, num_items: int) -> pl.DataFrame:
 
 
 def _query_of(states: pl.DataFrame, users: pl.DataFrame) -> pl.Series:
-    """For each row its query: the user that has the same features; null if that one is not asked."""
+    """The query of each row: the user with the same features; null if that query is skipped."""
     names = states.columns
     joined = states.join(users, on=names, how="left", maintain_order="left", nulls_equal=True)
     return joined["__query"]

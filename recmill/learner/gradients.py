@@ -1,7 +1,7 @@
-"""What a step hands over between backward and the optimizers.
+"""The interface between backward and the optimizers.
 
-A learner computes the gradients of its own rows and gives them to `reduce_gradients`, which returns those of the whole
-batch. In one process they are the same. `recmill.distributed` replaces that one function for several workers.
+A learner passes the gradients of its own rows to `reduce_gradients`, which returns those of the whole batch. In one
+process they are the same. `recmill.distributed` replaces that one function for several workers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import nn
 from recmill.dataset.batch import Array
 from recmill.embeddings.collection import BatchLookup, EmbeddingCollection
 
-RowUpdate = Callable[[float, int], None]  # learning rate, step
+RowUpdate = Callable[[float, int], None]  # takes learning rate and step
 
 
 @dataclass(frozen=True)
 class RowGradients:
-    """The gradient of what a step looked up in one collection."""
+    """The gradient of a step's lookup in one collection."""
 
     name: str  # of the collection
     collection: EmbeddingCollection
@@ -41,7 +41,7 @@ class StepGradients:
 
 @dataclass(frozen=True)
 class ReducedStep:
-    """Loss and norm of the whole batch; dense weights have its gradient, `updates` apply those of rows."""
+    """Loss and norm of the whole batch; dense weights hold its gradient, `updates` apply those of rows."""
 
     loss: float
     norm: float

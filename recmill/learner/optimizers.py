@@ -16,10 +16,11 @@ _BETAS = 0.9, 0.999
 
 
 class DenseOptimizer:
-    """Updates dense weights by their gradients. `state` has, for each weight, tensors by name.
+    """Updates dense weights with their gradients. `state` has, for each weight, tensors by name.
 
     The update rules are torch's fused kernels: one pass over weights, gradient and state. torch.optim calls the same
-    ones and names the state alike, but its classes import torch's compiler, two seconds of every process that trains.
+    ones and names the state alike, but its classes import torch's compiler, which takes two seconds in every training
+    process.
     """
 
     slots: tuple[str, ...] = ()
@@ -88,7 +89,7 @@ class Adagrad(DenseOptimizer):
 
 
 class Adam(DenseOptimizer):
-    """With `weight_decay` as a part of the gradient (adam), or taken off the weights themselves (adamw)."""
+    """Adam with `weight_decay` as a part of the gradient (adam), or applied to the weights themselves (adamw)."""
 
     slots = ("step", "exp_avg", "exp_avg_sq")
 
@@ -112,7 +113,7 @@ class Adam(DenseOptimizer):
 
 
 class Lamb(DenseOptimizer):
-    """Adam whose step for each tensor is proportional to that tensor's norm: for very large batches.
+    """Adam whose step for each tensor is proportional to that tensor's norm, for very large batches.
 
     m and v are bias-corrected; the trust ratio is |w| / |update|, with |w| at most 10, and 1 where either is 0.
     """
@@ -148,12 +149,12 @@ _KINDS: dict[str, type[DenseOptimizer]] = {
 
 
 def dense_optimizer(spec: r.Optimizer, parameters: Iterable[nn.Parameter]) -> DenseOptimizer:
-    """The recipe's optimizer for dense weights. `check` refuses those that only tables have."""
+    """The recipe's optimizer for dense weights. `check` rejects those that only tables have."""
     return _KINDS[spec.name](spec, parameters)
 
 
 def rate_factor(schedule: r.Schedule, done: float) -> float:
-    """What the learning rate is multiplied by when a fraction `done` (0 to 1) of all steps is done."""
+    """The factor of the learning rate after a fraction `done` (0 to 1) of all steps."""
     if done < schedule.warmup:
         return done / schedule.warmup
     if schedule.decay_from is None or done <= schedule.decay_from or schedule.decay_from >= 1:

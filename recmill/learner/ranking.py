@@ -44,7 +44,7 @@ from recmill.models.wide_deep import WideDeep
 from recmill.number_metrics import NumberSums
 from recmill.recipe import recipe as r
 
-# Models that read lists unpooled are also given, for each list, the index of the pooled feature that shares its table.
+# Models that read lists unpooled also receive, for each list, the index of the pooled feature that shares its table.
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "lr": LogisticRegression,
     "fm": FM,
@@ -64,7 +64,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 class Ranker(Learner):
-    """Numbers, tables, dense weights and their optimizers of one ranking model."""
+    """The numbers, tables, dense weights and optimizers of one ranking model."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Ranker(Learner):
             check_bfloat16()
 
     def start(self, batch: Batch, add_up: Callable[[float], float] = float) -> None:
-        """Begin with one answer for all rows, the share of positive ones or a number's mean, as of the first batch."""
+        """Initialise with a constant prediction: the positive rate or a number's mean, in the first batch."""
         if isinstance(self.model, NumberRanker):
             self.model.start(self._number_sums(batch, add_up), batch.total)
         model = self.model.model if isinstance(self.model, NumberRanker) else self.model
@@ -130,13 +130,13 @@ class Ranker(Learner):
             self._set_output_bias(math.log(rate / (1 - rate)))
 
     def _positive_rate(self, batch: Batch, label: str, add_up: Callable[[float], float]) -> float:
-        """Of a label that is a number a half: its answer for all rows is not the model's."""
+        """The positive rate of each label; 1/2 for a numeric label, whose mean is not predicted by the model."""
         if label in self.spec.number_losses:
             return 0.5
         return (add_up(float(batch.labels[label].sum())) + 0.5) / (batch.total + 1)
 
     def _number_sums(self, batch: Batch, add_up: Callable[[float], float]) -> list[tuple[float, float]]:
-        """Of each label and of its squares, on the scale of what is predicted."""
+        """Sums of each label and of its squares, on the scale of predictions."""
         losses = self.spec.number_losses
         known = [
             as_predicted(losses.get(label, ""), batch.labels[label].astype(np.float64))
@@ -145,14 +145,14 @@ class Ranker(Learner):
         return [(add_up(float(one.sum())), add_up(float(np.square(one).sum()))) for one in known]
 
     def _set_output_bias(self, value: float) -> None:
-        """Of every member; one of the user's own may have none."""
+        """Set the bias of every member's output; a user-defined one may have none."""
         for module in self.model.modules():
             bias = getattr(module, "output_bias", None)
             if isinstance(bias, nn.Parameter):
                 nn.init.constant_(bias, value)
 
     def step(self, batch: Batch, rate_factor: float = 1.0) -> StepResult:
-        """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
+        """Train on one batch. A loss or gradient that is not finite is an error, before any weight has changed."""
         check_numbers(batch, self.layout)
         self._check_labels(batch)
         self.model.train()
@@ -168,7 +168,7 @@ class Ranker(Learner):
             )
         losses, dense, norms = zip(*slices, strict=True) if slices else ((), (), ())
         if self.spec.average > 1 and "wide" in self.collections:
-            # All members read the same wide weights, which learn from the mean of their losses.
+            # All members read the same wide weights, which are trained on the mean of their losses.
             row_grads[list(self.collections).index("wide")] /= self.spec.average
         of_sequences = dict(zip(self.spec.sequences, row_grads[len(lookups) :], strict=True))
         gradients = [
@@ -178,7 +178,7 @@ class Ranker(Learner):
         return StepResult(self.apply_gradients(sum(losses), dense, gradients, sum(norms), rate_factor))
 
     def predict(self, batch: Batch) -> Array:
-        """Probabilities or numbers [B], with several tasks [B, K]; learns nothing, not even which keys exist."""
+        """Probabilities or numbers [B], with several tasks [B, K]. Changes no state, not even counts of keys."""
         check_numbers(batch, self.layout)
         self.model.eval()
         arrays = self._arrays(self._look_up(batch, train=False))
@@ -194,7 +194,7 @@ class Ranker(Learner):
         return np.concatenate(self.map_slices(predict_slice, batch.size) or [none])
 
     def fit_blend(self, batches: Iterable[tuple[Batch, Cursor]]) -> None:
-        """Blend the scores of model and trees so that the batches' labels are predicted best."""
+        """Blend the scores of model and trees for the best prediction of the batches' labels."""
         assert isinstance(self.model, BlendedRanker)
         self.model.eval()
         logits, labels = [], []
@@ -207,7 +207,7 @@ class Ranker(Learner):
         self.model.blend.copy_(fit_blend(np.concatenate(logits), np.concatenate(labels)))
 
     def evaluate(self, batches: Iterable[tuple[Batch, Cursor]]) -> RankerSums:
-        """How well the batches' labels are predicted."""
+        """Metrics of the predictions on these batches."""
         sums = self.new_sums()
         for batch, _ in batches:
             sums.add(self.labels_of(batch), self.predict(batch))
@@ -221,7 +221,7 @@ class Ranker(Learner):
         return of_labels[self.spec.label] if self.spec.tasks is None else TaskSums(of_labels)
 
     def labels_of(self, batch: Batch) -> Array:
-        """Of the shape that `predict` gives: [B], with several tasks [B, K]."""
+        """Labels in the shape of `predict`: [B], with several tasks [B, K]."""
         if self.spec.tasks is None:
             return batch.labels[self.spec.label]
         return np.stack([batch.labels[label] for label in self.spec.labels], axis=1)
@@ -246,19 +246,19 @@ class Ranker(Learner):
         }
 
     def _targets(self) -> list[int]:
-        """For each sequence, the index of the pooled feature whose ids are of the same vocabulary."""
+        """For each sequence, the index of the pooled feature with the same vocabulary."""
         features = self.collections["deep"].features
         pooled = [feature for feature in features if feature.pooling == "none"]
         by_table = {feature.table: features.index(feature) for feature in reversed(pooled)}
         return [by_table[feature.table] for feature in features if feature.is_sequence]
 
     def _arrays(self, lookups: Mapping[str, BatchLookup]) -> list[Array]:
-        """What a batch looked up: one vector a row of each collection, then the vectors of each sequence."""
+        """Arrays of a lookup: one vector per row of each collection, then the vectors of each sequence."""
         sequences = [lookups["deep"].sequences[name] for name in self.spec.sequences]
         return [*(lookup.values for lookup in lookups.values()), *sequences]
 
     def _ranges(self, batch: Batch, rows: slice) -> list[slice]:
-        """Where some rows are in each array of `_arrays`."""
+        """The ranges of some rows in each array of `_arrays`."""
         ranges = [rows] * len(self.collections)
         for name in self.spec.sequences:
             offsets = batch.keys[name].offsets
@@ -273,11 +273,11 @@ class Ranker(Learner):
     def _slice_gradients(
         self, batch: Batch, arrays: Sequence[Array], row_grads: list[Array], rows: slice
     ) -> tuple[float, list[Tensor], float]:
-        """Loss and dense gradients of some rows, as parts of the batch's mean; fills `row_grads` and gives its norm."""
+        """Loss, dense gradients and their norm for some rows, as parts of the batch's mean; fills `row_grads`."""
         vectors = [vector.requires_grad_() for vector in self._vectors(batch, arrays, rows)]
         logits = self._logits(batch, rows, vectors, self._repeats(batch, rows))
         loss = self._loss(batch, rows, logits) / batch.total
-        if not loss.requires_grad:  # of trees, which were fitted before
+        if not loss.requires_grad:  # trees, which were fitted before
             return float(loss), [], 0.0
         gradients = torch.autograd.grad(loss, [*self.parameters, *vectors])
         dense = list(gradients[: len(self.parameters)])
@@ -291,7 +291,7 @@ class Ranker(Learner):
         return mean_loss, dense, sum(map(norm_of_rows, gradients[len(dense) :]))
 
     def _loss(self, batch: Batch, rows: slice, logits: Tensor) -> Tensor:
-        """The sum over rows, by their weights; of several tasks, also over these, by theirs; and over members."""
+        """The weighted sum over rows; for several tasks, also over these, with their weights; and over members."""
         labels = torch.from_numpy(self.labels_of(batch)[rows])
         if self.spec.average > 1:
             labels = labels.unsqueeze(1).expand_as(logits)
@@ -318,7 +318,7 @@ class Ranker(Learner):
         return sums_K @ torch.tensor([tasks.weights.get(label, 1.0) for label in self.spec.labels])
 
     def _shape(self, num_rows: int) -> tuple[int, ...]:
-        """Of the logits and probabilities of so many rows."""
+        """The shape of the logits and probabilities of this many rows."""
         return (num_rows,) if self.spec.tasks is None else (num_rows, len(self.spec.labels))
 
     def _repeats(self, batch: Batch, rows: slice) -> dict[str, _native.Repeats | None]:
@@ -356,7 +356,7 @@ class Ranker(Learner):
         return logits  # type: ignore[no-any-return]
 
     def _inputs(self, batch: Batch, rows: slice, vectors: Sequence[Tensor]) -> list[Any]:
-        """As models are called: numbers, pooled embeddings and, if there are any, sequences and wide weights."""
+        """The arguments of models: numbers, pooled embeddings and, if there are any, sequences and wide weights."""
         num_collections = len(self.collections)
         lists = [
             pad_lists(rows_ND, _lengths(batch.keys[name], rows))
@@ -381,7 +381,7 @@ def log_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def check_bfloat16() -> None:
-    """bfloat16 is for CPUs that have it; elsewhere it would be emulated, and slower than float32."""
+    """Check that the CPU supports bfloat16; emulated, it would be slower than float32."""
     if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
         raise TrainingError(
             'train.precision is "bfloat16", but this CPU has neither AVX-512 BF16 nor AMX. Use "float32".'

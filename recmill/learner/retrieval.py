@@ -1,4 +1,4 @@
-"""A retriever: users and items through two towers to unit vectors that lie close when they fit."""
+"""A retriever: two towers that map users and items to unit vectors, close for good matches."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from recmill.models.two_tower import Tower, TwoTower, in_batch_softmax, own_towe
 from recmill.recipe import recipe as r
 from recmill.recipe.protocols import Protocol, protocol_for
 
-_ROWS_AT_ONCE = 256  # users whose scores of all items of a batch stay in the cache
+_ROWS_AT_ONCE = 256  # users whose scores of all items of a batch fit the cache
 _SCORES_AT_ONCE = 1 << 24  # of users and all items in an evaluation: 64 MB
-_NUM_COUNTERS = 1 << 20  # of items whose keys have no bound
+_NUM_COUNTERS = 1 << 20  # for items whose keys have no bound
 
 
 class Retriever(Learner):
     """The two towers of a recipe, the tables that feed them and their optimizers. Towers share no table.
 
-    A softmax over the batch reads the vectors of the batch's items: several workers replace `find_items` so that these
-    are the items of all workers' rows.
+    An in-batch softmax reads the vectors of the batch's items: several workers replace `find_items` so that these are
+    the items of all workers' rows.
     """
 
     sequences: tuple[str, ...] = ()  # lists that the user tower reads unpooled
@@ -65,7 +65,7 @@ class Retriever(Learner):
         self._queries: tuple[tuple[object, ...], EvalQueries] | None = None
 
     def add_towers(self, by_name: Mapping[str, ColumnInfo]) -> None:
-        """The dense model, and the tables of the features that it reads."""
+        """Add the dense model, and the tables of the features that it reads."""
         spec = self.spec
         make = Tower if spec.model == "two_tower" else own_tower(spec.model)
         self.towers: Any = TwoTower(spec, _sizes(self.layouts["user"]), _sizes(self.layouts["item"]), make)
@@ -78,13 +78,13 @@ class Retriever(Learner):
 
     @property
     def trains_on(self) -> str | None:
-        """A softmax over items learns from clicks alone."""
+        """A softmax over items trains on clicks alone."""
         return self.spec.label if self.spec.loss == "in_batch_softmax" else None
 
     def step(self, batch: Batch, rate_factor: float = 1.0) -> StepResult:
-        """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed.
+        """Train on one batch. A loss or gradient that is not finite is an error, before any weight has changed.
 
-        The softmax learns from the rows whose label is 1 and takes no notice of others.
+        The softmax trains on the rows whose label is 1 and ignores others.
         """
         check_numbers(batch, self.layout)
         check_binary(self.spec.label, batch.labels[self.spec.label])
@@ -109,11 +109,11 @@ class Retriever(Learner):
         return StepResult(self.apply_gradients(loss, dense, rows, norm, rate_factor))
 
     def user_vectors(self, batch: Batch) -> Array:
-        """Unit vectors [B, V] of a batch of `layouts["user"]`; learns nothing. New users get one too."""
+        """Unit vectors [B, V] of a batch of `layouts["user"]`, also of new users. Changes no state."""
         return self._vectors("user", batch)
 
     def item_vectors(self, batch: Batch) -> Array:
-        """Unit vectors [B, V] of a batch of `layouts["item"]`; learns nothing."""
+        """Unit vectors [B, V] of a batch of `layouts["item"]`. Changes no state."""
         return self._vectors("item", batch)
 
     def evaluate(self, table: Table, split: str = "eval", protocol: Protocol | None = None) -> RankingSums:
@@ -123,7 +123,7 @@ class Retriever(Learner):
         return self.measure(queries, items, query_chunks(queries))
 
     def eval_queries(self, table: Table, split: str, protocol: Protocol | None = None) -> EvalQueries:
-        """The queries of a split, kept for its next evaluation."""
+        """The queries of a split, cached for its next evaluation."""
         protocol = protocol or protocol_for(self.recipe)
         key = (table.path, split, protocol.name)
         if self._queries is None or self._queries[0] != key:
@@ -143,7 +143,7 @@ class Retriever(Learner):
         return sums
 
     def rank(self, users: Tensor, items: Tensor, seen: ItemLists, k: int) -> Array:
-        """The k best items for each user, best first, without those seen; -1 where there are no more."""
+        """The k best items for each user, best first, without those seen; padded with -1."""
 
         def rank_slice(rows: slice) -> Array:
             scores = users[rows] @ items.T
@@ -167,7 +167,7 @@ class Retriever(Learner):
         return np.asarray(self._forward(side, batch, train=False).vectors.numpy())
 
     def _side_of(self, side: Side, batch: Batch) -> Batch:
-        """What a tower reads of a batch of both: numbers of users stand before those of items."""
+        """A tower's part of a batch of both sides: numbers of users precede those of items."""
         num_user = len(self.layouts["user"].number_columns)
         numbers = batch.numbers[:, :num_user] if side == "user" else batch.numbers[:, num_user:]
         return Batch(
@@ -175,7 +175,7 @@ class Retriever(Learner):
         )
 
     def _forward(self, side: Side, batch: Batch, train: bool = True) -> _TowerOutput:
-        """Look up a side's embeddings and take them through its tower, each thread some rows."""
+        """Look up a side's embeddings and apply its tower, each thread some rows."""
         tower, lookups = getattr(self.towers, side), {}
         for dim, name in self.tower_collections[side].items():
             columns = columns_of(batch.keys, self.collections[name])
@@ -194,7 +194,7 @@ class Retriever(Learner):
         return _TowerOutput(list(lookups.values()), slices)
 
     def _loss(self, task: _Task, users: Tensor, items: Tensor) -> tuple[float, Tensor, Tensor, list[Tensor]]:
-        """The batch's mean loss and its gradients: of users, of items, and of what stands outside of towers."""
+        """The batch's mean loss and its gradients: of users, of items, and of parameters outside of towers."""
         items = items.requires_grad_()
         outside = [self.towers.bias] if self.towers.bias is not None else []
 
@@ -222,7 +222,7 @@ class Retriever(Learner):
     def _backward(
         self, side: Side, output: _TowerOutput, grads: Tensor
     ) -> tuple[list[Tensor], list[RowGradients]]:
-        """Gradients of a tower's weights and of the embeddings that went into it."""
+        """Gradients of a tower's weights and of its input embeddings."""
         weights = list(getattr(self.towers, side).parameters())
         grads_of_slices = torch.split(grads, [len(vectors) for _, vectors in output.slices])
 
@@ -242,7 +242,7 @@ class Retriever(Learner):
 
 @dataclass(frozen=True)
 class _TowerOutput:
-    """One side of a batch after its tower: what was looked up, and inputs and vectors of each thread's rows."""
+    """The tower output of one side of a batch: its lookups, and inputs and vectors of each thread's rows."""
 
     lookups: Sequence[BatchLookup]  # of each dim
     slices: Sequence[tuple[list[Tensor], Tensor]]
@@ -254,7 +254,7 @@ class _TowerOutput:
 
 @dataclass(frozen=True)
 class _Task:
-    """What the loss reads: the item that each row must find among those of the step."""
+    """The targets of the loss: the index of each row's item among those of the step."""
 
     batch: Batch
     items: BatchItems
@@ -262,16 +262,16 @@ class _Task:
 
 
 class ItemCounts:
-    """How often each item was trained on so far: an estimate of the probability that a batch draws it.
+    """Number of training rows of each item so far: an estimate of its probability in a batch.
 
-    Keys without bound share counters now and then; that only blurs the estimate.
+    Keys without bound share counters occasionally; that only blurs the estimate.
     """
 
     def __init__(self, size: int | None) -> None:
         self.values = np.zeros(size or _NUM_COUNTERS, dtype=np.int64)
 
     def add(self, keys: Array, counts: Array) -> None:
-        """Count different keys, each with its number of rows."""
+        """Add distinct keys, each with its number of rows."""
         np.add.at(self.values, keys % len(self.values), counts)
 
     def log_q(self, keys: Array) -> Array:
@@ -281,13 +281,13 @@ class ItemCounts:
 
 
 def query_chunks(queries: EvalQueries) -> list[slice]:
-    """Queries whose scores of all items are computed at once."""
+    """Queries whose scores of all items are computed together."""
     size = max(16, _SCORES_AT_ONCE // len(queries.catalogue))
     return [slice(first, min(first + size, len(queries))) for first in range(0, len(queries), size)]
 
 
 def some_rows(batch: Batch, rows: Array) -> Batch:
-    """These rows of a batch, in the order given."""
+    """These rows of a batch, in the given order."""
     return Batch(
         len(rows),
         batch.numbers[rows],

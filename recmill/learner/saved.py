@@ -1,4 +1,4 @@
-"""Learners by name: new from a recipe, or as a checkpoint holds them."""
+"""Learners by name: new ones from a recipe, or saved ones from a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SavedLearner:
 
 
 def models_of(recipe: Recipe) -> list[str]:
-    """The models that a recipe has, in the order in which they are trained."""
+    """The models of a recipe, in the order in which they are trained."""
     return [name for name in ("retrieval", "ranking") if getattr(recipe, name) is not None]
 
 
@@ -47,7 +47,7 @@ def new_learner(
 
 
 def open_learner(folder: Checkpoint, model: str, which: str = "best", num_threads: int = 1) -> SavedLearner:
-    """The model as of its `best` or `last` checkpoint, or as of a step; every file is checked against its digest."""
+    """The model of a `best` or `last` checkpoint, or of a step; every file is verified against its digest."""
     checkpoints = folder.of(model)
     checkpoint = checkpoints.find(which)
     learner = new_learner(folder.recipe, model, folder.columns, num_threads)

@@ -1,9 +1,9 @@
-"""A retriever whose user tower reads a history in its order, over the item tower's table.
+"""A retriever whose user tower reads an ordered history, over the item tower's table.
 
 A row's history and its own item are one sequence, of which a step predicts each element from those before it: one row
-for each user (a packed history) teaches as much as one row for each event would.
+per user (a packed history) teaches as much as one row per event would.
 
-Shapes: B rows, N elements of all histories, M states that predict an element, U different items, K negatives, D dim.
+Shapes: B rows, N elements of all histories, M states that predict an element, U distinct items, K negatives, D dim.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from recmill.models.sasrec import SASRec, sampled_softmax
 from recmill.models.sequences import pad_lists
 from recmill.recipe.recipe import History, Recipe
 
-_STATES_AT_ONCE = 2048  # whose activations stay in the cache
-_DEFAULT_LENGTH = 100  # of lists that the log itself has
+_STATES_AT_ONCE = 2048  # whose activations fit the cache
+_DEFAULT_LENGTH = 100  # of lists that are in the log itself
 
 NO_KEYS: Column = (np.empty(0, np.int64), None)
 
@@ -57,11 +57,11 @@ class SequenceRetriever(Retriever):
 
     @property
     def trains_on_list(self) -> str | None:
-        """Rows without a history have nothing to be predicted from."""
+        """Rows without a history have nothing to predict from."""
         return self.sequences[0]
 
     def step(self, batch: Batch, rate_factor: float = 1.0) -> StepResult:
-        """Learn from one batch. A loss or gradient that is not finite is an error, and no weight has changed."""
+        """Train on one batch. A loss or gradient that is not finite is an error, before any weight has changed."""
         check_binary(self.spec.label, batch.labels[self.spec.label])
         self.model.train()
         self.steps += 1
@@ -70,7 +70,7 @@ class SequenceRetriever(Retriever):
         items, negatives = self.find_items(sequences.targets), self.find_items(drawn)
         if not len(items.keys):
             return StepResult(0.0)
-        # Of several workers, each looks up some of the items and negatives, and gets the others'.
+        # Of several workers, each looks up some of the items and negatives, and receives the others'.
         own = np.concatenate([sequences.targets[items.tower_rows], drawn[negatives.tower_rows]])
         collection, history = self.collections["item"], self.sequences[0]
         columns: dict[str, Column] = {self.item_id: (own, None), history: sequences.column}
@@ -122,7 +122,7 @@ class SequenceRetriever(Retriever):
         return float(loss.detach()), list(gradients)
 
     def _sequences(self, batch: Batch) -> _Sequences:
-        """Of the rows that teach, the longest last: those of a slice are about as long as each other."""
+        """The training rows, ordered by length, so that the rows of a slice have similar lengths."""
         history, label = self.sequences[0], batch.labels[self.spec.label]
         lengths = np.diff(_offsets(batch.keys[history]))
         order = np.argsort(lengths, kind="stable")
@@ -130,7 +130,7 @@ class SequenceRetriever(Retriever):
         return _Sequences(batch.keys[history], batch.keys[self.item_id].values)
 
     def _draw(self) -> Array:
-        """The negatives of this step, the same on every worker; id 0 is no item."""
+        """The negatives of this step, the same on every worker; id 0 is not an item."""
         random = np.random.default_rng([self.train_spec.seed, self.steps])
         num_items = max(1, self.num_ids - 1)
         return 1 + random.choice(num_items, min(self.spec.negatives, num_items), replace=False)
@@ -172,7 +172,7 @@ class SequenceRetriever(Retriever):
 
 @dataclass(frozen=True)
 class _Sequences:
-    """Histories, shortest first, each with the item that came next. Id 0, an unknown item, is never predicted."""
+    """Histories, shortest first, each with the next item. Id 0, an unknown item, is never predicted."""
 
     history: Keys
     items: Array
@@ -192,7 +192,7 @@ class _Sequences:
 
     @cached_property
     def all_targets(self) -> Array:
-        """What comes next after nothing, after the first element and so on, of each row."""
+        """The targets after no element, after the first element and so on, of each row."""
         return np.insert(self.history.values, self.offsets[1:], self.items)
 
     @cached_property
@@ -201,7 +201,7 @@ class _Sequences:
 
     @cached_property
     def targets(self) -> Array:
-        """Those that are predicted."""
+        """The targets that are predicted."""
         return self.all_targets[self.is_known]
 
     @cached_property
@@ -209,7 +209,7 @@ class _Sequences:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.is_known)])
 
     def slices(self, num_threads: int) -> list[slice]:
-        """Rows with about as many states each, enough for all threads."""
+        """Slices of rows with about equally many states each, enough for all threads."""
         ends = self.offsets[1:] + np.arange(1, len(self.items) + 1)
         total = int(ends[-1]) if len(ends) else 0
         number = max(num_threads, -(-total // _STATES_AT_ONCE))
@@ -218,11 +218,11 @@ class _Sequences:
         return [slice(int(first), int(stop)) for first, stop in pairwise(edges)]
 
     def elements(self, rows: slice) -> slice:
-        """Where the elements of some rows are among all."""
+        """The range of some rows' elements among all."""
         return slice(int(self.offsets[rows.start]), int(self.offsets[rows.stop]))
 
     def predictions(self, rows: slice, num_states: int) -> tuple[Array, slice]:
-        """Of some rows, the states that predict something, among `num_states` of each row, and which `targets`."""
+        """The predicting states of some rows, among `num_states` of each row, and their `targets`."""
         first = int(self.offsets[rows.start]) + rows.start
         stop = int(self.offsets[rows.stop]) + rows.stop
         is_state = np.arange(num_states) <= self.lengths[rows, None]
@@ -232,11 +232,11 @@ class _Sequences:
 
 @dataclass(frozen=True)
 class _Step:
-    """What all slices of a step read."""
+    """Inputs shared by all slices of a step."""
 
     sequences: _Sequences
     elements: Array  # [N, D]
-    batch_items: BatchItems  # those that are predicted, of all workers
+    batch_items: BatchItems  # the predicted ones, of all workers
     negative_keys: Array
     items: Tensor  # [U, D]
     negatives: Tensor  # [K, D]
@@ -244,7 +244,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Of what a step looked up."""
+    """Gradients of a step's lookups."""
 
     elements: Array
     items: Tensor
@@ -252,7 +252,7 @@ class _Gradients:
 
 
 def _matches(keys: Array, sorted_keys: Array) -> tuple[Tensor, Tensor]:
-    """Where keys are among others: indices of both."""
+    """Matching keys of two arrays: indices of both."""
     places = np.searchsorted(sorted_keys, keys).clip(max=len(sorted_keys) - 1)
     is_match = sorted_keys[places] == keys
     return torch.from_numpy(np.flatnonzero(is_match)), torch.from_numpy(places[is_match])
@@ -264,7 +264,7 @@ def _offsets(keys: Keys) -> Array:
 
 
 def history_length(recipe: Recipe, feature: str) -> int:
-    """How long the lists of a feature may be, if a history of the recipe makes them."""
+    """The maximal length of a feature's lists, if a history of the recipe makes them."""
     columns = next(known.columns for known in recipe.features if known.name == feature)
     for operation in recipe.rows:
         if isinstance(operation, History) and set(columns) & set(operation.list_columns.values()):

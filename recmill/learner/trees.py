@@ -14,10 +14,10 @@ from recmill.errors import check_installed
 from recmill.models.trees import TreeEnsemble
 from recmill.recipe import recipe as r
 
-_MAX_ROWS = 5_000_000  # in memory; of more, every n-th row is taken
+_MAX_ROWS = 5_000_000  # in memory; of more, every n-th row is used
 _PATIENCE = 50  # rounds without a better log loss on eval rows
 _NEWTON_STEPS = 25
-_RIDGE = 1e-6  # keeps a blend of two equal scores from being undefined
+_RIDGE = 1e-6  # keeps a blend of two equal scores well-defined
 
 
 def check_lightgbm() -> None:
@@ -35,9 +35,10 @@ def fit_trees(
     num_threads: int,
     report: Callable[[int], None] = lambda rounds: None,
 ) -> int:
-    """Fit the trees on a Table's training rows, up to the round that is best on its eval rows; how many are kept.
+    """Fit the trees on a Table's training rows, up to the best round on its eval rows; returns their number.
 
-    `numbers` are the ranker's number features in its order, which trees index; `spec.features` are those they may use.
+    `numbers` are the ranker's number features in its order, which trees index; `spec.features` are those they may
+    use.
     """
     check_lightgbm()
     import lightgbm
@@ -86,7 +87,10 @@ def _rows(table: Table, split: str, features: Sequence[str], label: str) -> tupl
 
 
 def set_trees(trees: TreeEnsemble, found: Sequence[Mapping[str, Any]], features: Sequence[int]) -> None:
-    """LightGBM's trees as perfect ones; the module's other trees say 0. `features` has the index of each of theirs."""
+    """Convert LightGBM's trees to perfect ones; the module's other trees give 0.
+
+    `features` has the indices of theirs.
+    """
     for buffer in (trees.features, trees.thresholds, trees.values):
         buffer.zero_()
     for number, root in enumerate(found):
@@ -109,13 +113,13 @@ def _set_node(
 
 
 def _largest_float32_up_to(value: float) -> np.float32:
-    """Numbers are float32: those at or below it are the same ones as those at or below `value`."""
+    """The threshold in float32: the same numbers are at or below it as at or below `value`."""
     nearest = np.float32(value)
     return nearest if float(nearest) <= value else np.nextafter(nearest, np.float32(-np.inf))
 
 
 def fit_blend(logits_BK: Array, labels_B: Array) -> torch.Tensor:
-    """Weights of K scores and a constant that give the least log loss: a logistic regression by Newton's method."""
+    """Weights of K scores and a constant with minimal log loss: a logistic regression by Newton's method."""
     inputs = np.column_stack([logits_BK, np.ones(len(labels_B))]).astype(np.float64)
     weights = np.zeros(inputs.shape[1])
     for _ in range(_NEWTON_STEPS):

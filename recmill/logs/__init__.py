@@ -1,1 +1,1 @@
-"""Raw events as users have them: readers that lose nothing, and generators with a planted truth."""
+"""Raw events in users' formats: lossless readers, and generators with a planted truth."""

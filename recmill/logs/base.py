@@ -1,4 +1,4 @@
-"""What every reader of logs offers: files, units of work, and batches of typed rows."""
+"""The interface of all log readers: files, units of work, and batches of typed rows."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DEFAULT_UNIT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class LogFile:
-    """One file of a log as it was found. `name` is relative to the data directory; `size` is the size on disk."""
+    """One file of a log, as of its opening. `name` is relative to the data directory; `size` is the size on disk."""
 
     path: str
     name: str
     size: int
-    modified_ns: int | None = None  # where the file system tells
-    inode: tuple[int, int] | None = None  # with its device, of local files
+    modified_ns: int | None = None  # if the file system reports it
+    inode: tuple[int, int] | None = None  # inode and device of local files
 
     @property
     def compression(self) -> str | None:
@@ -39,7 +39,7 @@ class LogFile:
 
 @dataclass(frozen=True)
 class LogRange:
-    """A piece of one file: bytes of text, rows of Parquet, or all of a file that cannot be cut before it is read."""
+    """A range of one file: bytes of text, rows of Parquet, or the whole of an unsplittable file."""
 
     file_index: int
     start: int
@@ -48,7 +48,7 @@ class LogRange:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that was set aside: where it is, what is wrong with it, and its raw bytes."""
+    """A rejected row: its location, the reason, and its raw bytes."""
 
     file: str
     offset: int
@@ -59,7 +59,7 @@ class BadRow:
 
 @dataclass(frozen=True)
 class LogBatch:
-    """Some rows of a unit: good ones as declared columns plus POSITION, bad ones as they are."""
+    """Some rows of a unit: valid ones as declared columns plus POSITION, and bad ones."""
 
     frame: pl.DataFrame
     bad: tuple[BadRow, ...]
@@ -70,7 +70,7 @@ class LogFiles(ABC):
     """The files of one log, in natural order of their names. Small and picklable: it holds no open file."""
 
     def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...], may_grow: bool = False) -> None:
-        """Files that may grow are read up to the size that they were found with."""
+        """Growing files are read up to their size at opening."""
         self.spec = spec
         self.files = files
         self.may_grow = may_grow
@@ -104,28 +104,28 @@ class LogFiles(ABC):
     def read(self, unit: LogRange, chunk_bytes: int = 8 << 20) -> Iterator[LogBatch]:
         """Stream a unit's rows. Memory stays within a small multiple of `chunk_bytes` or the longest row.
 
-        LogError when the file is no longer the one that was found: its rows could be of two versions.
+        Raises LogError when the file was replaced since it was opened: its rows could be of two versions.
         """
         return self._unchanged(unit, self._read(unit, chunk_bytes))
 
     def _unchanged(self, unit: LogRange, items: Iterable[T]) -> Iterator[T]:
-        """What is read of a unit, if its file stays the one that was found."""
+        """Check that a unit's file is unchanged after it was read."""
         from recmill.logs.files import check_unchanged
 
         file = self.files[unit.file_index]
         try:
             yield from items
         except LogError:
-            check_unchanged([file], self.may_grow)  # the better reason, if it is one
+            check_unchanged([file], self.may_grow)  # the better reason, if it applies
             raise
         check_unchanged([file], self.may_grow)
 
     @abstractmethod
     def _read(self, unit: LogRange, chunk_bytes: int) -> Iterator[LogBatch]:
-        """The same, of a file that is taken to stay as it is."""
+        """Stream a unit's rows, without checking the file for changes."""
 
     def check_unchanged(self) -> None:
-        """After a pass over the log: LogError when a file is not what it was when the log was opened."""
+        """After a pass over the log: raise LogError when a file has changed since the log was opened."""
         from recmill.logs.files import check_unchanged
 
         check_unchanged(self.files, self.may_grow, same_machine=True)
@@ -135,7 +135,7 @@ class LogFiles(ABC):
         """Rows in the unit, good and bad."""
 
     def row_offsets(self, unit: LogRange, numbers: Sequence[int]) -> list[int]:
-        """Where the unit's rows of these numbers (from 0, good and bad, increasing) begin."""
+        """The offsets of the unit's rows of these numbers (from 0, good and bad, increasing)."""
         found: list[int] = []
         first, start = 0, position(unit.file_index)
         for batch in self.read(unit):
@@ -148,21 +148,21 @@ class LogFiles(ABC):
 
     @abstractmethod
     def text_bytes(self, unit: LogRange) -> int:
-        """About how many bytes the unit's rows are when they are not compressed."""
+        """Approximate size of the unit's rows when uncompressed."""
 
     @abstractmethod
     def max_offset(self) -> int:
-        """About the largest offset of a row in any file."""
+        """Approximate largest offset of a row in any file."""
 
 
 def open_source(spec: Log | SideTable, data: str, may_grow: bool = False) -> LogFiles:
-    """Find the files of a log under a data directory or URL.
+    """Open the files of a log under a data directory or URL.
 
-    Files that change while they are read are an error; those that `may_grow` must only not become shorter. Parquet is
-    recognised by its content, whatever the recipe's format: the columns are the same. `spec` of the result has what the
-    recipe leaves open about the format of text.
+    Files that change while they are read are an error; with `may_grow`, they only must not shrink. Parquet is
+    recognised by its content, whatever the recipe's format: the columns are the same. `spec` of the result completes
+    what the recipe leaves open about the text format.
     """
-    # The readers build on this module, so they are imported late; and only the one that is needed.
+    # The readers import this module, so they are imported here; and only the one that is needed.
     from recmill.logs.files import find_files, is_parquet
 
     files = find_files(spec.files, data)

@@ -1,4 +1,4 @@
-"""What the recipe says about a column's values, for the readers that check whole columns at once."""
+"""The recipe's rules for column values, for readers that check whole columns at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Problems = dict[int, tuple[str, str | None]]  # row -> the reason and the column
 
 
 def allowed_values(column: Column) -> list[int] | list[float] | list[str] | None:
-    """The allowed values as the column stores them. Those of `hex` may be written in base 16."""
+    """The allowed values in the column's type. Those of `hex` may be hexadecimal."""
     if column.allowed is None:
         return None
     if column.type == "text":
@@ -44,7 +44,7 @@ def explain_missing(name: str, names: Sequence[str]) -> str:
     """Why a declared column is not one of a file's columns, and what may help."""
     found = f"the file has: {', '.join(names)}"
     if name in names:
-        return f'column "{name}" stands more than once; {found}. Give each column its own name.'
+        return f'column "{name}" occurs more than once; {found}. Give each column its own name.'
     nearest = get_close_matches(name, names, n=1, cutoff=0.5)
     if nearest:
         hint = f'Did you mean "{nearest[0]}"? Then add in_file = "{nearest[0]}" to the column, or rename it.'
@@ -54,7 +54,7 @@ def explain_missing(name: str, names: Sequence[str]) -> str:
 
 
 def add_problems(problems: Problems, column: Column, values: pl.Series, unreadable: pl.Series | None) -> None:
-    """Note each row's first problem: call this for the columns in recipe order."""
+    """Record each row's first problem: call this for the columns in recipe order."""
     if unreadable is not None:
         _note(problems, column, unreadable, UNREADABLE[column.type])
     if column.required:
@@ -92,14 +92,14 @@ def empty_as_null(texts: pl.Series) -> pl.Series:
 
 
 def parse_column(column: Column, texts: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Texts as values of a column, and which of them cannot be read."""
+    """Parse texts to the type of a column; returns the values and a mask of invalid ones."""
     if column.type == "time":
         return parse_times(texts, column.format)
     return parse_texts(column.type, texts)
 
 
 def parse_texts(type_name: str, texts: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Texts as values of a column type, by the rules of delimited files, and which of them cannot be read."""
+    """Parse texts to a column type by the rules of delimited files; returns the values and a mask of invalid ones."""
     present = empty_as_null(texts)
     values, readable = _native.parse_text(type_name, *texts_of(present)[:2])
     is_readable = pl.Series(readable.view(np.bool_))

@@ -1,4 +1,4 @@
-"""A log looked at once before it is trained on: its pieces, how many rows of each split they hold, its bad rows."""
+"""A log that was counted before training: its units, their rows per split, and its bad rows."""
 
 from __future__ import annotations
 
@@ -39,24 +39,25 @@ from recmill.reporting.machine import available_cores
 
 P = TypeVar("P")
 T = TypeVar("T")
-Rows = np.ndarray[Any, np.dtype[np.int64]]  # of each split
-Piece = tuple[LogRange, ...]  # one unit; or the same range of offsets of several files, whose rows take turns
+Rows = np.ndarray[Any, np.dtype[np.int64]]  # per split
+# one unit; or the same range of offsets of several files, whose rows are interleaved
+Piece = tuple[LogRange, ...]
 
-# Large enough that the fixed cost of a call is spread over thousands of rows, small enough to be read ahead.
+# Large enough to amortise the fixed cost of a call, small enough to be prefetched.
 PIECE_BYTES = 4 << 20
 
 
-_BATCHES_OF_PIECE = 8  # of a file that is surveyed: pieces end behind a batch
-_MOST_MARKS = 1 << 14  # in all gzip files of a log: 13 KB each
+_BATCHES_OF_PIECE = 8  # batches per unit of a surveyed file
+_MOST_MARKS = 1 << 14  # limit over all gzip files of a log: 13 KB each
 
 
 @dataclass
 class SurveyedPiece:
-    """What the pass over a file that cannot be cut has found from one row to another."""
+    """What the survey of an unsplittable file found between two rows."""
 
     file_index: int
     start: int
-    has_splits: bool  # if not, `rows` are all the first split's
+    has_splits: bool  # if not, `rows` counts all rows as the first split
     end: int = 0
     tally: Tally = field(default_factory=Tally)
     rows: Rows = field(default_factory=lambda: np.zeros(len(SPLITS), np.int64))
@@ -67,18 +68,18 @@ class SurveyedPiece:
 
 
 class Each(Protocol):
-    """Where pieces are looked at: on threads of this process, or on other machines, which get function and parts."""
+    """A parallel map over units: on threads of this process, or on other machines, which receive function and units."""
 
     def __call__(self, function: Callable[[P], T], parts: Sequence[P]) -> Iterator[T]:
-        """What the function makes of every part, in the order of parts."""
+        """The results of the function for all units, in order."""
 
 
 class CountedLog:
-    """The rows of a log as `prepare` would put them into splits, without features. Picklable, with nothing open.
+    """The rows of a log in the splits that `prepare` would assign, without features. Picklable, with nothing open.
 
-    Opening it reads the log: once to count, and once before that when the split depends on the values of all rows;
-    `each` says where that is done, on `num_workers` threads by default. `keep` may drop rows when all else is done.
-    Files that cannot be cut anywhere (gzip, zstd, quoted, UTF-16) are cut into pieces by the pass that counts them.
+    Opening reads the log once to count it, and once before that when the split depends on the values of all rows;
+    `each` runs this work, on `num_workers` threads by default. `keep` may drop rows after all other operations.
+    Unsplittable files (gzip, zstd, quoted, UTF-16) are cut into units by the pass that counts them.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class CountedLog:
         self.functions += [split, *([keep] if keep else [])]
         self.pieces, self.notes = _in_order(self.source, self.pieces, recipe.table.order)
         self.rows, self.tally = self._count(split, each)
-        self._surveys = {}  # so that what is sent to other processes stays small
+        self._surveys = {}  # keeps the pickled log small
         self.source.check_unchanged()
         self.tally.check(self.source, max_bad)
 
@@ -112,7 +113,7 @@ class CountedLog:
         return int(self.rows[:, SPLITS.index(split)].sum())
 
     def read(self, piece: Piece, tally: Tally | None = None) -> Iterator[pl.DataFrame]:
-        """A piece's good rows, in order, as all functions leave them; bad ones are counted in the tally."""
+        """A unit's valid rows, in order, after all row functions; bad ones are counted in the tally."""
         frames = scan(self.source, piece, tally if tally is not None else Tally(), 2 * PIECE_BYTES)
         for frame in frames if len(piece) == 1 else _taking_turns(frames):
             for function in self.functions:
@@ -121,7 +122,7 @@ class CountedLog:
                 yield frame
 
     def _survey(self, split: Holdout | None, each: Each) -> list[LogRange]:
-        """All units of the log, those of files that cannot be cut as one pass over each of them finds them."""
+        """All units of the log; for unsplittable files, those that a pass over the file determines."""
         units, source = self.source.units(target_bytes=PIECE_BYTES), self.source
         if not isinstance(source, TextSource):
             return units
@@ -141,7 +142,7 @@ class CountedLog:
     def _survey_file(
         self, split: SplitFunction | None, spacing: int, unit: LogRange
     ) -> tuple[list[SurveyedPiece], list[Mark]]:
-        """The pieces of a file that cannot be cut: what they hold, and marks to begin at any of them."""
+        """Survey an unsplittable file: its units with their row counts, and marks to start reading at any of them."""
         assert isinstance(self.source, TextSource)
         batch_bytes = max(1, PIECE_BYTES // _BATCHES_OF_PIECE)
         piece = SurveyedPiece(unit.file_index, unit.start, split is not None)
@@ -153,20 +154,20 @@ class CountedLog:
             marks += found
             if (
                 found or end - piece.start > PIECE_BYTES - batch_bytes
-            ):  # little is read between a mark and a piece
+            ):  # little is read between a mark and a unit
                 pieces.append(piece)
                 piece = SurveyedPiece(unit.file_index, end, split is not None)
         return [*pieces, piece] if piece.tally.rows else pieces, marks
 
     def _rows_of_splits(self, frame: pl.DataFrame, split: SplitFunction) -> Rows:
-        """How many rows of each split a frame has in the end."""
+        """Number of rows of each split in a frame, after all row functions."""
         for function in (*self.functions, split, *([self.keep] if self.keep else [])):
             if frame.height:
                 frame = function(frame)
         return _count_splits(frame) if frame.height else np.zeros(len(SPLITS), np.int64)
 
     def _count(self, split: SplitFunction, each: Each) -> tuple[Rows, Tally]:
-        """Rows of each piece and split, and the bad rows of all."""
+        """Rows of each unit and split, and the bad rows of all."""
         known = [self._known_rows(split, piece) for piece in self.pieces]
         counted = each(
             self._count_piece, [piece for piece, rows in zip(self.pieces, known, strict=True) if rows is None]
@@ -179,7 +180,7 @@ class CountedLog:
         return np.array([rows for rows, _ in filter(None, known)]).reshape(-1, len(SPLITS)), total
 
     def _known_rows(self, split: SplitFunction, piece: Piece) -> tuple[Rows, Tally] | None:
-        """What a survey has found in a piece, if that tells how many rows of each split there are."""
+        """A unit's rows per split from the survey, if it determined them."""
         survey = self._surveys.get(piece[0])
         if survey is None:
             return None
@@ -230,14 +231,14 @@ class CountedLog:
         return counter.drain()
 
     def _by_groups(self, keys_of: RowFunction, assign: SplitFunction, each: Each) -> SplitFunction:
-        """A split that must see all rows of a group: `keys_of` takes from rows what `assign` needs, also once more."""
+        """A split that needs all rows of a group: `keys_of` extracts what `assign` needs, in one extra pass."""
         held = ReducedRows(keys_of)
         for frames in each(partial(self._keys_of_piece, keys_of), self.pieces):
             for keys in frames:
                 held.add(keys)
         all_keys = held.result()
         if all_keys is None:
-            return all_train  # of no rows; counting them is an error then
+            return all_train  # for no rows, which counting then rejects
         return partial(by_positions, *held_out_positions(assign(all_keys)))
 
     def _keys_of_piece(self, keys_of: RowFunction, piece: Piece) -> list[pl.DataFrame]:
@@ -245,7 +246,7 @@ class CountedLog:
 
 
 def on_threads(num_threads: int, function: Callable[[P], T], parts: Sequence[P]) -> Iterator[T]:
-    """What the function makes of every part, in the order of parts; work that is not begun is dropped at an error."""
+    """Map a function over units on threads, in order; on an error, work that has not started is dropped."""
     pool = ThreadPoolExecutor(num_threads)
     try:
         yield from pool.map(function, parts)
@@ -262,7 +263,7 @@ def _select(columns: list[str], frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_order(source: LogFiles, pieces: list[Piece], order: str) -> tuple[list[Piece], tuple[str, ...]]:
-    """The pieces in the order that the recipe asks of a Table, and a note where that is not to be had."""
+    """The units in the order that the recipe asks of a Table, with a note where that is impossible."""
     if order == "log" or (len(source.files) == 1 and order == "interleave"):
         return pieces, ()
     if order == "shuffle":
@@ -286,7 +287,7 @@ def _side_by_side(source: LogFiles) -> Iterator[Piece]:
 
 
 def _taking_turns(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    """Rows of several files by their offset in the file, ties by file: as a Table interleaves them."""
+    """Rows of several files ordered by their offset in the file, ties by file: as a Table interleaves them."""
     held = list(frames)
     if held:
         rows = pl.concat(held)

@@ -1,6 +1,6 @@
-"""Text that is changed on its way from the file to the parser: UTF-16 to UTF-8, escaped quotes to doubled ones.
+"""Decoding between file and parser: UTF-16 to UTF-8, escaped quotes to doubled ones.
 
-Like decompressed text it cannot be cut: offsets of rows are those of the text that comes out.
+Like decompressed text, decoded text is unsplittable: offsets of rows refer to the decoded text.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from recmill.errors import LogError
 from recmill.recipe.recipe import Files, TextFormat
 
-Decode = Callable[[bytes, bool], bytes]  # a chunk, and whether it is the last
+Decode = Callable[[bytes, bool], bytes]  # takes a chunk, and whether it is the last
 _CHUNK_BYTES = 1 << 20
 
 
 def decoder_of(spec: Files) -> Callable[[], Decode] | None:
-    """What makes a new decoder for each file; None for text that is parsed as it is."""
+    """The decoder factory of a text format; None for text that is parsed as it is."""
     text = spec.text
     if text.encoding != "utf-16" and not text.escape:
         return None
@@ -46,7 +46,7 @@ def _utf16() -> Decode:
 
 
 def _unescape(escape: bytes, quote: bytes) -> Decode:
-    """Escaped quotes become doubled, escaped escapes one; before anything else an escape is a plain character."""
+    """Double escaped quotes and undouble escaped escapes; before other characters an escape is a plain character."""
     pair = re.compile(re.escape(escape) + b"([" + re.escape(escape + quote) + b"])")
     held_back = b""
 
@@ -54,7 +54,7 @@ def _unescape(escape: bytes, quote: bytes) -> Decode:
         nonlocal held_back
         text = held_back + chunk
         num_last = len(text) - len(text.rstrip(escape))
-        keep = 0 if is_last else num_last % 2  # its pair is in the next chunk
+        keep = 0 if is_last else num_last % 2  # the second of the pair is in the next chunk
         held_back = text[len(text) - keep :]
         return pair.sub(lambda found: quote * 2 if found[1] == quote else escape, text[: len(text) - keep])
 
@@ -62,7 +62,7 @@ def _unescape(escape: bytes, quote: bytes) -> Decode:
 
 
 class DecodedStream:
-    """A stream of bytes read through a decoder."""
+    """A stream of bytes, read through a decoder."""
 
     def __init__(self, stream: Any, decode: Decode, path: str) -> None:
         self._stream = stream

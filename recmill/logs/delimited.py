@@ -1,4 +1,4 @@
-"""TSV, CSV and their relatives, parsed by the native core straight into Arrow buffers."""
+"""TSV, CSV and similar formats, parsed by the native core directly into Arrow buffers."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from recmill.logs.columns import Problems, add_problems, allowed_values, parse_c
 from recmill.logs.text import TextSource, Window
 from recmill.recipe.recipe import POSITION, Column, Log, SideTable
 
-_MAX_BAD_IN_BATCH = 4096  # so that a log of nothing but bad rows stays within bounds too
+_MAX_BAD_IN_BATCH = 4096  # bounds memory for a log of nothing but bad rows
 _ARROW_TYPES = {
     "int": pa.int64(),
     "float": pa.float64(),
     "text": pa.large_string(),
     "hex": pa.int64(),
     "bool": pa.bool_(),
-    "time": pa.large_string(),  # as the native core gives it
+    "time": pa.large_string(),  # as returned by the native core
 }
 
 
 @dataclass(frozen=True)
 class FieldLayout:
-    """How many fields a row of one file has, and which of them each declared column is."""
+    """The number of fields of one file's rows, and the field of each declared column."""
 
     num_fields: int
     field_of: tuple[int, ...]
 
 
 class DelimitedSource(TextSource):
-    """Rows of separated fields. Files with quotes are not cut: a newline may stand inside a field."""
+    """Rows of separated fields. Quoted files are unsplittable: a field may contain a newline."""
 
     def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...], may_grow: bool = False) -> None:
         super().__init__(spec, files, may_grow)
         text = spec.text
-        self._encoding = "latin-1" if text.encoding == "latin-1" else "utf-8"  # of the text that is parsed
+        # encoding of the text that is parsed
+        self._encoding = "latin-1" if text.encoding == "latin-1" else "utf-8"
         self._separator = text.separator.encode(self._encoding, "ignore")
         self._quote = text.quote.encode(self._encoding, "ignore")
         if not self._separator or set(self._separator) & set(b"\r\n" + self._quote):
@@ -122,7 +123,7 @@ class DelimitedSource(TextSource):
     def _parse_times(
         self, frame: pl.DataFrame, window: Window, file_index: int
     ) -> tuple[pl.DataFrame, list[BadRow]]:
-        """Columns of times as numbers; rows whose times cannot be read are set aside."""
+        """Parse columns of times to numbers; rows with invalid times are rejected."""
         problems: Problems = {}
         for column in self.columns:
             if column.type == "time":

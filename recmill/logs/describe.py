@@ -1,4 +1,4 @@
-"""A look at a log before any work: which files there are, and whether the first rows of each can be read."""
+"""A preview of a log before any work: its files, and whether the first rows of each parse."""
 
 from __future__ import annotations
 
@@ -22,20 +22,26 @@ _FILES_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class FilesReport:
-    """What a log's patterns match, and how the first rows of each file read. `problem` is set when they cannot be."""
+    """The files that a log's patterns match, and how their first rows parse.
+
+    `problem` is set when they cannot be read.
+    """
 
     matches: dict[str, tuple[LogFile, ...]]
     num_good: int = 0
     bad: tuple[BadRow, ...] = ()
     problem: str | None = None
-    text: TextFormat | None = None  # how it was read, if as delimited text
+    text: TextFormat | None = None  # the detected format, if it is delimited text
     hint: str | None = None  # what to change in the recipe, where most rows do not parse
-    missing: tuple[str, ...] = ()  # names that a sequence such as day_0, day_1, day_3 leaves out
+    missing: tuple[str, ...] = ()  # names missing from a sequence such as day_0, day_1, day_3
     empty: tuple[str, ...] = ()  # files without any row
 
 
 def describe_files(spec: Log | SideTable, data: str) -> FilesReport:
-    """Match every pattern and read about a hundred rows of each file. Problems are part of the report, never raised."""
+    """Match every pattern and parse about a hundred rows of each file.
+
+    Problems are part of the report, never raised.
+    """
     matches: dict[str, tuple[LogFile, ...]] = {}
     try:
         for pattern in spec.files:
@@ -61,7 +67,7 @@ def describe_files(spec: Log | SideTable, data: str) -> FilesReport:
 
 
 def _missing(matches: dict[str, tuple[LogFile, ...]]) -> tuple[str, ...]:
-    """Of each glob; what is named must be there anyway."""
+    """Missing names of each glob; named files must exist anyway."""
     return tuple(
         name
         for pattern, files in matches.items()
@@ -71,7 +77,7 @@ def _missing(matches: dict[str, tuple[LogFile, ...]]) -> tuple[str, ...]:
 
 
 def _read_first_rows(source: LogFiles, file_index: int) -> tuple[int, list[BadRow]]:
-    """How many rows at the beginning of a file are good, and the others."""
+    """The number of valid rows at the beginning of a file, and the bad ones."""
     num_good, bad = 0, list[BadRow]()
     for unit in source.units_of(file_index):
         for batch in source.read(unit, _FIRST_BYTES):

@@ -1,4 +1,4 @@
-"""Entries of an event stream as rows of the log, for the trainer and for servers: one rule for both."""
+"""Entries of an event stream as rows of the log, with one rule for the trainer and the servers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from recmill.recipe.recipe import POSITION, Column
 
 
 def parse_entries(columns: Sequence[Column], entries: Sequence[Entry]) -> tuple[pl.DataFrame, Problems]:
-    """The good rows, with the entries' numbers as POSITION, and what is wrong with each of the others.
+    """The valid rows, with the entries' numbers as POSITION, and the problems of the others.
 
-    Fields are read as cells of delimited files are: a field that is not there, or empty, is a missing value.
+    Fields are parsed like cells of delimited files: an absent or empty field is a missing value.
     """
     problems: Problems = {}
     series = [
@@ -51,7 +51,7 @@ def _text(cell: bytes | None) -> str | None:
 def after_export(rows: pl.DataFrame, time: str, bundle: Mapping[str, Any]) -> pl.DataFrame:
     """The rows that the log did not have when a bundle was exported from it.
 
-    Those whose time is later than the log's end, and those that were written after the export.
+    These are rows with a time after the log's end, and rows that were written after the export.
     """
     end, created_at = bundle.get("log_end"), float(bundle.get("created_at", 0.0))
     if end is None:
@@ -61,7 +61,7 @@ def after_export(rows: pl.DataFrame, time: str, bundle: Mapping[str, Any]) -> pl
 
 
 def described(entries: Iterable[Entry]) -> bytes:
-    """Fields of entries, as bad rows show them."""
+    """Fields of entries, as they are shown in bad rows."""
     return b"\n".join(
         b" ".join(b"%b=%b" % (name.encode(), value) for name, value in entry.fields.items())
         for entry in entries

@@ -1,4 +1,4 @@
-"""Where the files of a log are: names and globs under a local directory or a URL, opened as plain bytes."""
+"""Locating the files of a log: names and globs under a local directory or a URL, opened as plain bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNCHANGED = (
     "if several machines have one each). Then run the same command again."
 )
 _PARQUET = b"PAR1"
-# bz2: pyarrow fails on files of several streams; the standard library drops a damaged second one in silence.
+# bz2: pyarrow fails on files of several streams; the standard library silently drops a damaged second one.
 _UNREADABLE_SUFFIXES = (".bz2", ".xz", ".zip", ".lz4", ".7z")
 
 
@@ -37,7 +37,7 @@ def find_files(patterns: Sequence[str], data: str) -> tuple[LogFile, ...]:
 
 
 def _each_once(files: Iterable[LogFile]) -> list[LogFile]:
-    """A file that has several names, by links, under the one with the fewest directories."""
+    """Deduplicate hard and symbolic links: keep the path with the fewest directories."""
     shortest_first = sorted(files, key=lambda file: (file.name.count("/"), natural_key(file.name)))
     found: dict[object, LogFile] = {}
     for file in shortest_first:
@@ -46,9 +46,9 @@ def _each_once(files: Iterable[LogFile]) -> list[LogFile]:
 
 
 def match_pattern(pattern: str, data: str) -> tuple[LogFile, ...]:
-    """The files that one name or glob stands for. `*` stays within a directory, `**` does not.
+    """The files of one name or glob. `*` stays within a directory, `**` does not.
 
-    A name also stands for its compressed form: `train.txt` finds `train.txt.gz`.
+    A name also matches its compressed form: `train.txt` finds `train.txt.gz`.
     """
     filesystem, root = locate(data)
     _require_directory(filesystem, root, data)
@@ -86,7 +86,7 @@ def open_bytes(file: LogFile) -> pa.NativeFile:
 
 
 def is_parquet(file: LogFile) -> bool:
-    """Whether a file begins and ends as Parquet files do."""
+    """Whether a file has the magic bytes of Parquet at both ends."""
     if file.size < 2 * len(_PARQUET):
         return False
     with open_bytes(file) as stream, explained(file.path):
@@ -97,7 +97,7 @@ def is_parquet(file: LogFile) -> bool:
 
 
 def decompressed(stream: pa.NativeFile, file: LogFile) -> Any:
-    """The file's text as a stream, which is not seekable if the file's suffix says that it is compressed."""
+    """The file's text as a stream, not seekable if the file's suffix indicates compression."""
     if file.name.endswith(_UNREADABLE_SUFFIXES):
         raise LogError(f"{file.path}: cannot read this kind of compression. Use .gz, .zst or plain text.")
     if file.compression is None:
@@ -113,7 +113,7 @@ def decompressed(stream: pa.NativeFile, file: LogFile) -> Any:
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Turn what file systems raise into a LogError that names the file."""
+    """Convert errors of file systems to a LogError that names the file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -151,9 +151,9 @@ def _list_matches(filesystem: Any, root: str, pattern: str) -> list[Any]:
 
 
 def _walk(directory: str, patterns: tuple[str, ...]) -> list[str]:
-    """The files below a local directory that match.
+    """The matching files below a local directory.
 
-    A directory is entered once for each rest of the patterns, by whatever links it is reached: a loop has an end.
+    A directory is visited once for each rest of the patterns, by whatever links it is reached, so that loops end.
     """
     found, entered = [], set()
     waiting = [(directory, patterns)] if os.path.isdir(directory) else []
@@ -183,13 +183,13 @@ def _matches(names: list[str], patterns: tuple[str, ...]) -> bool:
 
 
 def _rests(name: str, patterns: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """What is left of the patterns to match below a name; nothing when the name does not match."""
+    """The rest of the patterns below a name; nothing when the name does not match."""
     if not patterns:
         return []
     is_hidden = name.startswith((".", "_"))
     if patterns[0] == "**":
         return _rests(name, patterns[1:]) + ([] if is_hidden else [patterns])
-    # What begins with a dot or an underscore is nobody's data unless it is named: _SUCCESS, _truth.json, .crc files.
+    # Hidden files and those with an underscore are not data unless named: _SUCCESS, _truth.json, .crc files.
     is_match = fnmatchcase(name, patterns[0]) and not (is_hidden and patterns[0][0] != name[0])
     return [patterns[1:]] if is_match else []
 
@@ -205,7 +205,7 @@ def _log_file(info: Any, root: str, data: str) -> LogFile:
 
 
 def _inode(path: str) -> tuple[int, int] | None:
-    """Of a local file, by its path or as file:// URL."""
+    """The inode of a local file, by its path or file:// URL."""
     filesystem, inner = locate(path)
     if not isinstance(filesystem, fs.LocalFileSystem):
         return None
@@ -215,9 +215,9 @@ def _inode(path: str) -> tuple[int, int] | None:
 
 
 def check_unchanged(files: Iterable[LogFile], may_grow: bool = False, same_machine: bool = False) -> None:
-    """LogError when a file is not the one that was found any more, by its size and time.
+    """Raise LogError when a file's size or time has changed since it was opened.
 
-    On the machine that found it, by its inode too; copies on other machines have others.
+    On the machine that opened it, its inode counts too; copies on other machines have others.
     """
     for file in files:
         filesystem, inner = locate(file.path)

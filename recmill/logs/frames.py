@@ -1,7 +1,7 @@
-"""Data that a Python caller has, as a directory that a log is read from.
+"""Data from Python callers, as a directory to read a log from.
 
-Frames become Parquet files and paths become links, under the names that the recipe's `files` ask for. So every stage,
-engine and process reads them like any other log, and a stage that reads the log again (export) finds it.
+Frames become Parquet files and paths become links, under the names of the recipe's `files`. So every stage, engine
+and process reads them like any other log, and a stage that reads the log again (export) finds it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from recmill.logs.parquet import is_readable
 from recmill.recipe.names import nearest
 from recmill.recipe.recipe import Join, Log, Recipe, SideTable
 
-LOG = "log"  # the key of the log itself, beside the names of side tables
-_ROW_GROUP = 1 << 17  # rows; a log is cut between row groups
-_MAX_SECONDS = 1_600_000_000  # file times that every file system can hold
+LOG = "log"  # the key of the log itself, besides the names of side tables
+_ROW_GROUP = 1 << 17  # rows; a log is split between row groups
+_MAX_SECONDS = 1_600_000_000  # file times that every file system supports
 _EXPECTED = (
     "Expected a directory, a file, a URL, a Polars, pandas or Arrow frame, a list of files or frames, or a dict "
     'of them such as {"log": events, "items": items}.'
@@ -37,7 +37,7 @@ _EXPECTED = (
 
 
 def open_data(recipe: Recipe, data: Any, new_folder: Callable[[], Path]) -> str:
-    """The directory or URL to read: the one that was given, or a new folder with what was given in it."""
+    """The directory or URL to read: the given one, or a new folder with the given frames and files."""
     if isinstance(data, (str, os.PathLike)):
         path = os.fspath(data)
         if not isinstance(path, str):
@@ -52,12 +52,12 @@ def open_data(recipe: Recipe, data: Any, new_folder: Callable[[], Path]) -> str:
 
 
 def _argument(data: Any, key: str) -> str:
-    """What the caller wrote, for messages."""
+    """The caller's argument, for messages."""
     return f'data["{key}"]' if isinstance(data, Mapping) else "data"
 
 
 def _by_spec(recipe: Recipe, sources: Mapping[Any, Any]) -> Iterator[tuple[str, Log | SideTable, Any]]:
-    """Each source with what the recipe says of it. A file's own name stands for that file of the log."""
+    """Each source with its section of the recipe. A file name as a key stands for that file of the log."""
     needed = {operation.table for operation in recipe.rows if isinstance(operation, Join)}
     for key in sources:
         if not (key == LOG or key in recipe.tables or _is_named(str(key), recipe.log.files)):
@@ -81,7 +81,7 @@ def _by_spec(recipe: Recipe, sources: Mapping[Any, Any]) -> Iterator[tuple[str, 
 
 
 class _NamedSource:
-    """One file of a log whose name was given."""
+    """One file of a log with a given name."""
 
     def __init__(self, name: str, given: Any) -> None:
         self.name = name
@@ -89,7 +89,7 @@ class _NamedSource:
 
 
 def _add(spec: Log | SideTable, given: Any, folder: Path, argument: str) -> None:
-    """Put one log or side table into the folder."""
+    """Add one log or side table to the folder."""
     if isinstance(given, _NamedSource):
         _add_one(spec, given.given, folder / given.name, argument)
         return
@@ -106,7 +106,7 @@ def _add(spec: Log | SideTable, given: Any, folder: Path, argument: str) -> None
 
 
 def _names(spec: Log | SideTable, sources: Sequence[Any], argument: str) -> list[str]:
-    """A name for each source that the recipe's patterns find: its own, if they do, or one in their order."""
+    """A name for each source that the recipe's patterns match: its own, if they do, or one in their order."""
     own = [Path(source).name if isinstance(source, (str, os.PathLike)) else "" for source in sources]
     if all(name and _is_named(name, spec.files) for name in own) and len(set(own)) == len(own):
         return own
@@ -132,7 +132,7 @@ def _names(spec: Log | SideTable, sources: Sequence[Any], argument: str) -> list
 
 
 def _is_named(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a pattern finds this name; a name also stands for its compressed forms."""
+    """Whether a pattern matches this name; a name also matches its compressed forms."""
     return any(fnmatchcase(name, pattern + suffix) for pattern in patterns for suffix in ("", *COMPRESSIONS))
 
 
@@ -153,7 +153,7 @@ def _add_one(spec: Log | SideTable, source: Any, target: Path, argument: str) ->
 
 
 def _is_file(path: str) -> bool:
-    """Whether a path or URL names a file; what is not there is not."""
+    """Whether a path or URL names an existing file."""
     if "://" not in path:
         return os.path.isfile(path)
     filesystem, inner = locate(path)
@@ -165,7 +165,7 @@ def _is_file(path: str) -> bool:
 
 
 def _write_frame(spec: Log | SideTable, frame: Any, path: Path, argument: str) -> None:
-    """The declared columns of a frame as Parquet, whatever the file is called."""
+    """Write the declared columns of a frame as Parquet, whatever the file is called."""
     _check_columns(spec, frame, argument)
     table = _to_arrow(frame, [column.name_in_file for column in spec.columns], argument)
     for column in spec.columns:
@@ -179,14 +179,14 @@ def _write_frame(spec: Log | SideTable, frame: Any, path: Path, argument: str) -
 
 
 def write_all_columns(frame: Any, path: Path, argument: str) -> None:
-    """Every column of a frame as Parquet."""
+    """Write every column of a frame as Parquet."""
     _write_table(_to_arrow(frame, _column_names(frame, argument), argument), path)
 
 
 def _write_table(table: pa.Table, path: Path) -> None:
     pq.write_table(table.replace_schema_metadata(None), path, row_group_size=_ROW_GROUP, compression="lz4")
-    # Jobs tell logs apart by size and time: equal frames must have equal times, so that a cell that runs again finds
-    # what it made, and frames that differ must not.
+    # Jobs identify logs by size and time. Equal frames must have equal times, so that a repeated cell finds its
+    # earlier results, and different frames must not.
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").digest()
     time_ns = int.from_bytes(digest[:8], "big") % (_MAX_SECONDS * 10**9)
@@ -219,7 +219,7 @@ def _column_names(frame: Any, argument: str) -> list[str]:
 
 
 def _to_arrow(frame: Any, names: list[str], argument: str) -> pa.Table:
-    """The columns of a frame that has them, each once."""
+    """The columns of a frame, each once; None when it has none."""
     try:
         if _is_of(frame, "pandas", "DataFrame"):
             return pa.Table.from_pandas(frame[names], preserve_index=False)
@@ -238,7 +238,7 @@ def _to_arrow(frame: Any, names: list[str], argument: str) -> pa.Table:
 
 
 def _is_of(value: Any, package: str, name: str) -> bool:
-    """Whether a value is of a class of a package that may not be installed, or of one derived from it."""
+    """Whether a value is an instance of a class, or subclass, of a package that may not be installed."""
     return any(
         kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in type(value).__mro__
     )

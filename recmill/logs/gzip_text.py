@@ -1,4 +1,4 @@
-"""gzip text that is read from the beginning, or from any mark that an earlier reading left."""
+"""gzip text that is read from the beginning, or from a mark that an earlier pass recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHUNK_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class Mark:
-    """Where decompression may begin: an offset of the text, the bit of the file, and the 32 KB of text before it."""
+    """A place to start decompression: an offset of the text, the bit of the file, and the 32 KB of text before it."""
 
     offset: int
     bit: int
@@ -29,13 +29,13 @@ class Mark:
 
 
 def mark_before(marks: Sequence[Mark], offset: int) -> Mark | None:
-    """The last one, of some in order, that is not behind an offset of the text."""
+    """The last of some ordered marks at or before an offset of the text."""
     number = bisect.bisect_right(marks, offset, key=lambda mark: mark.offset)
     return marks[number - 1] if number else None
 
 
 class GzipText:
-    """The text of a seekable stream of gzip, as a stream. Every member's checksum is compared, if it is read whole."""
+    """The text of a seekable gzip stream. Checksums of members are verified when they are read whole."""
 
     def __init__(self, stream: Any, mark: Mark | None = None) -> None:
         self._bytes = stream
@@ -52,15 +52,15 @@ class GzipText:
         self.close()
 
     def mark_every(self, spacing: int) -> None:
-        """Leave marks from here on, about so many bytes of text apart: where blocks of the file begin."""
+        """Record marks from here on, at block boundaries, about this many bytes of text apart."""
         self._text.mark_every(spacing)
 
     def take_marks(self) -> list[Mark]:
-        """Those that were left since the last call."""
+        """The marks recorded since the last call."""
         return [Mark.of(*mark) for mark in self._text.take_marks()]
 
     def readinto(self, room: memoryview) -> int:
-        """Fills the room unless the text ends; 0 at the end only. OSError when the file is damaged."""
+        """Fill the buffer unless the text ends; 0 only at the end. Raises OSError when the file is damaged."""
         into = np.frombuffer(room, dtype=np.uint8)
         num_read = 0
         while num_read < len(into) and not self._text.is_finished:

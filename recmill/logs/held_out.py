@@ -1,4 +1,4 @@
-"""The split of a log's rows, found in one process: as `prepare` assigns it, for those who read the log again."""
+"""The split of a log's rows, computed in one process: as `prepare` assigns it, for stages that read the log again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ReadRows = Callable[[], Iterator[pl.DataFrame]]
 
 
 def find_split(source: LogFiles, split: Holdout, read: ReadRows) -> SplitFunction:
-    """Adds SPLIT to rows of this log. `read` gives all rows that a Table would hold, if their values must be known."""
+    """A function that adds SPLIT to rows of this log. `read` gives all rows of a Table, if their values are needed."""
     function = split_function(source, source.units(), split, lambda units: [*map(source.count_rows, units)])
     if function is not None:
         return function

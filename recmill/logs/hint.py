@@ -1,4 +1,4 @@
-"""When hardly any row can be read: what the file looks like, beside what the recipe says it is."""
+"""A hint when hardly any row parses: how the file differs from the recipe's description."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUM_SHOWN = 3
 
 
 def format_hint(spec: Log | SideTable, file: LogFile) -> str | None:
-    """The keys of a recipe that should have other values for this file; None when they fit, or it cannot be told."""
+    """The keys of a recipe that should have other values for this file; None when they fit, or it is unclear."""
     names = [column.name_in_file for column in spec.columns]
     try:
         found = sniff(file, known=[plain_name(name) for name in names])
@@ -27,15 +27,11 @@ def format_hint(spec: Log | SideTable, file: LogFile) -> str | None:
     if not keys and not words:
         return None
     change = f"set {', '.join(keys)}" if keys else ""
-    return (
-        f"{file.name} looks different from what the recipe says: "
-        + "; ".join(filter(None, [change, *words]))
-        + "."
-    )
+    return f"{file.name} does not match the recipe: " + "; ".join(filter(None, [change, *words])) + "."
 
 
 def _different_keys(spec: Log | SideTable, found: FileFormat) -> list[str]:
-    """As a recipe writes them. Parquet and JSON lines have no separator, header or quotes."""
+    """The keys as in a recipe. Parquet and JSON lines have no separator, header or quotes."""
     keys = _KEYS if found.format == "delimited" else _KEYS[:1]
     return [
         f"{key} = {json.dumps(getattr(found, key))}"
@@ -57,7 +53,7 @@ def _columns(names: list[str], found: FileFormat) -> Iterator[str]:
 
 
 def _other_names(name: str, names: Sequence[str]) -> Iterator[str]:
-    """What to write when the header has a column's name in other letters, such as Label for label."""
+    """The correction when the header spells a column's name differently, such as Label for label."""
     alike = [one for one in names if plain_name(one) == plain_name(name)]
     if len(alike) == 1:
         yield f'name what the file calls it, as in {{ name = "{name}", in_file = "{alike[0]}" }}'

@@ -1,4 +1,4 @@
-"""All that the rows of a job are made from beside its recipe: the log, side tables, functions of the user's own."""
+"""The inputs of a job besides its recipe: the log, side tables, user-defined functions."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from recmill.logs.files import open_bytes
 from recmill.recipe import recipe as r
 from recmill.recipe.trust import functions_of
 
-FORMAT = 1  # of what rows become; another one makes unfinished work start over
+FORMAT = 1  # version of the rows' content; unfinished work of another version starts over
 _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The files that rows come from, as they were when a job began."""
+    """The files that rows are read from, as of the start of a job."""
 
     recipe: r.Recipe
     log: LogFiles
     tables: Mapping[str, LogFiles]
 
     def fingerprint(self) -> dict[str, Any]:
-        """Equal for inputs that give equal rows.
+        """Equal for inputs with equal rows.
 
-        Files of the log by name, size and time, for they may be huge; side tables by content; functions by the
-        source of their modules.
+        Files of the log count by name, size and time, because they may be huge; side tables by content; functions by
+        the source of their modules.
         """
         return {
             "format": FORMAT,
@@ -39,15 +39,15 @@ class Inputs:
         }
 
     def check_unchanged(self) -> None:
-        """LogError when a file is not what it was when the job began."""
+        """Raise LogError when a file has changed since the job began."""
         for source in (self.log, *self.tables.values()):
             source.check_unchanged()
 
 
 def open_inputs(recipe: r.Recipe, data: str, may_grow: bool = False) -> Inputs:
-    """Find the log and the side tables that the recipe joins; only the log may grow.
+    """Open the log and the side tables that the recipe joins; only the log may grow.
 
-    The recipe of the result has what the files decide about their format.
+    The recipe of the result includes the detected formats of the files.
     """
     joined = dict.fromkeys(operation.table for operation in recipe.rows if isinstance(operation, r.Join))
     tables = {name: open_source(recipe.tables[name], data) for name in joined}
@@ -70,7 +70,7 @@ def _digest_of(file: LogFile) -> str:
 
 
 def _source_digest(path: str) -> str | None:
-    """The digest of the file that holds a function; None for one that has no file, such as a built-in."""
+    """The digest of a function's source file; None for a function without one, such as a built-in."""
     try:
         spec = importlib.util.find_spec(path.partition(":")[0])
     except (ImportError, ValueError):

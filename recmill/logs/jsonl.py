@@ -1,4 +1,4 @@
-"""JSON lines: one object a line. A chunk is decoded in one call, or line by line if that finds a problem."""
+"""JSON lines: one object per line. A chunk is decoded in one call, or line by line after a problem."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Positions = npt.NDArray[np.int64]
 
 
 class JsonLinesSource(TextSource):
-    """Objects, one a line. Keys that the recipe does not name are ignored; a missing key is a null."""
+    """Objects, one per line. Keys that the recipe does not name are ignored; a missing key is a null."""
 
     def _batches(self, window: Window, unit: LogRange) -> Iterator[LogBatch]:
         stop = self.stop_of(unit)
@@ -137,7 +137,7 @@ def _decoder(columns: tuple[Column, ...], type_of: Callable[[Column], Any]) -> A
 
 
 def _each_line_looks_whole(text: npt.NDArray[np.uint8], starts: _Positions) -> bool:
-    """Each line is {...}. Decoding many at once would also take two objects in a line or one in two."""
+    """Whether each line is {...}. Decoding many at once would also accept two objects in a line, or one over two."""
     last = starts[1:] - 1
     last = last - (text[last] == ord("\n"))
     last = last - (text[last] == ord("\r"))

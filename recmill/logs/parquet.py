@@ -1,4 +1,4 @@
-"""Parquet logs: row groups read by name, each value cast to the recipe's type or its row set aside."""
+"""Parquet logs: row groups read by column name, each value cast to the recipe's type or its row rejected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from recmill.logs.times import seconds_of_numbers
 from recmill.recipe.recipe import POSITION, Column
 
 _MAX_BATCH_ROWS = 1 << 17
-_Cast = tuple[pl.Series, pl.Series]  # the values, and which of them could not be cast
+_Cast = tuple[pl.Series, pl.Series]  # the values, and a mask of those that could not be cast
 
 
 class ParquetSource(LogFiles):
@@ -112,7 +112,7 @@ def _opened(file: LogFile) -> Iterator[pq.ParquetFile]:
 
 @contextmanager
 def _damage_explained(file: LogFile) -> Iterator[None]:
-    """Whatever pyarrow finds wrong with a file becomes a LogError."""
+    """Convert any pyarrow error about a file to a LogError."""
     try:
         yield
     except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
@@ -188,12 +188,12 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def is_readable(column: Column, kind: pa.DataType) -> bool:
-    """Whether values of this Arrow type can be read as the recipe wants them."""
+    """Whether values of this Arrow type can be converted to the recipe's type."""
     return _cast(column, pa.nulls(0, kind)) is not None
 
 
 def _cast(column: Column, array: pa.Array) -> _Cast | None:
-    """The column as the recipe wants it, or None if values of this type cannot be."""
+    """The column in the recipe's type, or None if values of this type cannot be converted."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
@@ -224,7 +224,7 @@ def _joined(lists: pa.Array) -> _Cast | None:
 
 
 def _from_texts(column: Column, array: pa.Array) -> _Cast:
-    # Parquet promises UTF-8 but nobody checks, and Polars trusts it: so we look at the bytes.
+    # Parquet requires UTF-8, but writers do not check, and Polars trusts it: so we check the bytes.
     binary = array.cast(pa.large_binary())
     _, offsets, data = binary.buffers()
     _, is_utf8 = _native.parse_text(
@@ -233,7 +233,7 @@ def _from_texts(column: Column, array: pa.Array) -> _Cast:
         np.frombuffer(data or b"", dtype=np.uint8),
     )
     broken = pl.Series(~is_utf8.view(np.bool_)) & pl.Series(binary.is_valid())
-    # The broken bytes must go from the buffer as well, or Polars refuses all of it.
+    # The broken bytes must be replaced in the buffer too, or Polars refuses all of it.
     valid = pc.if_else(pa.array(is_utf8.view(np.bool_)), binary, pa.scalar(b"", pa.large_binary()))
     texts = empty_as_null(pl.Series(valid).cast(pl.String))
     if column.type == "text":
@@ -243,7 +243,7 @@ def _from_texts(column: Column, array: pa.Array) -> _Cast:
 
 
 def _as_microseconds(times: pa.Array) -> pl.Series:
-    """Times as microseconds since 1970; those without a time zone are taken as UTC."""
+    """Times as microseconds since 1970; those without a time zone count as UTC."""
     zone = getattr(times.type, "tz", None)
     return pl.Series(times.cast(pa.timestamp("us", zone), safe=False).view(pa.int64()))
 
@@ -255,7 +255,7 @@ def _family(dtype: pl.DataType) -> str:
 
 
 def _with_mask(series: pl.Series, reader: Callable[[pl.Series], pl.Series]) -> _Cast:
-    present = series.fill_nan(None) if series.dtype.is_float() else series  # NaN is how pandas writes a null
+    present = series.fill_nan(None) if series.dtype.is_float() else series  # pandas writes a null as NaN
     values = reader(present)
     return values, values.is_null() & present.is_not_null()
 

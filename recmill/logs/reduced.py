@@ -1,4 +1,4 @@
-"""Rows of a log that is too large to hold, reduced while it is read."""
+"""Reduces rows of a log while it is read, when they are too many to hold in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _HELD_BYTES = 128 << 20
 
 
 class ReducedRows:
-    """Rows that come frame by frame and are reduced whenever they take too much memory.
+    """Rows that arrive frame by frame and are reduced whenever they exceed a memory bound.
 
     `reduce` must give the same rows whether frames are reduced together or one after the other.
     """
@@ -27,9 +27,9 @@ class ReducedRows:
         if self._num_bytes > self._bound:
             self._held = [self._reduce(pl.concat(self._held))]
             self._num_bytes = self._held[0].estimated_size()
-            # What cannot be reduced further must not be reduced again with every frame.
+            # Rows that cannot be reduced further must not be reduced again with every frame.
             self._bound = max(_HELD_BYTES, 2 * self._num_bytes)
 
     def result(self) -> pl.DataFrame | None:
-        """All of them, reduced; None when none came."""
+        """All rows, reduced; None when there were none."""
         return self._reduce(pl.concat(self._held)) if self._held else None

@@ -1,4 +1,4 @@
-"""Row operations that several stages run; most look at one row at a time, so they run wherever rows are read."""
+"""Row operations that several stages use; most treat one row at a time, so they run wherever rows are read."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from recmill.recipe.recipe import POSITION
 
 RowFunction = Callable[[pl.DataFrame], pl.DataFrame]
 _logger = logging.getLogger("recmill.logs")
-_SIDE_TABLE_SHARE = 4  # a side table may take this part of the memory bound
+_SIDE_TABLE_SHARE = 4  # fraction of the memory bound, as a divisor, that a side table may take
 
 
 def row_function(
     recipe: r.Recipe, operation: r.RowOperation, data: str, memory: int, max_bad: float = DEFAULT_MAX_BAD
 ) -> RowFunction | None:
-    """The operation as a function of rows; None when it needs rows beside the ones it is given."""
+    """The operation as a function of rows; None when it needs rows other than the given ones."""
     if isinstance(operation, r.Filter):
         return partial(keep_where, operation.sql)
     if isinstance(operation, r.Sample):
@@ -40,14 +40,14 @@ def row_function(
 def row_functions(
     recipe: r.Recipe, data: str, memory: int, instead: str, max_bad: float = DEFAULT_MAX_BAD
 ) -> list[RowFunction]:
-    """All operations as functions, for rows that are seen alone; `instead` is what to do when one needs others."""
+    """All operations as functions of single rows; `instead` is the advice when one needs other rows."""
     functions = []
     for operation in recipe.rows:
         function = row_function(recipe, operation, data, memory, max_bad)
         if function is None:
             raise FeatureError(
-                f'[[rows]] of recipe "{recipe.name}" has {operation.operation_name()}, which looks at other rows; '
-                f"straight from the log, each row is seen alone. {instead}"
+                f'[[rows]] of recipe "{recipe.name}" has {operation.operation_name()}, which needs other rows; '
+                f"without a Table, each row is processed alone. {instead}"
             )
         functions.append(function)
     return functions
@@ -61,7 +61,7 @@ def keep_share(sample: r.Sample, frame: pl.DataFrame) -> pl.DataFrame:
 def read_side_table(
     recipe: r.Recipe, join: r.Join, data: str, memory: int, max_bad: float = DEFAULT_MAX_BAD
 ) -> pl.DataFrame:
-    """A side table, whole; each key once. Bad rows are left out, up to the fraction that the log may have too."""
+    """Read a whole side table with unique keys. Bad rows are left out, up to the fraction that the log may have too."""
     source = open_source(recipe.tables[join.table], data)
     size = sum(file.size for file in source.files)
     if size > memory // _SIDE_TABLE_SHARE:
@@ -90,7 +90,7 @@ def read_side_table(
 
 
 def keep_one(dedupe: r.Dedupe, frame: pl.DataFrame) -> pl.DataFrame:
-    """One row for each combination of values; all rows of a combination are in the frame."""
+    """Keep one row for each combination of values; the frame has all rows of a combination."""
     ordered = frame.sort(dedupe.order, POSITION, nulls_last=False)
     return ordered.unique(list(dedupe.by), keep=dedupe.keep, maintain_order=True)
 

@@ -1,4 +1,4 @@
-"""One pass over raw rows: good ones come as frames, bad ones are counted and may be set aside with their bytes."""
+"""A pass over raw rows: valid ones as frames; bad ones are counted and may be stored with their bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scan(
     chunk_bytes: int = 8 << 20,
     set_aside: Callable[[dict[str, Any]], None] | None = None,
 ) -> Iterator[pl.DataFrame]:
-    """Good rows of some units, in order. Bad ones are counted in the tally; `set_aside` gets a record of each."""
+    """Valid rows of some units, in order. Bad ones are counted in the tally; `set_aside` gets a record of each."""
     for unit in units:
         for batch in source.read(unit, chunk_bytes):
             note_rows(batch, tally, set_aside)
@@ -51,7 +51,7 @@ def note_rows(
 class LogScan:
     """A log as engines read it: unit by unit, in any order, in several processes, more than once.
 
-    Bad rows are set aside in the folder `rejected`, once for each unit; too many of them are an error.
+    Bad rows are written to the folder `rejected`, once for each unit; too many of them are an error.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LogScan:
         partitions: int | None,
         tasks_at_once: int,
     ) -> LogScan:
-        """A scan of the units that unfinished work began with, or of new ones, within a bound of memory."""
+        """A scan of the units of unfinished work, or of new ones, within a memory bound."""
         units = _units_in(work / "units.json", source, partitions, memory, tasks_at_once)
         return cls(source, units, rejected, max_bad, max(1 << 20, min(8 << 20, memory // 128)))
 
@@ -118,7 +118,7 @@ class LogScan:
             self._check_early(tally)
 
     def _check_early(self, tally: Tally) -> None:
-        """Stop a long job when even a log that is good from here on would have too many bad rows."""
+        """Stop a long job when even a log without further bad rows would have too many."""
         with self._lock:
             self._seen.add(tally)
             rows = self._seen.rows * self.num_bytes / max(1, self._seen.num_bytes)
@@ -126,7 +126,7 @@ class LogScan:
                 raise too_many(self._seen, self.source, self.max_bad, self.rejected)
 
     def tally(self) -> Tally:
-        """All that was read so far, from the records on disk."""
+        """The tally of all rows read so far, from the records on disk."""
         total = Tally()
         for record in sorted(self.rejected.glob("*.json")):
             saved = read_record(record)
@@ -142,7 +142,7 @@ class LogScan:
 
 
 def forget_records(rejected: Path) -> None:
-    """Leave only the bad rows themselves, without what killed readers left aside; no folder when there are none."""
+    """Keep only the bad rows, without temporary files of killed readers; remove the folder when there are none."""
     for file in [*rejected.glob("*.json"), *rejected.glob("*.partial")]:
         file.unlink()
     if rejected.exists() and not any(rejected.iterdir()):
@@ -157,7 +157,7 @@ def _units_in(
     if partitions is not None:
         units = source.units(parts=partitions)
     else:
-        # Several units for each task, so that none waits long for the last one.
+        # Several units per task, so that the last one does not take long.
         fair = sum(file.size for file in source.files) // (8 * tasks_at_once)
         units = source.units(target_bytes=max(_MIN_UNIT_BYTES, min(_UNIT_BYTES, memory // 8, fair)))
     write_record(saved, [astuple(unit) for unit in units])
@@ -165,11 +165,11 @@ def _units_in(
 
 
 class _RejectedRows:
-    """Writes bad rows as JSON lines; the file appears only if there were any."""
+    """Writes bad rows as JSON lines; the file is created only if there are any."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.partial = unique_aside(path)  # a lost task may still write when its successor does
+        self.partial = unique_aside(path)  # a lost task may still be writing when its replacement does
         self.file: IO[str] | None = None
 
     def __enter__(self) -> _RejectedRows:

@@ -1,4 +1,4 @@
-"""Names of files that are missing in a sequence, such as day_7 between day_6 and day_8."""
+"""File names that are missing from a sequence, such as day_7 between day_6 and day_8."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from datetime import date, timedelta
 from recmill.logs.base import COMPRESSIONS
 from recmill.logs.files import natural_key
 
-_ALWAYS = 100  # a shorter sequence is one, however few of it are there; in a longer one, most must be
+# a shorter sequence always counts, even with few of its names; in a longer one, most must exist
+_ALWAYS = 100
 
 
 def missing_names(names: Iterable[str]) -> list[str]:
-    """What lies between names that differ in one number, or one date written as YYYYMMDD or YYYY-MM-DD, only."""
+    """Missing names between names that differ only in one number, or one date written as YYYYMMDD or YYYY-MM-DD."""
     plain = [
         root if suffix in COMPRESSIONS else root + suffix for root, suffix in map(os.path.splitext, names)
     ]

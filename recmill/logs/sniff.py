@@ -1,4 +1,7 @@
-"""What a file is, from its bytes: format, encoding, separator, quotes, header. Nothing is taken from its name alone."""
+"""Format detection from a file's bytes: format, encoding, separator, quotes, header.
+
+File names alone decide nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ _HEAD_BYTES = 1 << 20
 _SCANNED_BYTES = 256 << 20  # for the encoding and for escaped quotes, which may first occur late
 _CHUNK_BYTES = 4 << 20
 _NUM_LINES = 200
-# Of two that divide the lines equally well, the one that stands first.
+# Of two that split the lines equally well, the earlier one.
 _SEPARATORS = ("\x01", "\t", "::", ", ", "; ", ",", ";", "||", "|", " ")
-_ALIKE = 0.9  # of the lines have as many fields as most
+_ALIKE = 0.9  # fraction of the lines with the most common number of fields
 _NUMBER = re.compile(r"\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*")
 _DATE = re.compile(r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ].*)?")
 _FOREIGN = {
@@ -47,7 +50,7 @@ class HeaderUnclear(LogError):
 
 @dataclass(frozen=True)
 class FileFormat:
-    """How a file is read, as recipes write it, and what its columns are called: c1, c2, ... without a header."""
+    """The format of a file as in a recipe, and its column names: c1, c2, ... without a header."""
 
     format: Literal["delimited", "parquet", "jsonl"] = "delimited"
     separator: str = "\t"
@@ -60,7 +63,7 @@ class FileFormat:
 
 @dataclass(frozen=True)
 class _TextFacts:
-    """What a look at many bytes tells."""
+    """Facts from a pass over many bytes."""
 
     encoding: Encoding
     num_escaped_quotes: int
@@ -71,10 +74,10 @@ class _TextFacts:
 def sniff(
     file: LogFile, separator: str | None = None, header: bool | None = None, known: Sequence[str] = ()
 ) -> FileFormat:
-    """The format of a file; LogError when it cannot be told, or is none that can be read.
+    """The format of a file; raises LogError when it is unclear or unsupported.
 
-    What is given is not guessed. `known` are names of columns, in lower case without signs: a first line of texts is a
-    header when one of them is in it.
+    Given values are not guessed. `known` are names of columns, lower case without punctuation: a first line of texts
+    is a header when it contains one of them.
     """
     head = _first_bytes(file)
     if is_parquet(file):
@@ -148,7 +151,7 @@ def _is_json(file: LogFile, text: str) -> bool:
         json.loads(line)
     except ValueError:
         raise LogError(
-            f"{file.path}: begins like JSON, but its first line is no JSON object. Write one object a line, with "
+            f"{file.path}: begins like JSON, but its first line is not a JSON object. Write one object a line, with "
             "double quotes."
         ) from None
     return True
@@ -158,22 +161,23 @@ def _is_json(file: LogFile, text: str) -> bool:
 
 
 def sniff_text(spec: Files, files: Sequence[LogFile]) -> TextFormat:
-    """How the delimited files of a recipe are read: what it gives, and the rest as the first bytes show.
+    """The format of a recipe's delimited files: its own values, and the rest from the first bytes.
 
-    Its columns tell more than a guess could: their names are the header, or there are as many fields. When nothing
-    fits, the format is that of TSV without a header, so that the rows are bad ones and the reader explains why.
+    The recipe's columns say more than a guess could: their names are the header, or there are as many fields. When
+    nothing fits, the format is that of TSV without a header, so that the rows are bad ones and the reader explains
+    why.
     """
     file = next((file for file in files if file.size), None)
     if file is None or None not in (spec.separator, spec.header, spec.quote, spec.encoding):
         return spec.text
     try:
         head = _first_bytes(file)
-    except LogError:  # the reader can tell where a file is damaged
+    except LogError:  # the reader reports where a file is damaged
         return spec.text
     encoding: Encoding = spec.encoding or ("utf-16" if _is_utf16(head) else "utf-8")
     plain = replace(spec.text, encoding=encoding)
     text = head.decode(encoding, "ignore").removeprefix("\ufeff")
-    if text.lstrip().startswith("{"):  # JSON, which format says
+    if text.lstrip().startswith("{"):  # JSON: a matter of `format`
         return plain
     separators = [one for one in _SEPARATORS if one in text] if spec.separator is None else [spec.separator]
     forms = [_quoting(spec, text, replace(plain, separator=one)) for one in separators or ["\t"]]
@@ -197,11 +201,11 @@ def _chosen(spec: Files, file: LogFile, splits: Sequence[_Split]) -> TextFormat 
 
 @dataclass(frozen=True)
 class _Split:
-    """The first rows of a text, cut by one separator."""
+    """The first rows of a text, split by one separator."""
 
     form: TextFormat
     rows: list[list[str]]
-    names: Set[str]  # of the recipe's columns
+    names: Set[str]  # names of the recipe's columns
 
     @property
     def num_names(self) -> int:
@@ -213,11 +217,11 @@ class _Split:
         return 2 * self.num_names >= len(self.names) and not any(_is_value(cell) for cell in self.rows[0])
 
     def share_of(self, num_fields: int) -> float:
-        """The share of rows that have so many fields."""
+        """The fraction of rows with this many fields."""
         return sum(len(row) == num_fields for row in self.rows) / len(self.rows)
 
     def fits(self, columns: Sequence[Column]) -> bool:
-        """Whether nearly all rows have a field for each column, and hardly any number has a separator in it."""
+        """Whether nearly all rows have a field for each column, and hardly any number contains a separator."""
         if self.share_of(len(columns)) < _ALIKE:
             return False
         rows = [row for row in self.rows[1:] if len(row) == len(columns)]  # the first may be a header
@@ -248,7 +252,7 @@ def _without_header(spec: Files, file: LogFile, splits: Sequence[_Split]) -> Tex
 
 
 def _is_unlike(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row has only texts, in a column where all others have numbers or dates."""
+    """Whether the first row has only texts, some of them in columns of numbers or dates."""
     first, rest = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])]
     if any(_is_value(cell) or not cell for cell in first):
         return False
@@ -268,7 +272,7 @@ def _quoting(spec: Files, text: str, form: TextFormat) -> TextFormat:
 
 
 def _check_quotes(spec: Files, file: LogFile, text: str, form: TextFormat) -> TextFormat:
-    """The format; LogError when its fields look quoted and are not all."""
+    """The format; raises LogError when its fields look quoted but not all are."""
     if spec.quote is None and not form.quote:
         cells = [cell for row in _split(text, form) for cell in row if cell.startswith('"')]
         if sum(len(cell) > 1 and cell.endswith('"') for cell in cells) > len(cells) / 2:
@@ -280,7 +284,7 @@ def _check_quotes(spec: Files, file: LogFile, text: str, form: TextFormat) -> Te
 
 
 def _is_strict(text: str, form: TextFormat) -> bool:
-    """Whether no field goes on after its closing quote, or has none; one that a cut text ends in may have none."""
+    """Whether no field continues after its closing quote, or lacks one; the last field of a cut text may lack it."""
     rows, num_lines = _reader(text, form, strict=True), 0
     try:
         for _ in rows:
@@ -333,7 +337,7 @@ def _reader(text: str, form: FileFormat | TextFormat, strict: bool = False) -> A
 
 
 def _split(text: str, form: FileFormat | TextFormat) -> list[list[str]]:
-    """The fields of the first lines. What stands in the last line may be cut off, so it does not count."""
+    """The fields of the first lines, without the last line, which may be cut off."""
     rows = []
     try:
         for row in _reader(text, form):
@@ -352,7 +356,7 @@ def _best_separator(file: LogFile, text: str, form: FileFormat) -> tuple[FileFor
     for separator in _SEPARATORS:
         if separator not in text:
             continue
-        # A backslash before a quote may also be the end of a field: what divides the lines better counts.
+        # A backslash before a quote may also end a field: the reading that splits the lines better wins.
         for escape in dict.fromkeys((form.escape, "")):
             candidate = replace(form, separator=separator, escape=escape)
             rows = _split(text, candidate)
@@ -368,7 +372,7 @@ def _best_separator(file: LogFile, text: str, form: FileFormat) -> tuple[FileFor
 
 
 def _common_size(rows: Sequence[Sequence[str]]) -> tuple[int, float]:
-    """The number of fields that most rows have, and the share of them that do."""
+    """The most common number of fields, and the fraction of rows that have it."""
     if not rows:
         return 0, 0.0
     size, count = Counter(map(len, rows)).most_common(1)[0]

@@ -1,4 +1,4 @@
-"""Which rows train and which are held out, and where to cut."""
+"""Splits: which rows train and which are held out, and where to cut."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from recmill.recipe.recipe import POSITION, SPLIT, Holdout
 SplitFunction = Callable[[pl.DataFrame], pl.DataFrame]
 CountRows = Callable[
     [list[LogRange]], list[int]
-]  # rows of units, good and bad: an engine or threads count them
+]  # rows of units, good and bad, counted by an engine or by threads
 
 
 def split_function(
     source: LogFiles, units: list[LogRange], split: Holdout | None, count_rows: CountRows
 ) -> SplitFunction | None:
-    """Adds SPLIT to rows: 0 train, 1 eval, 2 test. None when that takes a look at the values of all rows first."""
+    """A function that adds SPLIT to rows: 0 train, 1 eval, 2 test. None when it depends on the values of all rows."""
     if split is None:
         return all_train
     if split.by == "tail":
@@ -42,12 +42,12 @@ def split_function(
 
 
 def needs_counts(split: Holdout | None) -> bool:
-    """Whether `split_function` asks for numbers of rows."""
+    """Whether `split_function` needs row counts."""
     return split is not None and (split.by == "tail" or (split.by == "files" and split.halve))
 
 
 def rows_of_splits(function: SplitFunction, first: int, last: int, num_rows: int) -> list[int] | None:
-    """Rows of each split among those from one position to another, if positions alone tell."""
+    """Rows of each split between two positions, if positions alone decide."""
     if function is all_train:
         return [num_rows, 0, 0]
     assert isinstance(function, partial)
@@ -81,7 +81,7 @@ def by_time(column: str, cuts: tuple[float, float], frame: pl.DataFrame) -> pl.D
 
 
 def by_hash(split: Holdout, frame: pl.DataFrame) -> pl.DataFrame:
-    """A value is held out or not wherever it occurs; rows without one train."""
+    """A value is held out everywhere or nowhere; rows without a value train."""
     column = frame[str(split.column)]
     key = column if column.dtype == pl.String else column.cast(pl.Int64)
     share = hash64(key, split.seed).astype(np.float64) / 2.0**64
@@ -108,7 +108,7 @@ def last_rows(by: str, order: str, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def random_rows(split: Holdout, frame: pl.DataFrame) -> pl.DataFrame:
-    """A share of each group's rows, drawn by their positions in the log; rows without a value of `column` train.
+    """A fraction of each group's rows, drawn by their positions in the log; rows without a value of `column` train.
 
     Counts are rounded down, but a group of few rows still gives one to test, then one to eval, and keeps at least one
     for training.
@@ -132,27 +132,27 @@ def random_rows(split: Holdout, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _share_of(size: pl.Expr, share: float, left: pl.Expr) -> pl.Expr:
-    """How many of a group's rows are a share of it: at least one of two rows that are left."""
+    """The number of a group's rows for a fraction: at least one if two rows are left."""
     wanted = (size * share).floor().cast(pl.Int64)
     return pl.when((wanted == 0) & (left >= 2)).then(1).otherwise(wanted)
 
 
 def last_rows_of_each(by: str, order: str, frame: pl.DataFrame) -> pl.DataFrame:
-    """As many rows of each group as `last_rows` needs to decide about its last ones; none of rows without a group."""
+    """The latest rows of each group that `last_rows` needs to decide; none of rows without a group."""
     keys = frame.select(by, order, POSITION).filter(pl.col(by).is_not_null())
     ordered = keys.sort(order, POSITION, nulls_last=False)
     return ordered.group_by(by, maintain_order=True).tail(3).select(by, order, POSITION)
 
 
 def held_out_positions(frame: pl.DataFrame) -> tuple[Any, Any]:
-    """Sorted positions of the rows whose split is eval, and of those whose split is test."""
+    """Sorted positions of the eval rows, and of the test rows."""
     ordered = frame.sort(POSITION)
     evaluation, test = (ordered.filter(pl.col(SPLIT) == split)[POSITION].to_numpy() for split in (1, 2))
     return evaluation, test
 
 
 def by_positions(evaluation: Any, test: Any, frame: pl.DataFrame) -> pl.DataFrame:
-    """The rows at these sorted positions are held out."""
+    """Hold out the rows at these sorted positions."""
     positions = frame[POSITION].to_numpy()
     return _with_split(frame, is_among(positions, evaluation) + 2 * is_among(positions, test))
 
@@ -161,7 +161,7 @@ def _with_split(frame: pl.DataFrame, split: Any) -> pl.DataFrame:
     return frame.with_columns(pl.Series(SPLIT, split.astype(np.int8)))
 
 
-# finding where to cut
+# where to cut
 
 
 _AFTER_ALL_ROWS = 1 << 62
@@ -180,7 +180,7 @@ def tail_cuts(
 
 
 def held_out_files(source: LogFiles, split: Holdout) -> frozenset[int]:
-    """Numbers of the files that match; a pattern that matches nothing is an error."""
+    """Indices of the matching files; a pattern that matches nothing is an error."""
     names = [file.name for file in source.files]
     found: set[int] = set()
     for pattern in split.held_out_files:
@@ -211,7 +211,7 @@ def file_cut(source: LogFiles, units: list[LogRange], split: Holdout, count_rows
 
 
 def time_cuts(times: pl.Series, counts: pl.Series, split: Holdout) -> tuple[float, float]:
-    """Times at which eval and test begin, so that the last share of rows is held out; each time stands once."""
+    """Times at which eval and test begin, for the last fraction of rows; rows of equal time stay together."""
     order = times.arg_sort()
     times, totals = times.gather(order), counts.gather(order).cum_sum()
     held_out = split.held_out or 0.0
@@ -228,7 +228,7 @@ def _first_time(times: pl.Series, totals: pl.Series, share: float) -> float:
 
 
 class _CountedUnits:
-    """Units with their numbers of rows, to find the position of the n-th row."""
+    """Units with their row counts, to find the position of the n-th row."""
 
     def __init__(self, source: LogFiles, units: list[LogRange], count_rows: CountRows) -> None:
         self.source = source

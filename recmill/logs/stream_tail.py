@@ -1,4 +1,4 @@
-"""A stream of events as a log that goes on being written: the rows that came since the last look."""
+"""Tailing an event stream: the rows that arrived since the last poll."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from recmill.logs.tally import Tally
 from recmill.recipe.recipe import Log
 
 _ENTRIES_AT_ONCE = 1_000
-_MAX_ENTRIES = 50_000  # of one look, which is as much as is learned between two deltas
+_MAX_ENTRIES = 50_000  # entries per poll: no more is learned between two deltas
 
 
 class StreamTail:
-    """Reads on behind an entry. Rows that are not good are kept beside the stream, with their entries' ids.
+    """Reads the entries after a given one. Bad rows are stored beside the stream, with their entries' ids.
 
-    `done` is the last entry that was read, `items` what changes of items in the stream say: id -> raw columns.
+    `done` is the last entry that was read; `items` are changes of items in the stream: id -> raw columns.
     """
 
     def __init__(self, log: Log, stream: EventStream, done: int) -> None:
@@ -30,7 +30,7 @@ class StreamTail:
         self._log = log
 
     def read(self, tally: Tally) -> Iterator[pl.DataFrame]:
-        """New rows. StoreError when Redis does not answer: the next call begins where this one did."""
+        """New rows. Raises StoreError when Redis does not respond; the next call resumes at the same entry."""
         if self.items is None:
             self.items = {}
             self._take_items(self.stream.items()[0])

@@ -1,4 +1,4 @@
-"""A log that goes on being written: the rows that came since the last look."""
+"""Tailing a growing log: the rows that were written since the last poll."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from recmill.logs.text import TextSource
 from recmill.recipe.recipe import Log
 
 _LOOK_BACK = 1 << 16
-_REMEMBERED_BYTES = 1 << 12  # before the offset where reading goes on, to detect a rewritten file
+_REMEMBERED_BYTES = 1 << 12  # bytes before the current offset that are remembered, to detect a rewritten file
 
 
 @dataclass
 class Tail:
-    """Reads on where it stopped: whole lines of plain text, and other files once they have stopped growing.
+    """Reads new data: whole lines of plain text, and other files once they have stopped growing.
 
-    `done` is how many bytes of each file were read, by name. Files may join the log at any time.
+    `done` is the number of bytes read from each file, by name. Files may be added to the log at any time.
     """
 
     spec: Log
     data: str
     done: dict[str, int] = field(default_factory=dict)
-    _sizes: Mapping[str, int] = field(default_factory=dict)  # at the last look
-    _last: dict[str, bytes] = field(default_factory=dict)  # of what was read
+    _sizes: Mapping[str, int] = field(default_factory=dict)  # at the last poll
+    _last: dict[str, bytes] = field(default_factory=dict)  # the last bytes that were read
 
     def read(self, tally: Tally, until: Mapping[str, int] | None = None) -> Iterator[pl.DataFrame]:
-        """New rows; read to the end, then call again later. `until` is where an earlier tail was `done`."""
+        """New rows; read to the end, then call again later. `until` is the `done` of an earlier tail."""
         source = open_source(self.spec, self.data, may_grow=True)
         before, self._sizes = self._sizes, {file.name: file.size for file in source.files}
         before = before if until is None else until
@@ -51,12 +51,12 @@ class Tail:
                     self._last[file.name] = _bytes_before(file, unit.end)
 
     def _check_only_grew(self, file: LogFile, start: int, num_read: int, can_cut: bool) -> None:
-        """LogError when rows would be lost: what was read before is gone, or what came since cannot be told apart."""
+        """Raise LogError when rows would be lost: earlier data is gone, or new data cannot be identified."""
         if file.size < num_read or (not can_cut and 0 < num_read != file.size):
             raise _changed(file, f"has {file.size:,} bytes, but {num_read:,} were read before")
         last = _bytes_before(file, start) if can_cut and start else b"\n"
         if not last.endswith(self._last.get(file.name, b"\n")):
-            raise _changed(file, f"does not have the {start:,} bytes any more that were read before")
+            raise _changed(file, f"no longer begins with the {start:,} bytes that were read before")
 
     def _new_units(
         self, source: LogFiles, index: int, file: LogFile, start: int, end: int, before: Mapping[str, int]
@@ -85,7 +85,7 @@ def _bytes_before(file: LogFile, end: int) -> bytes:
 
 
 def _end_of_last_line(file: LogFile) -> int:
-    """Behind the last newline: what follows may still be written."""
+    """The offset after the last newline: what follows may be incomplete."""
     with open(file.path, "rb") as opened:
         end = file.size
         while end > 0:
@@ -99,7 +99,7 @@ def _end_of_last_line(file: LogFile) -> int:
 
 
 def sizes_of(source: LogFiles) -> dict[str, int]:
-    """How far a log reaches now: bytes of each file by name, to follow it from here on."""
+    """The current end of a log: bytes of each file by name, as a starting point for tailing."""
     return {
         file.name: _end_of_last_line(file)
         if isinstance(source, TextSource) and source.can_cut(file) and os.path.exists(file.path)

@@ -1,4 +1,4 @@
-"""Bad rows, counted by reason; too many of them is an error."""
+"""Counts bad rows by reason; too many of them are an error."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from recmill.logs.hint import format_hint
 
 NUM_SHOWN = 5
 _ADVICE = "Correct the recipe or the files, or raise --max-bad."
-_MOST = 0.5  # of the rows are bad: the recipe is more likely to be wrong than they are
+_MOST = 0.5  # fraction of bad rows above which the recipe is more likely to be wrong than they are
 
 
 @dataclass
 class Tally:
-    """How many rows were read, and how many were bad and why."""
+    """Number of rows read, and number of bad ones by reason."""
 
     rows: int = 0
     num_bytes: int = 0
@@ -31,7 +31,7 @@ class Tally:
         return sum(self.reasons.values())
 
     def note(self, row: BadRow) -> dict[str, Any]:
-        """Count a bad row; its record as JSON."""
+        """Count a bad row; returns its record as JSON."""
         record = record_of(row)
         self.reasons[row.reason] += 1
         if len(self.shown) < NUM_SHOWN:
@@ -45,7 +45,7 @@ class Tally:
         self.shown += other.shown[: NUM_SHOWN - len(self.shown)]
 
     def check(self, source: LogFiles, max_bad: float, rejected: Path | None = None) -> None:
-        """After a whole pass: raises when the log is empty or has too many bad rows."""
+        """After a whole pass: raise when the log is empty or has too many bad rows."""
         if not self.rows:
             raise LogError(f"The log is empty: {_names(source.files)} hold no rows.")
         if self.bad > max_bad * self.rows or self.bad == self.rows:
@@ -59,7 +59,7 @@ class Tally:
 
 
 def record_of(row: BadRow) -> dict[str, Any]:
-    """A bad row as JSON: `text`, or `base64` where its bytes are no UTF-8."""
+    """A bad row as JSON: `text`, or `base64` where its bytes are not UTF-8."""
     record: dict[str, Any] = {"file": row.file, "offset": row.offset, "reason": row.reason}
     if row.column is not None:
         record["column"] = row.column

@@ -1,4 +1,4 @@
-"""Text read in pieces: a sliding window over a file, and the rule that says which unit a row belongs to."""
+"""Text read in chunks: a sliding window over a file, and the rule that assigns rows to units."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Window:
-    """The part of a text that is in memory. `offset` is where it starts; `ended` says nothing follows it."""
+    """The part of a text that is in memory. `offset` is its start; `ended` means that nothing follows it."""
 
     def __init__(
         self, file: LogFile, chunk_bytes: int, decode: Decode | None = None, marks: Sequence[Mark] = ()
     ) -> None:
-        """`marks` are those of a gzip file, to seek by."""
+        """`marks` are those of a gzip file, for seeking."""
         self.file = file
         self.offset = 0
         self.ended = False
-        self.is_begun = False  # whether what stands before the first row is read
+        self.is_begun = False  # whether the preamble before the first row has been read
         self.preamble: Any = None
         self._marks = marks
         self._buffer = bytearray(max(chunk_bytes, 1))
@@ -73,7 +73,7 @@ class Window:
 
     @property
     def bytes_on_disk(self) -> int:
-        """How much of the file was read so far."""
+        """Bytes of the file that have been read so far."""
         return int(self._bytes.tell())
 
     def skip(self, num_bytes: int) -> None:
@@ -81,7 +81,7 @@ class Window:
         self.offset += num_bytes
 
     def seek(self, offset: int) -> None:
-        """Go on at a later offset. Compressed or decoded text is read up to there, gzip from the mark before it."""
+        """Move to a later offset. Compressed or decoded text is read up to there, gzip from the last mark before it."""
         if self._is_as_on_disk:
             self._go_to(offset)
             with explained(self.file.path):
@@ -102,16 +102,16 @@ class Window:
         self.ended = False
 
     def mark_every(self, spacing: int) -> None:
-        """Leave marks in gzip from here on, by which a later window can seek."""
+        """Record marks in gzip from here on, for seeking by a later window."""
         if isinstance(self._stream, GzipText):
             self._stream.mark_every(spacing)
 
     def take_marks(self) -> list[Mark]:
-        """The marks that were left since the last call."""
+        """The marks recorded since the last call."""
         return self._stream.take_marks() if isinstance(self._stream, GzipText) else []
 
     def fill(self, until: int) -> None:
-        """Read on to the offset `until` and a little further: a row that begins before it mostly ends there."""
+        """Read up to the offset `until` and a little further, where a row that begins before it usually ends."""
         self._make_room()
         wanted = max(until - self.end_offset, 0) + _READ_AHEAD
         room = memoryview(self._buffer)[self._end : self._end + wanted]
@@ -146,12 +146,12 @@ class Window:
         self.skip(found + 1 - self._begin if found >= 0 else len(self))
 
     def bad_row(self, begin: int, end: int, reason: str, column: str | None) -> BadRow:
-        """The row between two offsets of the view, as one to set aside."""
+        """The row between two offsets of the view, as a bad row."""
         text = self.view[begin:end].tobytes().removesuffix(b"\n")
         return BadRow(self.file.name, self.offset + begin, reason, column, text)
 
     def bad_line(self, begin: int, reason: str, column: str | None) -> BadRow:
-        """The same for the row that begins at an offset of the view, up to the end of its first line."""
+        """The row at an offset of the view, up to the end of its first line, as a bad row."""
         end = self._buffer.find(b"\n", self._begin + begin, self._end)
         return self.bad_row(begin, end - self._begin if end >= 0 else len(self), reason, column)
 
@@ -180,7 +180,7 @@ class Window:
 
 @cache
 def expansion(file: LogFile) -> float:
-    """Bytes of text for each byte on disk, from the beginning of the file."""
+    """Bytes of text per byte on disk, from the beginning of the file."""
     if file.compression is None or not file.size:
         return 1.0
     with Window(file, _SAMPLE_BYTES) as window:
@@ -192,20 +192,20 @@ def expansion(file: LogFile) -> float:
 class TextSource(LogFiles):
     """Rows that end in newlines.
 
-    A row belongs to the unit that holds its first byte, so any cutting gives the same rows. A file that is compressed,
-    decoded or quoted is cut at rows that one pass over it has found.
+    A row belongs to the unit that holds its first byte, so any cutting gives the same rows. A compressed, decoded or
+    quoted file is cut at row offsets that a survey has recorded.
     """
 
     def __init__(self, spec: Log | SideTable, files: tuple[LogFile, ...], may_grow: bool = False) -> None:
         super().__init__(spec, files, may_grow)
         self._is_decoded = decoder_of(spec) is not None
-        self._marks: dict[int, Sequence[Mark]] = {}  # of the files that were surveyed
+        self._marks: dict[int, Sequence[Mark]] = {}  # of surveyed files
 
     @contextmanager
     def open_window(self, unit: LogRange, chunk_bytes: int) -> Iterator[Window]:
         """A window over a unit's file, at or before its first row.
 
-        A file that was surveyed stays open: its next unit is likely to be read next, and needs nothing before it.
+        A surveyed file stays open: its next unit is likely to be read next, and needs nothing before it.
         """
         file = self.files[unit.file_index]
         may_stay = unit.file_index in self._marks
@@ -231,12 +231,12 @@ class TextSource(LogFiles):
 
     @abstractmethod
     def _batches(self, window: Window, unit: LogRange) -> Iterator[LogBatch]:
-        """Rows of a unit. The window is behind those of a batch when it is given."""
+        """Rows of a unit. When a batch is yielded, the window is after its rows."""
 
     def survey(
         self, unit: LogRange, chunk_bytes: int, spacing: int
     ) -> Iterator[tuple[LogBatch, int, list[Mark]]]:
-        """All rows of a file that cannot be cut, each time with the offset behind them and marks to come back by."""
+        """All rows of an unsplittable file, each batch with the offset after it and marks for seeking."""
         return self._unchanged(unit, self._surveyed(unit, chunk_bytes, spacing))
 
     def _surveyed(
@@ -248,7 +248,7 @@ class TextSource(LogFiles):
                 yield batch, window.offset, window.take_marks()
 
     def cut_at_rows(self, file_index: int, marks: Sequence[Mark]) -> None:
-        """From now on, units of this file begin where a survey has found a row."""
+        """From now on, units of this file begin at row offsets of a survey."""
         self._marks[file_index] = marks
 
     def can_cut(self, file: LogFile) -> bool:
@@ -276,7 +276,7 @@ class TextSource(LogFiles):
                 return 0
             newlines = 0
             while window.offset < stop - 1:
-                # The last byte stays back: a newline there ends the text, and no row follows it.
+                # The last byte is excluded: a newline there ends the text, and no row follows it.
                 piece = window.view[: min(len(window), stop - window.offset) - 1]
                 newlines += _native.count_newlines(piece)
                 window.skip(len(piece))
@@ -303,7 +303,7 @@ class TextSource(LogFiles):
         return found
 
     def seek_unit(self, window: Window, unit: LogRange) -> Any:
-        """Move to the first row that starts in the unit. Returns what `read_preamble` found."""
+        """Move to the first row that starts in the unit. Returns the result of `read_preamble`."""
         if not window.is_begun:
             if window.starts_with(_BYTE_ORDER_MARK):
                 window.skip(len(_BYTE_ORDER_MARK))
@@ -317,25 +317,28 @@ class TextSource(LogFiles):
         return window.preamble
 
     def read_preamble(self, window: Window) -> Any:
-        """Read past what stands before the first row, such as a header."""
+        """Read past whatever precedes the first row, such as a header."""
 
     def stop_of(self, unit: LogRange) -> int:
-        """Rows that start here or later are not the unit's. The length of a compressed text is not known before."""
+        """The end of a unit: rows that start here or later belong to the next.
+
+        A compressed text's length is unknown.
+        """
         is_cut = unit.file_index in self._marks or self.can_cut(self.files[unit.file_index])
         return unit.end if is_cut else END_OF_FILE
 
 
 class _LeftOpen:
-    """Windows over files that can only be read from the beginning on, for whoever reads on in this process."""
+    """Open windows over unsplittable files, for the next unit that is read in this process."""
 
-    MOST = 4  # each holds a buffer and what its decompression needs
+    MOST = 4  # each holds a buffer and the state of its decompression
 
     def __init__(self) -> None:
         self._windows: list[tuple[LogFile, Window]] = []
         self._lock = threading.Lock()
 
     def take(self, file: LogFile, offset: int) -> Window | None:
-        """The window that is nearest before an offset; nobody else has it then."""
+        """The nearest window before an offset, for exclusive use."""
         with self._lock:
             fitting = [held for held in self._windows if held[0] == file and held[1].offset <= offset]
             if not fitting:

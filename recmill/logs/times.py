@@ -1,4 +1,4 @@
-"""Times as logs write them, to seconds since 1970: ISO text, numbers since 1970, or a format that the recipe gives."""
+"""Parses times to seconds since 1970: ISO text, numbers since 1970, or the recipe's format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ISO = (
 
 
 def parse_times(texts: pl.Series, format: str = "") -> tuple[pl.Series, pl.Series]:
-    """Texts as seconds since 1970, and which of them cannot be read. Times without a zone count as UTC.
+    """Texts as seconds since 1970, and a mask of invalid ones. Times without a zone count as UTC.
 
     `format` is that of strptime; without it, texts are ISO dates and times, or numbers since 1970.
     """
@@ -26,7 +26,7 @@ def parse_times(texts: pl.Series, format: str = "") -> tuple[pl.Series, pl.Serie
 
 
 def seconds_of_numbers(numbers: pl.Series) -> pl.Series:
-    """Seconds since 1970 of numbers since 1970, whose size tells the unit: s, ms, us or ns."""
+    """Seconds since 1970 of numbers whose size tells the unit: s, ms, us or ns."""
     return numbers.cast(pl.Float64).to_frame("number").select(_seconds(pl.col("number"))).to_series()
 
 

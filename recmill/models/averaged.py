@@ -1,4 +1,4 @@
-"""Several rankers of the same shape as one: each learns on its own, and the mean of their scores is served.
+"""An ensemble of rankers of the same shape: each learns on its own, and the mean of their scores is served.
 
 Shapes: B rows, F numbers, T embedded features, X embedding sizes of all members together, N members.
 """
@@ -15,7 +15,7 @@ from recmill.models.sequences import ListVectors
 
 
 class AveragedRanker(nn.Module):
-    """N models, each with a part of its own of every embedding: logits [B, N] in training, their mean elsewhere."""
+    """N models, each with its own columns of every embedding: logits [B, N] in training, their mean elsewhere."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class AveragedRanker(nn.Module):
         return logits_BN if self.training else logits_BN.mean(dim=1)
 
     def _inputs_of(self, index: int, inputs: Sequence[Any]) -> list[Any]:
-        """A member's part of lists that are not pooled; wide weights are the same for all."""
+        """A member's columns of unpooled lists; wide weights are the same for all."""
         return [
             [self._list_of(index, one) for one in some] if isinstance(some, list | tuple) else some
             for some in inputs

@@ -1,4 +1,4 @@
-"""BST: one transformer block in which the item that is scored attends to what the user did before, in its order.
+"""BST: one transformer block in which the scored item attends to the user's earlier items, in order.
 
 Shapes: B rows, R rows of lists (B, or 1 that stands for all), L elements of a list, D embedding dim.
 """
@@ -16,11 +16,11 @@ from recmill.models.sequences import ListVectors
 from recmill.recipe.recipe import Ranking
 
 NUM_POSITIONS = 128  # counted from the latest element; earlier ones share the last
-_FIRST_SCALE = 0.1  # of positions before training
+_FIRST_SCALE = 0.1  # scale of positions before training
 
 
 class TargetBlock(nn.Module):
-    """The state of a target [B, D] after it has attended to a list, and its product with what it found there."""
+    """A target's state [B, D] after attention over a list, and its product with the attended vector."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class TargetBlock(nn.Module):
 
 
 class BST(nn.Module):
-    """Logits from numbers [B, F], pooled embeddings [B, T, D], lists that are not pooled and wide weights [B, W].
+    """Logits from numbers [B, F], pooled embeddings [B, T, D], unpooled lists and wide weights [B, W].
 
     Each list is read by its target, the pooled feature that shares its table.
     """

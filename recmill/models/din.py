@@ -1,4 +1,4 @@
-"""DIN: what a user did before counts by how well it fits the item that is scored (target attention).
+"""DIN: earlier items of a user are weighted by how well they fit the scored item (target attention).
 
 Shapes: B rows, F numbers, T pooled features, L elements of a list, D embedding dim, X hidden units.
 """
@@ -17,11 +17,11 @@ from recmill.recipe.recipe import Ranking
 
 
 class TargetAttention(nn.Module):
-    """A list's vectors, weighted by their fit with a target and added up: [B, L, D] and [B, D] to [B, D].
+    """A list's vectors, weighted by their fit with a target and summed: [B, L, D] and [B, D] to [B, D].
 
-    The weight is an MLP of element, target and their product. It is no softmax, so that a list with many fitting
-    elements counts for more than one with few. The first layer is written as three, for elements that many targets
-    share are then multiplied once.
+    The weight is an MLP of element, target and their product. It is not a softmax, so that a list with many fitting
+    elements counts for more than one with few. The first layer is split in three, so that elements shared by many
+    targets are multiplied only once.
     """
 
     def __init__(self, dim: int, hidden: Sequence[int]) -> None:
@@ -41,7 +41,7 @@ class TargetAttention(nn.Module):
 
 
 class DIN(nn.Module):
-    """Logits from numbers [B, F], pooled embeddings [B, T, D], lists that are not pooled and wide weights [B, W].
+    """Logits from numbers [B, F], pooled embeddings [B, T, D], unpooled lists and wide weights [B, W].
 
     Each list is read against its target, the pooled feature that shares its table.
     """

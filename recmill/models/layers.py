@@ -16,12 +16,12 @@ from torch.nn import functional
 from recmill import _native
 from recmill.dataset.batch import Array
 
-_FIRST_SPREAD = 0.1  # of logits before training, against that of activations
-_FACTOR_SCALE = 0.01  # of vectors of numbers before training
+_FIRST_SPREAD = 0.1  # spread of logits before training, relative to that of activations
+_FACTOR_SCALE = 0.01  # scale of the vectors of numbers before training
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them; no batch statistics, so a row's result depends on that row alone."""
+    """Linear layers with ReLU in between; no batch statistics, so a row's result depends on that row alone."""
 
     def __init__(self, sizes: Sequence[int], last_relu: bool, dropout: float = 0.0) -> None:
         super().__init__()
@@ -33,10 +33,10 @@ class MLP(nn.Module):
     def forward(
         self, inputs_BX: Tensor, repeats: _native.Repeats | None = None, first_column: int = 0
     ) -> Tensor:
-        """`repeats`: features whose ids repeat, their vectors side by side in the inputs from `first_column` on.
+        """Apply the layers. `repeats`: features whose ids repeat, with vectors from `first_column` on in the inputs.
 
-        Each different vector is multiplied once. The gradient of an id's vector is then that of its first row, and the
-        id's other rows get none: whatever is a function of the id alone learns the same.
+        Each distinct vector is multiplied once. The gradient of an id's vector is then that of its first row, and the
+        id's other rows get none: anything that is a function of the id alone learns the same.
         """
         drops = self.training and self.dropout > 0
         if len(self.layers) and not drops and _runs_natively(inputs_BX):
@@ -57,7 +57,7 @@ def _runs_natively(inputs: Tensor) -> bool:
 
 
 def _weights_and_biases(layers: Iterable[nn.Module], no_bias: Tensor | None = None) -> list[Tensor]:
-    """Of linear layers; `no_bias`: zeros for those without one."""
+    """Weights and biases of linear layers; zeros `no_bias` for those without one."""
     parts: list[Tensor] = []
     for layer in layers:
         assert isinstance(layer, nn.Linear)
@@ -67,20 +67,20 @@ def _weights_and_biases(layers: Iterable[nn.Module], no_bias: Tensor | None = No
 
 
 class _PackedWeights:
-    """Weights in the order that native kernels read them, packed again when one of them has changed.
+    """Weights in the order of the native kernels, repacked after any of them changed.
 
-    Slices of a batch share it: each thread packs some of the layers, and waits until all are packed.
+    The slices of a batch share them: each thread packs some of the layers, and waits until all are packed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._versions: list[tuple[int, int]] = []
         self._packed: _native.PackedMlp | None = None
-        self._waiting: list[int] = []  # layers that no thread has begun to pack
+        self._waiting: list[int] = []  # layers that no thread has started to pack
         self._num_unpacked = 0
 
     def __reduce__(self) -> tuple[type[_PackedWeights], tuple[()]]:
-        return _PackedWeights, ()  # a copy of a model packs its own weights
+        return _PackedWeights, ()  # a copied model packs its own weights
 
     def of(self, weights_and_biases: Sequence[Tensor], relus: Sequence[bool]) -> _native.PackedMlp:
         arrays = [tensor.detach().contiguous().numpy() for tensor in weights_and_biases]
@@ -114,7 +114,7 @@ class _PackedWeights:
 
 
 class _NativeMLP(torch.autograd.Function):
-    """All layers in one call each way, over blocks of rows that stay in the cache (native/dense/mlp.hpp)."""
+    """All layers in one call each way, over blocks of rows that fit the cache (native/dense/mlp.hpp)."""
 
     @staticmethod
     def forward(
@@ -129,7 +129,8 @@ class _NativeMLP(torch.autograd.Function):
         outputs = torch.empty(len(inputs), len(weights_and_biases[-1]))
         hidden = torch.empty(packed.hidden_size(len(inputs)))
         packed.forward(inputs.numpy(), outputs.numpy(), hidden.numpy(), repeats, first_column)
-        # Weights are saved for torch's check that none of them has changed before backward: `packed` would have too.
+        # Weights are saved so that torch checks that none has changed before backward: `packed` would have changed
+        # too.
         ctx.save_for_backward(inputs, hidden, outputs, *weights_and_biases)
         ctx.packed, ctx.repeats, ctx.first_column = packed, repeats, first_column
         return outputs
@@ -159,7 +160,7 @@ class _NativeMLP(torch.autograd.Function):
 
 
 def scoring_mlp(sizes: Sequence[int], dropout: float = 0.0) -> MLP:
-    """An MLP to one logit, which starts near its bias: before training, all rows get about the same score."""
+    """An MLP to one logit that starts near its bias: before training, all rows get about the same score."""
     mlp = MLP([*sizes, 1], last_relu=False, dropout=dropout)
     last = mlp.layers[-1]
     with torch.no_grad():
@@ -169,7 +170,7 @@ def scoring_mlp(sizes: Sequence[int], dropout: float = 0.0) -> MLP:
 
 
 def _linear(width: int, next_width: int) -> nn.Linear:
-    """Weights as DLRM draws them: normal, with a spread that keeps the size of activations."""
+    """A linear layer with DLRM's initialisation: normal, with a spread that preserves the size of activations."""
     layer = nn.Linear(width, next_width)
     nn.init.normal_(layer.weight, std=(2.0 / (width + next_width)) ** 0.5)
     nn.init.normal_(layer.bias, std=(1.0 / next_width) ** 0.5)
@@ -177,12 +178,12 @@ def _linear(width: int, next_width: int) -> nn.Linear:
 
 
 def add_wide(logits_B: Tensor, wide_BW: Tensor | None) -> Tensor:
-    """Logits with the weights of wide features added, if the recipe has any."""
+    """Add the weights of wide features to the logits, if the recipe has any."""
     return logits_B if wide_BW is None else logits_B + wide_BW.sum(dim=1)
 
 
 class Linear(nn.Module):
-    """A weight for each number, and a bias: [B, F] -> [B]. All of them start from zero."""
+    """A weight for each number, and a bias: [B, F] -> [B]. All start at zero."""
 
     def __init__(self, num_numbers: int) -> None:
         super().__init__()
@@ -199,7 +200,7 @@ class Linear(nn.Module):
 class PairwiseSum(nn.Module):
     """The sum of the dot products of all pairs of features: [B, F] and [B, T, D] -> [B].
 
-    A number's vector is one that all rows share, times the number.
+    The vector of a number feature is a learned vector times the number.
     """
 
     def __init__(self, num_numbers: int, dim: int) -> None:
@@ -211,7 +212,7 @@ class PairwiseSum(nn.Module):
         vectors_BND = pooled_BTD
         if self.of_numbers is not None:
             vectors_BND = torch.cat([numbers_BF.unsqueeze(2) * self.of_numbers, pooled_BTD], dim=1)
-        # (a + b + c)^2 - (a^2 + b^2 + c^2) has each product twice.
+        # (a + b + c)^2 - (a^2 + b^2 + c^2) contains each product twice.
         products_BD = vectors_BND.sum(dim=1).square() - vectors_BND.square().sum(dim=1)
         return 0.5 * products_BD.sum(dim=1)
 
@@ -231,7 +232,7 @@ class DotInteraction(nn.Module):
 
 
 class CrossNetwork(nn.Module):
-    """Cross layers (DCNv2): x <- x0 * (W x + b) + x, where W is a product U V of that rank if one is given."""
+    """Cross layers (DCNv2): x <- x0 * (W x + b) + x, where W may be a low-rank product U V."""
 
     def __init__(self, width: int, num_layers: int, rank: int | None) -> None:
         super().__init__()

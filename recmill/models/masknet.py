@@ -1,4 +1,4 @@
-"""MaskNet: blocks side by side, each of which multiplies its normalised inputs by a mask made of all features."""
+"""MaskNet: parallel blocks, each of which multiplies its normalised inputs by a mask computed from all features."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recmill.recipe.recipe import Ranking
 
 
 class MaskBlock(nn.Module):
-    """[B, X] to [B, Y]: which inputs count depends on the row."""
+    """[B, X] to [B, Y]: the row decides which inputs count."""
 
     def __init__(self, width: int, next_width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Several labels in one model: logits [B, K] over the interaction of DLRM, one for each of K tasks.
+"""Several labels in one model: logits [B, K] over DLRM's interaction, one for each of K tasks.
 
 Shapes: B rows, F numbers, T embedded features, D embedding size, K tasks, E experts, X columns of a layer.
 """
@@ -17,7 +17,7 @@ from recmill.recipe.recipe import Ranking, Tasks
 
 
 class MultiTask(Interaction):
-    """A tower for each task over what `_shared` gives it of the interaction; a model says what the tasks share."""
+    """A tower for each task over the output of `_shared`; subclasses define what the tasks share."""
 
     def __init__(self, spec: Ranking, num_numbers: int, num_embedded: int) -> None:
         super().__init__(spec, num_numbers, num_embedded)
@@ -27,11 +27,11 @@ class MultiTask(Interaction):
         self.towers = nn.ModuleList(scoring_mlp(sizes, spec.dropout) for _ in spec.tasks.labels)
 
     def _add_shared(self, spec: Ranking, tasks: Tasks) -> int:
-        """Make the layers below the towers; their width."""
+        """Create the layers below the towers; returns their width."""
         raise NotImplementedError
 
     def _shared(self, mixed_BX: Tensor) -> Sequence[Tensor]:
-        """What each tower reads."""
+        """The input of each tower."""
         raise NotImplementedError
 
     def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class MultiTask(Interaction):
         return torch.cat([tower(inputs) for tower, inputs in zip(self.towers, shared, strict=True)], dim=1)
 
     def start(self, rates: Sequence[float]) -> None:
-        """Begin with the rate of positive rows of each task as the answer for all rows."""
+        """Initialise with the positive rate of each task as the prediction for all rows."""
         with torch.no_grad():
             for tower, rate in zip(self.towers, rates, strict=True):
                 tower.layers[-1].bias.fill_(math.log(rate / (1 - rate)))  # type: ignore[union-attr, index]
@@ -57,9 +57,9 @@ class SharedBottom(MultiTask):
 
 
 class ESMM(SharedBottom):
-    """A click and what follows it, learned over all impressions (entire-space multi-task model).
+    """A click and a conversion after it, learned over all impressions (entire-space multi-task model).
 
-    The second tower gives the conversion of a click; the second logit is that of both, click and conversion.
+    The second tower predicts the conversion of a click; the second logit is that of click and conversion.
     """
 
     def forward(self, numbers_BF: Tensor, pooled_BTD: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class ESMM(SharedBottom):
 
 
 class Experts(nn.Module):
-    """MLPs side by side: [B, X] -> [B, E, X]."""
+    """Parallel MLPs: [B, X] -> [B, E, X]."""
 
     def __init__(self, number: int, sizes: Sequence[int], dropout: float) -> None:
         super().__init__()
@@ -85,13 +85,13 @@ class Experts(nn.Module):
 
 
 def weighed(gate: nn.Module, inputs_BX: Tensor, experts_BEX: Tensor) -> Tensor:
-    """The mean of experts by the weights that a gate gives them for each row."""
+    """The mean of experts with the weights of a gate for each row."""
     weights_BE = torch.softmax(gate(inputs_BX), dim=1)
     return torch.matmul(weights_BE.unsqueeze(1), experts_BEX).squeeze(1)
 
 
 class MMoE(MultiTask):
-    """Every task weighs the same experts by a gate of its own."""
+    """Every task weights the same experts with a gate of its own."""
 
     def _add_shared(self, spec: Ranking, tasks: Tasks) -> int:
         self.experts = Experts(tasks.experts, [self.width, *spec.top], spec.dropout)
@@ -122,7 +122,7 @@ class PLE(MultiTask):
 
 
 class Extraction(nn.Module):
-    """One level of PLE: a state of each task and one of all, to the same; the last level has none of all."""
+    """One level of PLE: maps the states of each task and the shared state; the last level drops the shared one."""
 
     def __init__(self, tasks: Tasks, sizes: Sequence[int], dropout: float, is_last: bool) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Labels that are numbers: outputs on their scale, and what errors cost.
+"""Numeric labels: the scale of outputs, and losses.
 
-A model's layers work with numbers around 1, so what they give is multiplied by the standard deviation of the label and
-added to its mean, both those of the first batch. Losses are on the layers' scale: learning rates, and weights of tasks,
-do not depend on whether a duration is in seconds or in hours.
+The layers of a model work with numbers around 1, so their outputs are multiplied by the standard deviation of the
+label and shifted by its mean, both from the first batch. Losses are on the layers' scale: learning rates, and weights
+of tasks, do not depend on whether a duration is in seconds or in hours.
 
-Shapes: B rows, K labels, N models side by side.
+Shapes: B rows, K labels, N parallel models.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-LOGARITHMIC = ("squared_log", "weighted_logistic")  # whose labels are 0 or more
+LOGARITHMIC = ("squared_log", "weighted_logistic")  # losses for labels of 0 or more
 _LEAST = 1e-6
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class NumberRanker(nn.Module):
-    """A ranker of which some labels are numbers: outputs [B], [B, K], in training of several models [B, N]."""
+    """A ranker with numeric labels: outputs [B] or [B, K]; [B, N] when several models train."""
 
     offset: Tensor
     scale: Tensor
@@ -42,7 +42,7 @@ class NumberRanker(nn.Module):
         return self.model(*inputs) * self.scale + self.offset  # type: ignore[no-any-return]
 
     def start(self, sums: Sequence[tuple[float, float]], num_rows: int) -> None:
-        """Sums of each label, as `as_predicted` gives it, and of its squares: the scale of outputs from now on."""
+        """Set the scale of outputs from the sums of each label, as given by `as_predicted`, and of its squares."""
         means = [first / num_rows for first, _ in sums]
         spreads = [
             math.sqrt(max(0.0, second / num_rows - mean * mean))
@@ -61,12 +61,12 @@ class NumberRanker(nn.Module):
 
 
 def as_predicted(loss: str, labels: Array) -> Array:
-    """Labels as outputs predict them."""
+    """Labels in the form that outputs predict."""
     return np.log1p(labels) if loss == "squared_log" else labels
 
 
 def _placed(loss: str, mean: float, spread: float) -> tuple[float, float]:
-    """Offset and scale of outputs."""
+    """Shift and scale outputs."""
     if not loss:
         return 0.0, 1.0
     if loss == "weighted_logistic":
@@ -78,7 +78,7 @@ def _losses(loss: str, outputs: Tensor, labels: Tensor, scale: Tensor) -> Tensor
     if not loss:
         return functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
     if loss == "weighted_logistic":
-        # Each row as a negative one, and a positive one by the weight of its label: the odds become its mean.
+        # Each row counts as a negative one, and as a positive one weighted by its label: the odds become its mean.
         return functional.softplus(outputs) + labels * functional.softplus(-outputs)
     errors = (outputs - (torch.log1p(labels) if loss == "squared_log" else labels)) / scale
     if loss == "huber":

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from recmill.errors import FeatureError
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # logits and labels to the loss of each, of the same shape
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits and labels to elementwise losses of the same shape
 
 
 def own_model(path: str, key: str = "ranking.model") -> Callable[..., nn.Module]:
-    """A module class, made and called as ours are (see docs/models.md)."""
+    """A module class, created and called like ours (see docs/models.md)."""
     model = _imported(path, key)
     if not (isinstance(model, type) and issubclass(model, nn.Module)):
         raise FeatureError(f'{key} "{path}" is not a torch.nn.Module class.')

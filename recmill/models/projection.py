@@ -1,4 +1,4 @@
-"""Embeddings of several dims as those of one, for models whose features all have the same."""
+"""Embeddings of several dims converted to one, for models whose features must all have the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Projection(nn.Module):
     """Pooled embeddings [B, T, d] of each dim d to [B, T of all, D], in the order of the dims.
 
     Features whose dim is not D are multiplied by a matrix of their own. It starts as the identity: short vectors are
-    filled up with zeros, long ones cut off. Of several members, each has a part of D and begins alike.
+    padded with zeros, long ones truncated. Each of several members has its own columns of D, initialised alike.
     """
 
     def __init__(self, num_features: Mapping[int, int], dim: int, members: int = 1) -> None:

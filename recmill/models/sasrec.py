@@ -1,7 +1,7 @@
-"""SASRec: a user is what causal self-attention makes of the items before, in their order.
+"""SASRec: a user is represented by causal self-attention over the earlier items, in order.
 
-Shapes: B rows, L elements of the longest list, T = L + 1 states, D embedding dim, H heads, N states with a target,
-K negatives.
+Shapes: B rows, L elements of the longest list, T = L + 1 states, D embedding dim, H heads, N states with a target, K
+negatives.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.nn import functional
 from recmill.models.sequences import ListVectors
 from recmill.recipe.recipe import Retrieval
 
-_FIRST_SCALE = 0.02  # of vectors that are learned, before training
+_FIRST_SCALE = 0.02  # scale of learned vectors before training
 
 
 class Block(nn.Module):
-    """Causal self-attention, then an MLP; each adds to what goes through, and reads it normalised."""
+    """Causal self-attention, then an MLP, both as pre-norm residual layers."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Block(nn.Module):
         return states_BTD + drop(self.output(hidden), self.dropout, self.training)
 
     def _attend(self, states_BTD: Tensor) -> Tensor:
-        # What fills up short lists stands behind them, where causal attention does not look.
+        # Padding comes after the elements, where causal attention does not look.
         queries, keys, values = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
             for part in self.queries_keys_values(states_BTD).chunk(3, dim=2)
@@ -48,7 +48,10 @@ class Block(nn.Module):
 
 
 class SequenceTower(nn.Module):
-    """A list of items, oldest first, to the unit vector [B, D] of what comes next. An empty list has one too."""
+    """A list of items, oldest first, to the unit vector [B, D] of the predicted next item.
+
+    An empty list has one too.
+    """
 
     def __init__(self, spec: Retrieval, num_positions: int) -> None:
         """`num_positions`: elements of longer lists share the last position."""
@@ -68,7 +71,7 @@ class SequenceTower(nn.Module):
         return states_BTD.gather(1, index).squeeze(1)
 
     def states(self, vectors_BLD: Tensor) -> Tensor:
-        """Unit vectors [B, T, D]: state t is made of the first t elements."""
+        """Unit vectors [B, T, D]: state t depends on the first t elements."""
         start = self.start.expand(vectors_BLD.shape[0], 1, -1)
         states_BTD = torch.cat([start, vectors_BLD * self.scale], dim=1)
         positions = torch.arange(states_BTD.shape[1]).clamp(max=self.positions.shape[0] - 1)
@@ -87,7 +90,7 @@ class ItemTower(nn.Module):
 
 
 class SASRec(nn.Module):
-    """The tower of users, and that of the items of their lists."""
+    """The user tower, and the item tower of the items in their lists."""
 
     def __init__(self, spec: Retrieval, num_positions: int) -> None:
         super().__init__()
@@ -103,7 +106,7 @@ def sampled_softmax(
     temperature: float,
     negative_offset: float,
 ) -> Tensor:
-    """Each state must find its target among the negatives; the sum of the losses.
+    """Softmax loss of each state's target among the negatives; the sum over states.
 
     `collisions` are the states, and the negatives, where the negative is the state's target: they do not count.
     `negative_offset` is the log of how many items each negative stands for.
@@ -151,7 +154,7 @@ class _SampledSoftmax(torch.autograd.Function):
 
 
 def drop(values: Tensor, rate: float, training: bool) -> Tensor:
-    """Dropout whose random numbers have 16 bits: four of them cost what one of torch's does."""
+    """Dropout with random numbers of 16 bits: four of them cost what one of torch's does."""
     if not training or rate == 0:
         return values
     num_draws = -(-values.numel() // 4)

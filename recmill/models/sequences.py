@@ -1,4 +1,4 @@
-"""Lists whose elements keep their vectors: how models get them, and attention over them.
+"""Lists whose elements keep their vectors: how models receive them, and attention over them.
 
 Shapes: B rows, L elements of the longest list, N elements of all lists, D embedding dim, H heads.
 """
@@ -15,14 +15,14 @@ from recmill.dataset.batch import Array
 
 
 class ListVectors(NamedTuple):
-    """A list feature that is not pooled: the vectors of each row's list, oldest first, and which of them are real."""
+    """An unpooled list feature: the vectors of each row's list, oldest first, and a mask of the real elements."""
 
     vectors: Tensor  # [B, L, D]
-    mask: Tensor  # [B, L], 1 for each element, 0 behind the last one
+    mask: Tensor  # [B, L], 1 for each element, 0 for padding
 
 
 def pad_lists(rows_ND: Tensor, lengths_B: Array) -> ListVectors:
-    """Vectors of lists that stand one after the other, filled up with zeros to the longest list."""
+    """Pad concatenated vectors of lists with zeros to the longest list."""
     length = int(lengths_B.max(initial=1))
     is_real_BL = np.arange(length) < lengths_B[:, None]
     indices_N = torch.from_numpy(np.flatnonzero(is_real_BL))

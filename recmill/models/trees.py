@@ -1,7 +1,7 @@
-"""Gradient-boosted trees as a module without parameters: as a ranker, and beside a model with which they are blended.
+"""Gradient-boosted trees as a module without parameters: as a ranker, and blended with a model.
 
-Trees are perfect: all leaves are at the same depth, so that a row goes through all trees at once, level by level, in
-plain tensor operations that graphs for servers have too. A leaf that was higher is repeated below itself.
+Trees are perfect: all leaves have the same depth, so that a row passes all trees at once, level by level, in plain
+tensor operations that serving graphs support too. A leaf that was higher is repeated below itself.
 
 Shapes: B rows, F numbers, R trees (rounds), N inner nodes of a tree, L leaves of a tree.
 """
@@ -17,12 +17,12 @@ from recmill.recipe.recipe import Ranking
 
 
 class TreeEnsemble(nn.Module):
-    """The sum of what R trees say of a row: a logit. Before they are fitted, they all say 0."""
+    """The sum of R trees for a row, as a logit; 0 before they are fitted."""
 
     features: Tensor  # [R, N], index among numbers
     thresholds: Tensor  # [R, N]; a row goes right when its number is above
     values: Tensor  # [R, L]
-    first_nodes: Tensor  # [R], of each tree when all are laid flat
+    first_nodes: Tensor  # [R], offset of each tree in the flat arrays
     first_leaves: Tensor
 
     def __init__(self, rounds: int, depth: int) -> None:
@@ -49,7 +49,7 @@ class TreeEnsemble(nn.Module):
 
 
 class TreeRanker(nn.Module):
-    """Trees alone: logits from numbers [B, F], with no embeddings beside them."""
+    """Trees alone: logits from numbers [B, F], without embeddings."""
 
     def __init__(self, spec: Ranking, num_numbers: int, num_embedded: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class BlendedRanker(nn.Module):
     blend: Tensor
 
     def __init__(self, model: nn.Module, num_numbers: int, trees: TreeEnsemble) -> None:
-        """The model has the first `num_numbers` numbers; the trees have all."""
+        """The model reads the first `num_numbers` numbers; the trees read all."""
         super().__init__()
         self.model = model
         self.trees = trees
@@ -84,6 +84,6 @@ class BlendedRanker(nn.Module):
         return self.blend[0] * model_B + self.blend[1] * trees_B + self.blend[2]
 
     def logits(self, numbers_BF: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None]:
-        """Of the model, and of the trees unless it is in training."""
+        """Logits of the model, and of the trees outside of training."""
         model_B = self.model(numbers_BF[:, : self.num_numbers], *inputs)
         return model_B, None if self.training else self.trees(numbers_BF)

@@ -1,6 +1,6 @@
-"""Two towers: users and items as unit vectors whose dot product says how well they fit.
+"""Two towers: users and items as unit vectors whose dot product is their affinity.
 
-Shapes: B rows, N different items among them, F numbers, T embedded features, D embedding dim, V vector size.
+Shapes: B rows, N distinct items among them, F numbers, T embedded features, D embedding dim, V vector size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tower(nn.Module):
 
 
 class OwnTower(nn.Module):
-    """A tower of the user's own, whose vectors may have any length."""
+    """A tower from the user's code, whose vectors may have any length."""
 
     def __init__(self, tower: nn.Module, path: str, size: int) -> None:
         super().__init__()
@@ -77,11 +77,11 @@ class TwoTower(nn.Module):
         item: tuple[int, int],
         make: Callable[[Retrieval, int, int], nn.Module] = Tower,
     ) -> None:
-        """`user` and `item` are numbers of number features and of embedded features."""
+        """`user` and `item` are the numbers of number features and of embedded features."""
         super().__init__()
         self.user = make(spec, *user)
         self.item = make(spec, *item)
-        # Clicks are rare: without it a cosine of 0 would have to mean one half.
+        # Clicks are rare: without a bias a cosine of 0 would have to mean one half.
         self.bias = nn.Parameter(torch.zeros(())) if spec.loss == "bce" else None
 
 
@@ -93,11 +93,11 @@ def in_batch_softmax(
     temperature: float,
     log_q_N: Tensor | None = None,
 ) -> Tensor:
-    """Each user must find its own item, items[own], among those of all rows; the sum of the rows' losses.
+    """Softmax loss of each user's own item, items[own], among those of all rows; the sum over rows.
 
-    Items stand once; `counts` says in how many rows each occurs, and an item counts that often for the users of other
-    items, but once for its own. `log_q` is the log of how often each item is drawn; taking it off keeps popular items
-    from being pushed away for being popular.
+    Items are distinct; `counts` is the number of rows of each, and an item counts that often for the users of other
+    items, but once for its own. `log_q` is the log of each item's sampling probability; subtracting it keeps popular
+    items from being penalised for being popular.
     """
     log_counts_N = counts_N.log()
     offsets_N = log_counts_N if log_q_N is None else log_counts_N - log_q_N
@@ -110,9 +110,9 @@ def in_batch_softmax(
 def pairwise_bce(
     users_BV: Tensor, items_NV: Tensor, own_B: Tensor, labels_B: Tensor, bias: Tensor, temperature: float
 ) -> Tensor:
-    """Click or not from the scaled cosine of each user and its item; the sum of the rows' losses.
+    """Binary loss of the scaled cosine of each user and its item; the sum over rows.
 
-    For logs that hold impressions, or sampled negatives.
+    For logs with impressions, or sampled negatives.
     """
     logits_B = (users_BV * items_NV[own_B]).sum(dim=1) / temperature + bias
     return functional.binary_cross_entropy_with_logits(logits_B, labels_B, reduction="sum")

@@ -1,4 +1,4 @@
-"""Wide & Deep: a linear part that remembers, and an MLP that generalises."""
+"""Wide & Deep: a linear part that memorises, and an MLP that generalises."""
 
 from __future__ import annotations
 

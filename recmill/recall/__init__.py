@@ -1,1 +1,1 @@
-"""Recall channels that are fitted to interactions, and how the lists of several channels become one."""
+"""Recall channels that are fitted to interactions, and the fusion of several channels' lists."""

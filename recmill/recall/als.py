@@ -1,8 +1,8 @@
-"""ALS: a vector for each user and item whose products tell who clicked what (Hu et al. 2008, as Rendle et al. 2021).
+"""ALS: user and item vectors whose products predict clicks (Hu et al. 2008, as in Rendle et al. 2021).
 
-Every pair of a user and an item without a click counts a little, as a 0. Users' vectors are fitted to the items', then
-the other way round; each time by a few steps of conjugate gradients for all rows at once, so that no matrix of one row
-is ever made.
+Every pair of a user and an item without a click counts a little, as a 0. Users' vectors are fitted to the items',
+then vice versa; each time by a few steps of conjugate gradients for all rows at once, so that no matrix per row is
+needed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 
 from recmill.recall.interactions import Array, Interactions, Sequences
 
-MAX_INTERACTIONS = 2_000_000  # with more there is no model: a million take a minute and a half
+MAX_INTERACTIONS = 2_000_000  # beyond this there is no model: a million take a minute and a half
 _DIM = 64
 _SWEEPS = 8
-_STEPS = 3  # of conjugate gradients
+_STEPS = 3  # steps of conjugate gradients
 _UNOBSERVED = 0.02  # weight of a pair without a click
-_L2 = 0.3  # the same for all: one that grows with the catalogue leaves nothing of large ones
+_L2 = 0.3  # constant: regularisation that grows with the catalogue ruins large ones
 _CHUNK = 65_536  # interactions whose vectors are in memory at once
-_SCORES = 8_000_000  # in memory at once
+_SCORES = 8_000_000  # scores in memory at once
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Factors:
     items: Array  # float32 [items, dim]
 
     def lists(self, users: Array, banned: Sequences, k: int) -> Array:
-        """The k best items of each user, best first; -1 behind the last."""
+        """The k best items of each user, best first, padded with -1."""
         found = np.full((len(users), k), -1, np.int64)
         k = min(k, len(self.items))
         size = max(1, _SCORES // max(1, len(self.items)))
@@ -49,7 +49,7 @@ class Factors:
 
 
 def als(interactions: Interactions, l2: float = _L2, dim: int = _DIM) -> Factors:
-    """Fitted to who clicked what; how often does not matter."""
+    """Fit to who clicked what; repeated clicks do not matter."""
     clicked = interactions.sequences
     by_item = _transposed(clicked, interactions.num_items)
     random = np.random.default_rng(0)
@@ -62,7 +62,7 @@ def als(interactions: Interactions, l2: float = _L2, dim: int = _DIM) -> Factors
 
 
 def _transposed(sequences: Sequences, num_items: int) -> Sequences:
-    """Users of each item."""
+    """The users of each item."""
     order = np.argsort(sequences.items, kind="stable")
     counts = np.bincount(sequences.items, minlength=num_items)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
@@ -70,7 +70,7 @@ def _transposed(sequences: Sequences, num_items: int) -> Sequences:
 
 
 def _fitted(rows: Array, others: Array, clicked: Sequences, l2: float) -> Array:
-    """Vectors of rows that fit those of the others: a ridge regression for each row, from where it was."""
+    """Fit the rows' vectors to the others': a ridge regression for each row, from its current vector."""
     gram = _UNOBSERVED * (others.T @ others)
 
     def product(vectors: Array) -> Array:
@@ -88,7 +88,7 @@ def _fitted(rows: Array, others: Array, clicked: Sequences, l2: float) -> Array:
 
 
 def _sums(others: Array, clicked: Sequences, vectors: Array | None = None) -> Array:
-    """For each row the sum of what it clicked, each times its product with the row's vector if there is one."""
+    """For each row, the sum of its clicked vectors, each times its product with the row's vector if there is one."""
     sums = np.zeros((len(clicked), others.shape[1]), np.float32)
     for start in range(0, len(clicked.items), _CHUNK):
         some = slice(start, start + _CHUNK)

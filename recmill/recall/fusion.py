@@ -1,6 +1,6 @@
-"""One list from several: reciprocal rank fusion with weights, which are fitted to held-out interactions.
+"""Weighted reciprocal rank fusion of several lists, with weights fitted to held-out interactions.
 
-Scores of two channels cannot be compared: a cosine, a sum of counts and a probability have no common unit. Ranks can.
+Scores of two channels are not comparable: a cosine, a sum of counts and a probability have no common unit. Ranks are.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from recmill.recall.interactions import Array
 _WEIGHTS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5)
 _OFFSETS = (3.0, 10.0, 30.0, 60.0)
 _ROUNDS = 4
-_USEFUL = 0.8  # of the best channel's metric: a channel that reaches so much takes part at first
-_LEAST_GAIN = 0.002  # relative: less than that is not worth a channel
+_USEFUL = 0.8  # of the best channel's metric: a channel that reaches this fraction takes part at first
+_LEAST_GAIN = 0.002  # relative: a smaller gain is not worth a channel
 
 
 @dataclass(frozen=True)
 class Fusion:
     """An item's score is the weighted mean of offset / (offset + rank) over all channels, ranks from 0.
 
-    1 is the first of every channel. A channel without a weight does not take part.
+    The first item of every channel gives 1. A channel without a weight does not take part.
     """
 
     weights: Mapping[str, float]
     offset: float = 60.0
 
     def share(self, channel: str) -> float:
-        """Of a channel in all weights."""
+        """A channel's fraction of the sum of all weights."""
         return self.weights.get(channel, 0.0) / max(1e-9, sum(self.weights.values()))
 
     def gains(self, channel: str, number: int) -> Array:
-        """What the first of a channel, its second and so on add to an item's score."""
+        """What each rank of a channel adds to an item's score."""
         return _gains(self.share(channel), self.offset, 1 << max(0, number - 1).bit_length())[:number]
 
 
-@lru_cache(maxsize=64)  # a server asks for the same few with each request
+@lru_cache(maxsize=64)  # a server needs the same few for each request
 def _gains(share: float, offset: float, number: int) -> Array:
     found: Array = (share * offset / (offset + np.arange(number))).astype(np.float32)
     found.flags.writeable = False
@@ -53,12 +53,12 @@ class RankedLists:
     `ranks[channel][q, i]` is the rank of query q's item i in that channel, infinite where it is not in its list.
     """
 
-    items: Array  # int64 [queries, union], -1 behind the last
+    items: Array  # int64 [queries, union], padded with -1
     ranks: Mapping[str, Array]  # float32 [queries, union]
 
     @classmethod
     def of(cls, lists: Sequence[Mapping[str, Array]]) -> RankedLists:
-        """From each query's items by channel, best first."""
+        """The union of each query's items by channel, best first."""
         channels = list(dict.fromkeys(name for query in lists for name in query))
         unions = [np.unique(np.concatenate(list(query.values()))) for query in lists]
         width = max((len(union) for union in unions), default=0)
@@ -71,14 +71,14 @@ class RankedLists:
         return cls(items, ranks)
 
     def top(self, fusion: Fusion, k: int) -> Array:
-        """The k best items of each query, best first; ties to the smaller index, -1 behind the last."""
+        """The k best items of each query, best first; ties go to the smaller index; padded with -1."""
         scores = self.scores(fusion)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         items = np.take_along_axis(self.items, best, axis=1)
         return np.where(np.take_along_axis(scores, best, axis=1) > 0, items, -1)
 
     def scores(self, fusion: Fusion) -> Array:
-        """Of each item of the union: 0 where it is in no list that takes part."""
+        """Scores of each item of the union: 0 where it is in no list of a channel with a weight."""
         scores = np.zeros(self.items.shape, np.float32)
         for name, weight in fusion.weights.items():
             if name in self.ranks and weight:
@@ -88,7 +88,7 @@ class RankedLists:
 
 @dataclass(frozen=True)
 class FusionFit:
-    """Weights and what they were chosen by: the quality on held-out interactions, also of each channel alone."""
+    """Weights and the metrics behind them: quality on held-out interactions, also of each channel alone."""
 
     fusion: Fusion
     quality: float
@@ -96,15 +96,15 @@ class FusionFit:
 
 
 def quality(ndcg: float, recall: float) -> float:
-    """What channels and weights are chosen by: both metrics count alike, whatever their scales are."""
+    """The metric that channels and weights are chosen by: both parts count alike, whatever their scales."""
     return float(np.sqrt(ndcg * recall))
 
 
 def fit_fusion(lists: RankedLists, relevant: Sequence[Array], k: int = 10) -> FusionFit:
-    """Weights by coordinate ascent from all useful channels alike; a channel that adds nothing gets none.
+    """Coordinate ascent from equal weights of all useful channels; a channel that adds nothing gets none.
 
-    A change has to gain more than its standard error over the queries. With few of them weights hardly move, for the
-    best of many choices on few queries is mostly luck.
+    A change has to gain more than its standard error over the queries. With few queries, weights hardly move, because
+    the best of many choices on few queries is mostly luck.
     """
     measure = _Measure(lists, relevant, k)
     alone = {name: _quality(measure(Fusion({name: 1.0}))) for name in lists.ranks}
@@ -135,13 +135,13 @@ def _quality(metrics: Array) -> float:
 
 
 def _is_better(found: Array, before: Array) -> bool:
-    """By more than the standard error of the relative gain over queries."""
+    """Whether the relative gain exceeds its standard error over queries."""
     gain = ((found - before) / np.maximum(before.mean(axis=1, keepdims=True), 1e-9)).mean(axis=0)
     return bool(gain.mean() > max(_LEAST_GAIN, gain.std() / np.sqrt(len(gain))))
 
 
 def _candidates(fusion: Fusion, name: str) -> list[Fusion]:
-    """The same with another weight of one channel, or with another offset."""
+    """The fusion with another weight of one channel, or with another offset."""
     others = [{**fusion.weights, name: weight} for weight in _WEIGHTS]
     weights = [{channel: value for channel, value in some.items() if value} for some in others]
     return [
@@ -153,7 +153,7 @@ def _candidates(fusion: Fusion, name: str) -> list[Fusion]:
 class _Measure:
     """NDCG@k and recall@k of each query: [2, queries].
 
-    Only items of some list can be hit; the ideal list has all that are relevant.
+    Only items of some list can be hit; the ideal list contains all relevant items.
     """
 
     def __init__(self, lists: RankedLists, relevant: Sequence[Array], k: int) -> None:

@@ -31,7 +31,7 @@ class Sequences:
 
     @cached_property
     def from_end(self) -> Array:
-        """How many items of the same user follow each."""
+        """Number of later items of the same user, for each item."""
         return np.repeat(self.offsets[1:], np.diff(self.offsets)) - 1 - np.arange(len(self.items))
 
     def take(self, users: Array) -> Sequences:
@@ -42,11 +42,11 @@ class Sequences:
         return Sequences(offsets, self.items[index])
 
     def last(self, number: int) -> Sequences:
-        """At most so many items of each user, the latest ones."""
+        """The latest items of each user, at most this many."""
         return self.where(self.from_end < number)
 
     def where(self, keeps: Array) -> Sequences:
-        """Only the items that a mask keeps."""
+        """Only the items where a mask is true."""
         lengths = np.bincount(self.users[keeps], minlength=len(self))
         return Sequences(
             np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)]), self.items[keeps]
@@ -55,7 +55,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Interactions:
-    """Positive rows of a log, oldest first. An item may occur several times for a user."""
+    """Positive rows of a log, oldest first. A user may have an item several times."""
 
     users: Array  # int32
     items: Array  # int32
@@ -67,12 +67,12 @@ class Interactions:
 
     @cached_property
     def counts(self) -> Array:
-        """How often each item occurs."""
+        """Number of occurrences of each item."""
         return np.bincount(self.items, minlength=self.num_items)
 
     @cached_property
     def sequences(self) -> Sequences:
-        """Each user's items in the order of their latest occurrence, each once."""
+        """Each user's distinct items in the order of their latest occurrence."""
         pairs = self.users.astype(np.int64) * self.num_items + self.items
         # The first occurrence from the end is the latest.
         _, from_end = np.unique(pairs[::-1], return_index=True)

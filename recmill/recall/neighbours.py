@@ -1,7 +1,7 @@
-"""Item-item models: for each item its neighbours with weights. A user's list adds up those of their items.
+"""Item-item models: weighted neighbours of each item. A user's list sums those of their items.
 
-Four kinds of the same shape: who interacted with both (`co_clicks`), what came after (`transitions`), which items
-predict the others best (`ease`), and whose given vectors, such as those of texts, are near (`content`).
+Four kinds with the same interface: who interacted with both (`co_clicks`), what came after (`transitions`), which
+items predict the others best (`ease`), and whose given vectors, such as those of texts, are near (`content`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from recmill.recall.interactions import Array, Interactions, Sequences
 
 NUM_NEIGHBOURS = 100
 NUM_EASE_NEIGHBOURS = 300  # its weights fall more slowly, and negative ones matter too
-MAX_PROFILE = 500  # of a user's latest items
-MAX_ITEMS = 2_000_000  # with more there are no neighbours
-MAX_CONTENT_ITEMS = 200_000  # all pairs are compared: a minute of one core for so many vectors of 64 numbers
-MAX_EASE_ITEMS = 5_000  # the inverse takes the cube of it: two seconds for so many
-_SMALL_MATRIX = 256  # which is inverted at once
-_SMALLEST_WEIGHT = 0.01  # of an item in a profile; older ones are left out
-_MAX_PAIRS = 1_000_000_000  # with more, users are sampled evenly
+MAX_PROFILE = 500  # latest items of a user
+MAX_ITEMS = 2_000_000  # beyond this there are no neighbours
+MAX_CONTENT_ITEMS = 200_000  # all pairs are compared: one minute of one core at 64 numbers per vector
+MAX_EASE_ITEMS = 5_000  # the inverse costs the cube of it: two seconds for this many
+_SMALL_MATRIX = 256  # rows up to which a matrix is inverted directly
+_SMALLEST_WEIGHT = 0.01  # smallest weight of an item in a profile; older ones are left out
+_MAX_PAIRS = 1_000_000_000  # beyond this, users are sampled evenly
 _SHRINK = 10.0
 _MAX_GAP = 5
-_COMPARED_AT_ONCE = 256  # items with all others
+_COMPARED_AT_ONCE = 256  # items that are compared with all others at once
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ItemNeighbours:
         )
 
     def rows_of(self, items: Array) -> Array:
-        """The rows of items; -1 for those that the model does not have."""
+        """The rows of items; -1 for items outside the model."""
         if self.items is None:
             return np.where(items < len(self), items, -1)
         rows = np.minimum(np.searchsorted(self.items, items), len(self.items) - 1)
@@ -93,7 +93,7 @@ class ItemNeighbours:
         k: int,
         allowed: Array | None = None,
     ) -> tuple[Array, Array]:
-        """The k best items of each profile and their scores: [users, k], with -1 where there are no more.
+        """The k best items of each profile and their scores: [users, k], padded with -1.
 
         The latest item of a profile has weight 1, the one `half_life` before it a half.
         """
@@ -120,7 +120,7 @@ class ItemNeighbours:
         return self.items_of(indices).reshape(-1, k), scores.reshape(-1, k)
 
     def _in_rows(self, sequences: Sequences) -> Sequences:
-        """Sequences of rows instead of items; others are left out."""
+        """Sequences of rows instead of items, without items outside the model."""
         rows = self.rows_of(sequences.items)
         return replace(sequences.where(rows >= 0), items=rows[rows >= 0])
 
@@ -146,24 +146,24 @@ def _profile_weights(half_life: float | None) -> Array:
 
 
 def profile_length(half_life: float | None) -> int:
-    """How many of a user's latest items count."""
+    """How many of a user's latest items have weight."""
     if half_life is None:
         return MAX_PROFILE
     return min(MAX_PROFILE, 1 + int(half_life * np.log2(1 / _SMALLEST_WEIGHT)))
 
 
 def co_clicks(interactions: Interactions, threads: int) -> ItemNeighbours:
-    """By the cosine of who interacted with both, of users' latest items."""
+    """Weights by the cosine of who interacted with both, over users' latest items."""
     return _related(interactions, threads, max_gap=0, own_power=0.5, other_power=0.5)
 
 
 def transitions(interactions: Interactions, threads: int) -> ItemNeighbours:
-    """By how often an item came soon after another one; those that come after everything count no less."""
+    """Weights by how often an item soon followed another one; frequent followers are not discounted."""
     return _related(interactions, threads, max_gap=_MAX_GAP, own_power=1.0, other_power=0.0)
 
 
 def lifted_transitions(interactions: Interactions, threads: int) -> ItemNeighbours:
-    """By how much more often than elsewhere an item came soon after another one."""
+    """Weights by how much more often than elsewhere an item soon followed another one."""
     return _related(interactions, threads, max_gap=_MAX_GAP, own_power=1.0, other_power=0.5)
 
 
@@ -189,7 +189,7 @@ def _related(
 
 
 def _sampled(sequences: Sequences, max_gap: int) -> Sequences:
-    """All users, or so many of them that their pairs of items can be counted in reasonable time."""
+    """All users, or a sample whose pairs of items can be counted in reasonable time."""
     lengths = np.diff(sequences.offsets)
     num_pairs = int((lengths * (lengths if max_gap == 0 else np.minimum(lengths, max_gap))).sum())
     every = -(-num_pairs // _MAX_PAIRS)
@@ -199,7 +199,8 @@ def _sampled(sequences: Sequences, max_gap: int) -> Sequences:
 def ease(interactions: Interactions, threads: int, l2: float) -> ItemNeighbours:
     """EASE (Steck, 2019): the linear model that predicts each item of a user from the others, in closed form.
 
-    Of the most frequent items if there are many; neighbours with the largest weights are kept, negative ones too.
+    It covers the most frequent items if there are many; neighbours with the largest weights are kept, negative ones
+    too.
     """
     num_items = interactions.num_items
     chosen = np.sort(np.argsort(-interactions.counts, kind="stable")[:MAX_EASE_ITEMS])
@@ -216,7 +217,7 @@ def ease(interactions: Interactions, threads: int, l2: float) -> ItemNeighbours:
 
 
 def _inverse(matrix: Array) -> Array:
-    """Of a symmetric positive definite matrix, by halves: half of the work of a general inverse."""
+    """The inverse of a symmetric positive definite matrix, by halves: half of the work of a general inverse."""
     if len(matrix) <= _SMALL_MATRIX:
         return np.linalg.inv(matrix)
     half = len(matrix) // 2
@@ -237,7 +238,7 @@ def _truncated(weights: Array, items: Array | None) -> ItemNeighbours:
 
 
 def content(vectors: Array) -> ItemNeighbours:
-    """By the cosine of their vectors, items without clicks too. A vector of zeros is near to none."""
+    """Weights by the cosine of given vectors, for items without clicks too. A zero vector has no neighbours."""
     num_items = len(vectors)
     if num_items > MAX_CONTENT_ITEMS:
         raise RecmillError(
@@ -251,7 +252,7 @@ def content(vectors: Array) -> ItemNeighbours:
     for first in range(0, num_items, _COMPARED_AT_ONCE):
         rows = np.arange(first, min(first + _COMPARED_AT_ONCE, num_items))
         cosines = units[rows] @ units.T
-        cosines[np.arange(len(rows)), rows] = -np.inf  # an item is no neighbour of its own
+        cosines[np.arange(len(rows)), rows] = -np.inf  # an item is not its own neighbour
         nearest = np.argpartition(-cosines, n - 1, axis=1)[:, :n]
         kept = np.take_along_axis(cosines, nearest, axis=1)
         order = np.argsort(-kept, axis=1, kind="stable")
@@ -259,7 +260,7 @@ def content(vectors: Array) -> ItemNeighbours:
     return ItemNeighbours.of_rows(np.where(weights > 0, indices, -1), weights)
 
 
-# Name of a channel -> its variants, of which the best on eval is used.
+# Name of a channel -> its variants; the best one on eval is used.
 Fit = Callable[[Interactions, int], ItemNeighbours]
 EASE_L2 = (300.0, 1000.0)
 VARIANTS: Mapping[str, Mapping[str, Fit]] = {
@@ -276,7 +277,7 @@ NEIGHBOUR_CHANNELS = (*VARIANTS, CONTENT)
 def fit_neighbours(
     name: str, variant: str, interactions: Interactions, threads: int, vectors: Array | None = None
 ) -> ItemNeighbours:
-    """`vectors` are those that describe the items, for the channel that compares them."""
+    """Fit one variant. `vectors` describe the items, for the channel that compares them."""
     if name != CONTENT:
         return VARIANTS[name][variant](interactions, threads)
     assert vectors is not None

@@ -1,4 +1,4 @@
-"""What recall is made with: half-lives, variants of item-item models, weights of channels. Fitted, or by default."""
+"""Parameters of recall: half-lives, variants of item-item models, weights of channels. Fitted, or defaults."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 from recmill.recall.fusion import Fusion
 
-RANKING = "ranking"  # the ranker's order of the candidates takes part in the fusion like a channel
+# The name of the ranker's order of the candidates, which takes part in the fusion like a channel.
+RANKING = "ranking"
 
 
 @dataclass(frozen=True)
 class NeighbourParameters:
-    """Which variant of an item-item model, and after how many items of a profile a weight is halved."""
+    """The variant of an item-item model, and the number of profile items after which a weight is halved."""
 
     variant: str
     half_life: float | None
@@ -21,12 +22,12 @@ class NeighbourParameters:
 
 @dataclass(frozen=True)
 class RecallParameters:
-    """Everything about recall that is chosen on eval."""
+    """All parameters of recall that are chosen on eval."""
 
     popular_half_life: float | None = None  # in interactions
     neighbours: Mapping[str, NeighbourParameters] = field(default_factory=dict)
     fusion: Fusion = field(default_factory=lambda: Fusion({"popular": 1.0}))
-    new_users: Fusion = field(default_factory=lambda: Fusion({"popular": 1.0}))  # of users without any clicks
+    new_users: Fusion = field(default_factory=lambda: Fusion({"popular": 1.0}))  # for users without clicks
     is_fitted: bool = False
 
     def as_dict(self) -> dict[str, Any]:
@@ -45,7 +46,7 @@ class RecallParameters:
         return cls(content["popular_half_life"], neighbours, fusion, new_users, content["is_fitted"])
 
 
-# Before anything was fitted: mostly the towers, some of what other users did, a little of what most users do.
+# Defaults: mostly the towers, some co-interactions, a little popularity.
 UNFITTED = RecallParameters(
     neighbours={"co_clicks": NeighbourParameters("cosine", 6.0)},
     fusion=Fusion({"two_tower": 0.7, "similar": 0.1, "co_clicks": 0.1, "popular": 0.1}),

@@ -1,4 +1,4 @@
-"""Popularity: counts of interactions, of which older ones may count less."""
+"""Popularity: counts of interactions, with an optional half-life."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import numpy as np
 
 from recmill.recall.interactions import Array, Interactions
 
-# As fractions of all interactions; None counts every one alike.
+# Half-lives as fractions of all interactions; None: no decay.
 HALF_LIVES = (None, 0.3, 0.1, 0.03, 0.01, 0.003)
 
-_TRENDING = 0.05  # of all interactions: the half-life of what is trending
+_TRENDING = 0.05  # half-life of trending items, as a fraction of all interactions
 _FEWEST_TRENDING = 100.0
 
 
 def trending(interactions: Interactions) -> Array:
-    """A score for each item by its latest interactions."""
+    """The trending score of each item, from its latest interactions."""
     return popularity(interactions, max(_FEWEST_TRENDING, _TRENDING * len(interactions)))
 
 
 def popularity(interactions: Interactions, half_life: float | None) -> Array:
-    """A score for each item: an interaction counts half as much as one that is `half_life` interactions younger.
+    """The popularity score of each item: a click counts half as much as one `half_life` interactions later.
 
-    Age is counted in interactions, not in seconds: logs without times have it too, and quiet nights do not age items.
-    Items that differ by nothing else are ordered by how often they occur.
+    Age is counted in interactions, not in seconds: this works for logs without times, and quiet nights do not age
+    items. Items with equal scores are ordered by how often they occur.
     """
     counts = interactions.counts.astype(np.float64)
     if half_life is None:

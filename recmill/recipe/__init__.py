@@ -1,1 +1,1 @@
-"""What a recipe is, reading and checking one; shipped recipes."""
+"""The recipe: its definition, parsing and validation; shipped recipes."""

@@ -1,6 +1,6 @@
-"""Is this recipe possible? Columns exist, steps fit the values they get, sections agree with each other.
+"""Validation of a recipe: columns exist, steps fit the values they get, sections agree with each other.
 
-Numbers within bounds and names of choices are the reader's business (`recmill.recipe.convert`).
+Bounds of numbers and names of choices are checked during parsing (`recmill.recipe.convert`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEYS = ("int", "text", "bool")
 def problems_in(recipe: r.Recipe, paths: Paths | None = None, broken: Collection[str] = ()) -> list[str]:
     """Everything that would make this recipe fail later, as sentences that begin with a key path.
 
-    Checks that need a `broken` section are left out: what they would say follows from what is known already.
+    Checks that need a `broken` section are skipped: their problems would follow from those already known.
     """
     untrusted = set(broken)
     problems: list[str] = []
@@ -63,7 +63,7 @@ def _check_log(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
         elif role != "time" and kind_of(columns[name]) not in _KEYS:
             yield f'log.{role} is "{name}", which holds numbers; expected whole numbers or text'
         elif role != "time" and columns[name].of not in (role, "context"):
-            yield f'log.{role} is "{name}", but that column says of = "{columns[name].of}"'
+            yield f'log.{role} is "{name}", but that column has of = "{columns[name].of}"'
     if log.user is not None and log.user == log.item:
         yield f'log.user and log.item are both "{log.user}"'
 
@@ -119,7 +119,7 @@ def _is_hex(value: object) -> bool:
 
 def _check_text_format(path: str, spec: r.Files) -> Iterator[str]:
     if spec.format != "delimited":
-        for name, value in asdict(r.TextFormat()).items():  # which artifacts have for every format
+        for name, value in asdict(r.TextFormat()).items():  # artifacts store these for every format
             if getattr(spec, name) not in (None, value):
                 yield f'{path}.{name} has no meaning for format = "{spec.format}"; remove it'
         return
@@ -179,7 +179,7 @@ def _check_once(recipe: r.Recipe) -> Iterator[str]:
             yield f"tables.{name} is never joined; add a join to [[rows]] or remove the table"
 
 
-# What each column that an operation names must hold.
+# The kind that each column of an operation must have.
 _GROUP_KEY = ("whole numbers or text", _KEYS)
 _ORDER = ("numbers or text", ("int", "float", "text", "bool"))
 _COLUMNS_READ: dict[type[r.RowOperation], dict[str, tuple[str, tuple[str, ...]]]] = {
@@ -211,7 +211,7 @@ def _check_columns_read(operation: r.RowOperation, path: str, kinds: Mapping[str
 def check_column(
     path: str, name: str, kinds: Mapping[str, str], needs: str, accepted: Collection[str]
 ) -> Iterator[str]:
-    """Is there such a column, and does it hold what is needed?"""
+    """Check that a column exists and has the required kind."""
     if name not in kinds:
         yield f'{path} reads column "{name}", but the rows have no such column{nearest(name, kinds)}'
     elif kinds[name] not in accepted:
@@ -232,7 +232,7 @@ def _check_operation(
             if getattr(operation, name) != default_of(r.History, name):
                 yield f"{path}.{name} has no meaning beside packed, which chooses rows itself; remove it"
     if isinstance(operation, r.DRAWING) and recipe.log.item is None:
-        yield f"{path} draws items, but log.item does not say which column that is"
+        yield f"{path} draws items, but log.item does not name the item column"
     if isinstance(operation, r.Negatives) and operation.label in kinds:
         yield from _check_label_value(path, operation, kinds[operation.label])
 
@@ -360,7 +360,7 @@ def _check_table(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 
 
 _ROWS = ("log", "tables", "rows")
-# What is checked, and the sections that must be readable for it.
+# The checks, and the sections that must be valid for each.
 _CHECKS: tuple[tuple[Callable[[r.Recipe, Paths], Iterator[str]], tuple[str, ...]], ...] = (
     (_check_recipe, ("name",)),
     (_check_log, ("log",)),

@@ -1,4 +1,4 @@
-"""Are features and labels possible? Columns exist, each step fits what reaches it, names mean something."""
+"""Validation of features and labels: columns exist, each step fits its input, references resolve."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FITTED = (
 
 
 def check_features(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """Each feature for itself."""
+    """Check each feature by itself."""
     kinds = kinds_of_columns(recipe)
 
     def check(path: str, feature: Entry) -> Iterator[str]:
@@ -46,7 +46,7 @@ def check_features(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 
 
 def check_labels(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """Each label for itself."""
+    """Check each label by itself."""
     kinds = kinds_of_columns(recipe)
 
     def check(path: str, label: Entry) -> Iterator[str]:
@@ -66,7 +66,7 @@ def check_labels(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 def _by_entry(
     section: str, entries: Sequence[Entry], paths: Paths, check: Callable[[str, Entry], Iterator[str]]
 ) -> Iterator[str]:
-    """Problems of each entry of the file once, naming those of its features that have it unless all do."""
+    """Problems of each entry of the file once, with the names of the affected features unless all are."""
     where = paths_of(paths, section, entries)
     for path, group in groupby(zip(where, entries, strict=True), key=lambda pair: pair[0]):
         covered = [entry for _, entry in group]
@@ -136,7 +136,7 @@ def _check_columns(path: str, entry: Entry, kinds: Mapping[str, str]) -> Iterato
 
 
 def _check_parameters(path: str, step: s.Step, kind: str) -> Iterator[str]:
-    """What one parameter alone cannot tell; bounds of numbers are checked on reading."""
+    """Check parameters that depend on each other; bounds of numbers are checked during parsing."""
     if isinstance(step, s.Buckets) and (not step.edges or list(step.edges) != sorted(set(step.edges))):
         yield f"{path}.edges must be increasing numbers, got {list(step.edges)}"
     for number, edges in enumerate((isinstance(step, s.Cross) and step.edges) or ()):
@@ -157,7 +157,7 @@ def _check_parameters(path: str, step: s.Step, kind: str) -> Iterator[str]:
     if isinstance(step, s.Pad) and element_of(kind) != "float" and not step.value.is_integer():
         yield f"{path}.value is {step.value}, but the list holds {describe(element_of(kind))}"
     elif isinstance(step, s.Pad) and element_of(kind) in ("id", "key") and step.value:
-        yield f"{path}.value is {step.value:g}, but ids are filled with 0, which is nobody's id"
+        yield f"{path}.value is {step.value:g}, but ids are filled with 0, which is not an id"
     if isinstance(step, s.Function) and not _is_path(step.path):
         yield f'{path}.path must look like package.module:function, got "{step.path}"'
     if isinstance(step, s.Split | s.Cross) and not step.separator:
@@ -198,7 +198,7 @@ def _check_expression(
 
 
 def check_names(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """Every column of a Table has a name of its own."""
+    """Check that every column of a Table has a unique name."""
     if not recipe.features:
         yield "features is empty; name at least one"
     entries: list[Entry] = [*recipe.features, *recipe.labels]
@@ -211,7 +211,7 @@ def check_names(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 
 
 def check_references(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """Labels, columns and vocabularies that steps name."""
+    """Check the labels, columns and vocabularies that steps name."""
     kinds = kinds_of_columns(recipe)
     labels = [label.name for label in recipe.labels]
     steps = [step for feature in recipe.features for step in feature.steps]
@@ -226,7 +226,7 @@ def check_references(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
                 yield f'{where}.label is "{step.label}", but there is no such label{hint}'
             if isinstance(step, s.Aggregate):
                 yield from _check_aggregate(where, step, kinds)
-            if isinstance(step, s.Lookup) and step.named in own - named:  # of both, the name is what is wrong
+            if isinstance(step, s.Lookup) and step.named in own - named:  # of both problems, report the name
                 yield (
                     f'{where} is "{step.named}", the vocabulary of feature "{step.named}" alone; to share it, write '
                     f'{{ vocabulary = {{ named = "{step.named}" }} }} in that feature'
@@ -252,7 +252,7 @@ def _check_aggregate(path: str, step: s.Aggregate, kinds: Mapping[str, str]) -> 
 
 
 def _check_shared_vocabularies(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """Features that share a vocabulary agree on its parameters and on what it holds."""
+    """Check that features with a shared vocabulary agree on its parameters and on its values."""
     first: dict[str, tuple[str, s.Vocabulary]] = {}
     held: dict[str, tuple[r.Feature, str, str]] = {}
     own = _with_own_vocabulary(recipe)
@@ -271,7 +271,7 @@ def _check_shared_vocabularies(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 
 
 def _check_circles(recipe: r.Recipe) -> Iterator[str]:
-    """A vocabulary that counts what another looked up is fitted after it."""
+    """Check that vocabularies are not circular: one that counts another's ids is fitted after it."""
     needs: dict[str, set[str]] = {}
     for feature in recipe.features:
         looked_up: set[str] = set()
@@ -284,11 +284,11 @@ def _check_circles(recipe: r.Recipe) -> Iterator[str]:
         for name in ready:
             del needs[name]
     if needs:
-        yield f"features: vocabularies {', '.join(needs)} wait for each other; give them names of their own"
+        yield f"features: vocabularies {', '.join(needs)} depend on each other; give them names of their own"
 
 
 def _with_own_vocabulary(recipe: r.Recipe) -> set[str]:
-    """Features whose vocabulary has no name, so that no other feature can look values up in it."""
+    """Features with an unnamed vocabulary, in which no other feature can look values up."""
     return {
         feature.name
         for feature in recipe.features
@@ -299,14 +299,14 @@ def _with_own_vocabulary(recipe: r.Recipe) -> set[str]:
 def _vocabulary_steps(
     recipe: r.Recipe, paths: Paths
 ) -> Iterator[tuple[str, r.Feature, str, s.Vocabulary | s.Lookup]]:
-    """Steps that use a vocabulary, with their key path and the kind that reaches them; fitting ones first."""
+    """Steps that use a vocabulary, with their key path and input kind; valid ones first."""
     kinds = kinds_of_columns(recipe)
     found: list[tuple[str, r.Feature, str, s.Vocabulary | s.Lookup]] = []
     for path, feature in zip(paths_of(paths, "features", recipe.features), recipe.features, strict=True):
         try:
             along = kinds_along(feature, kinds)
         except (Unfit, LookupError):
-            continue  # said elsewhere
+            continue  # reported elsewhere
         for number, step in enumerate(feature.steps):
             if isinstance(step, s.Vocabulary | s.Lookup):
                 found.append((f"{path}.steps[{number}].{step.step_name()}", feature, along[number], step))

@@ -1,4 +1,4 @@
-"""Can the models take what the features and labels give? Kinds, dims, and what evaluation needs."""
+"""Validation of the models' inputs: kinds, dims, and what evaluation needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIX_LENGTH = "models take those of one length: end it with pad, reduce it, or l
 
 
 def check_inputs(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """Features of each model. Names that are not there, and steps that do not fit, are reported elsewhere."""
+    """Check the features of each model. Unknown names and invalid steps are reported elsewhere."""
     columns = kinds_of_columns(recipe)
     found = {feature.name: ends_as(feature, columns) for feature in recipe.features}
     kinds = {name: kind for name, kind in found.items() if kind is not None}
@@ -45,7 +45,7 @@ def _check_ranking(
 
 
 def _check_vectors(ranking: r.Ranking, num_numbers: int, num_embedded: int) -> Iterator[str]:
-    """What meets in a DLRM: a vector of each embedded feature, and one of all numbers."""
+    """Check the vectors that interact in a DLRM: one for each embedded feature, and one for all numbers."""
     if ranking.bottom and not num_numbers:
         yield "ranking.bottom has no meaning without features that are numbers; remove it"
     if ranking.interaction != "dot":
@@ -74,12 +74,12 @@ def _check_retrieval(
     of_items = [feature for feature in of_items if feature.name in retrieval.item and feature.name in kinds]
     if of_items and not any(kinds[feature.name] in ("id", "key") for feature in of_items):
         yield (
-            f'retrieval.item has no id or key made of "{item}" alone; items are told apart by it: '
+            f'retrieval.item has no id or key made of "{item}" alone; it identifies items: '
             "add a feature of it that ends with vocabulary or key"
         )
     if recipe.split is not None and user not in recipe.table.keep and not _has_id(recipe, user, kinds):
         yield (
-            f'retrieval is evaluated user by user, but nothing in the Table tells them apart: add "{user}" to '
+            f'retrieval is evaluated user by user, but nothing in the Table identifies them: add "{user}" to '
             f'table.keep, or a feature made of "{user}" alone that ends with vocabulary or key'
         )
 
@@ -103,7 +103,7 @@ def _check_kinds(
 def _check_dims(
     recipe: r.Recipe, section: str, names: Sequence[str], kinds: Mapping[str, str], paths: Paths
 ) -> Iterator[str]:
-    """Dims of features that are not the model's: some models have none, and a vocabulary has one table."""
+    """Check features with a dim of their own: some models allow none, and a vocabulary has one table."""
     model = getattr(recipe, section)
     where = zip(paths_of(paths, "features", recipe.features), recipe.features, strict=True)
     used = {path: feature for path, feature in where if feature.name in names}
@@ -133,12 +133,12 @@ def _unpooled(recipe: r.Recipe, section: str) -> Sequence[str]:
 
 
 def _has_rows(kind: str) -> bool:
-    """Whether values are looked up in a table of embeddings."""
+    """Whether values are looked up in an embedding table."""
     return element_of(kind) in ("id", "key")
 
 
 def _is_ragged(feature: r.Feature, kind: str) -> bool:
-    """Whether it ends as lists of numbers that differ in length."""
+    """Whether it ends as lists of numbers of different lengths."""
     return is_list(kind) and not _has_rows(kind) and width_of(feature) is None
 
 
@@ -150,7 +150,10 @@ def _is_number(kind: str) -> bool:
 
 
 def check_binary_labels(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """Labels are 0 or 1, or have a loss of numbers. Here the recipe alone; rows are looked at as they are prepared."""
+    """Check that labels are 0 or 1, or have a numeric loss.
+
+    This checks the recipe; rows are checked as they are prepared.
+    """
     columns = {column.name: column for column in recipe.log.columns}
     for path, label in zip(paths_of(paths, "labels", recipe.labels), recipe.labels, strict=True):
         column = columns.get(label.columns[0]) if label.columns else None
@@ -162,13 +165,13 @@ def check_binary_labels(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 
 
 def binary_labels(recipe: r.Recipe) -> set[str]:
-    """The labels of 0 and 1 that models learn."""
+    """The binary labels that models learn."""
     of_ranking = recipe.ranking.binary_labels if recipe.ranking is not None else ()
     return {*of_ranking, *([recipe.retrieval.label] if recipe.retrieval is not None else [])}
 
 
 def how_to_threshold(column: str) -> str:
-    """What to do with a rating, a count or a duration that a model is to learn."""
+    """The advice for a rating, a count or a duration as a label."""
     step = f'{{ expression = {{ sql = "{column} >= 4", type = "int" }} }}'
     return (
         f"models learn labels of 0 and 1. Write down what counts as 1 in its steps, such as {step}, "
@@ -180,7 +183,7 @@ def how_to_threshold(column: str) -> str:
 
 
 def check_refit(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """Models that learned from the eval rows can only be measured on others."""
+    """Check that models that train on the eval rows are measured on others."""
     split = recipe.split
     if not recipe.refit:
         return
@@ -196,7 +199,10 @@ def check_refit(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 
 
 def check_held_out(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """What evaluations steer needs rows that are held out. Without any, there is nothing to evaluate, however often."""
+    """Check that held-out rows exist for everything that evaluations control.
+
+    Without a split there are no evaluations.
+    """
     if recipe.split is not None:
         return
     for name in ("ranking", "retrieval"):

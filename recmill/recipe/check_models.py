@@ -1,4 +1,4 @@
-"""Are the models possible? Features and labels they name exist, and every setting has a meaning for them."""
+"""Validation of the models: features and labels they name exist, and every setting applies to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recmill.recipe.tuning import is_metric, metrics_of
 
 
 def check_recall(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """Vectors of items must be the same in every row: numbers of the item alone, as many in each."""
+    """Check that vectors of items are the same in every row: numbers of the item alone, of fixed length."""
     name = recipe.recall.content if recipe.recall is not None else None
     if name is None:
         return
@@ -40,7 +40,7 @@ def check_recall(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 _TARGET = re.compile(r"(\w+\.)?[a-z_][a-z_0-9]*(@\d+)?\s*(>=|<=)\s*-?\d+(\.\d+)?([eE]-?\d+)?")
 _TASK = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _OWN_MODEL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-# Settings that only some models have. The user's own module gets all of them.
+# Settings that only some models have. User-defined modules get all of them.
 _OF_DLRM = ("bottom", "top", "interaction", "cross_layers", "cross_rank", "dropout")
 _SETTINGS_OF: dict[str, tuple[str, ...]] = {
     "lr": (),
@@ -55,7 +55,7 @@ _SETTINGS_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(r.MULTI_TASK, (*_OF_DLRM, "tasks")),
     r.TREES: (),
 }
-# What every other ranker has, and trees do not: they have no embeddings and are fitted at once.
+# Settings of all rankers except trees, which have no embeddings and are fitted at once.
 _NOT_OF_TREES = (
     "features",
     "embedding_dim",
@@ -98,13 +98,13 @@ _OPTIMIZER_SETTINGS: dict[str, tuple[str, ...]] = {
     "ftrl": ("l1", "l2", "initial_accumulator"),
     "adagrad_decay": ("eps", "weight_decay", "initial_accumulator", "decay_rate", "decay_period"),
 }
-_MOST_SIGHTINGS = 65_535  # that a counter of two bytes tells
+_MOST_SIGHTINGS = 65_535  # the limit of a two-byte counter
 _ROWS_ONLY = ("rowwise_adagrad", "ftrl", "adagrad_decay")
 _DENSE_ONLY = ("adamw", "lamb")
 
 
 def check_ranking(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """The section by itself."""
+    """Check the section by itself."""
     ranking = recipe.ranking
     if ranking is None:
         return
@@ -126,7 +126,7 @@ def check_ranking(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
         )
     yield from _check_loss(ranking)
     if ranking.weight and ranking.weight in ranking.labels:
-        yield f'ranking.weight is "{ranking.weight}", which is learned; weigh rows by another label'
+        yield f'ranking.weight is "{ranking.weight}", which is a target; weight rows by another label'
     if ranking.model in ("din", "bst") and not ranking.sequences:
         yield f"ranking.sequences is empty; {ranking.model} reads a list of earlier items, unpooled"
     if ranking.model == "din" and not ranking.attention:
@@ -138,7 +138,7 @@ def check_ranking(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 
 
 def check_retrieval(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """The section by itself."""
+    """Check the section by itself."""
     retrieval = recipe.retrieval
     if retrieval is None:
         return
@@ -164,7 +164,7 @@ def check_retrieval(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
 
 
 def _check_trees(ranking: r.Ranking) -> Iterator[str]:
-    """Trees alone: they have features and settings of their own, and nothing that is learned step by step."""
+    """Check trees alone: they have features and settings of their own, and nothing that is trained in steps."""
     if ranking.trees is None:
         yield 'ranking.trees is missing; model = "trees" reads the number features that it names'
     for path, section, default, names in (
@@ -180,7 +180,7 @@ def _check_trees(ranking: r.Ranking) -> Iterator[str]:
 
 
 def settings_of_others(section: str, model: str) -> list[str]:
-    """Settings that have no meaning for a model. The user's own module may read all of them."""
+    """Settings that do not apply to a model. User-defined modules may use all of them."""
     settings = _SETTINGS_OF if section == "ranking" else _SETTINGS_OF_RETRIEVAL
     every = {name for names in settings.values() for name in names}
     return sorted(every - set(settings.get(model, every)))
@@ -213,11 +213,11 @@ def _check_admission(path: str, dynamic: r.Dynamic | None) -> Iterator[str]:
         yield f"{path}.admit_after must be at most {_MOST_SIGHTINGS}, got {dynamic.admit_after}"
     for name in ("bloom_counters", "shared_rows"):
         if dynamic.admit_after == 1 and getattr(dynamic, name) != default_of(r.Dynamic, name):
-            yield f"{path}.{name} is for keys that wait for a row; it needs admit_after above 1"
+            yield f"{path}.{name} is for keys that are not admitted yet; it needs admit_after above 1"
 
 
 def _check_tasks(ranking: r.Ranking) -> Iterator[str]:
-    """One label or several, and what each of the models for several can have."""
+    """Check the label or labels, and the settings of multi-task models."""
     tasks, model = ranking.tasks, ranking.model
     if tasks is None:
         if model in r.MULTI_TASK:
@@ -253,7 +253,7 @@ def _check_tasks(ranking: r.Ranking) -> Iterator[str]:
 
 
 def _check_loss(ranking: r.Ranking) -> Iterator[str]:
-    """Of all labels, or of each that is a number."""
+    """Check the loss of all labels, or of each numeric label."""
     loss, tasks = ranking.loss, ranking.tasks
     if loss and loss not in r.NUMBER_LOSSES and not _OWN_MODEL.fullmatch(loss):
         yield (
@@ -302,7 +302,7 @@ def _check_training(model: str, training: r.Training, ranking: r.Ranking | None 
     if training.patience is not None and training.patience >= training.evaluations:
         yield (
             f"{path}.patience is {training.patience}, but evaluations is {training.evaluations}; "
-            "there is nothing to wait for"
+            "there are too few evaluations"
         )
     if training.target is not None and not _TARGET.fullmatch(training.target.strip()):
         yield f'{path}.target must look like "auc >= 0.80", got "{training.target}"'
@@ -322,7 +322,7 @@ def _check_optimizer(path: str, optimizer: r.Optimizer) -> Iterator[str]:
 
 
 def check_models(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """Models against features and labels. Steps that do not fit are reported elsewhere."""
+    """Check models against features and labels. Invalid steps are reported elsewhere."""
     features = {feature.name: feature for feature in recipe.features}
     labels = [label.name for label in recipe.labels]
     ranking, retrieval = recipe.ranking, recipe.retrieval
@@ -380,9 +380,9 @@ def _check_towers(
     recipe: r.Recipe, retrieval: r.Retrieval, features: Mapping[str, r.Feature]
 ) -> Iterator[str]:
     if recipe.log.user is None or recipe.log.item is None:
-        yield "retrieval needs log.user and log.item: which columns say who and what"
+        yield "retrieval needs log.user and log.item, the columns of users and items"
         return
-    # A user's vector is made when a request comes, so it may know the context; items are indexed before.
+    # A user's vector is computed at request time, so it may use the context; items are indexed before.
     for path, names, owners in (
         ("retrieval.user", retrieval.user, ("user", "context")),
         ("retrieval.item", retrieval.item, ("item",)),
@@ -392,7 +392,7 @@ def _check_towers(
                 yield f'{path} has "{name}", which belongs to the {features[name].of}; see `of` in the recipe'
     of_items = [features[name] for name in retrieval.item if name in features and features[name].of == "item"]
     if of_items and not any(feature.columns == (recipe.log.item,) for feature in of_items):
-        yield f'retrieval.item has no feature made of "{recipe.log.item}" alone; items are told apart by it'
+        yield f'retrieval.item has no feature made of "{recipe.log.item}" alone; it identifies items'
 
 
 def _check_sasrec(
@@ -414,7 +414,7 @@ def _check_sasrec(
 
 
 def _check_packed(recipe: r.Recipe, features: Mapping[str, r.Feature]) -> Iterator[str]:
-    """Only sasrec learns from packed histories: of most training rows they are empty."""
+    """Check that only sasrec trains on packed histories: most training rows have empty ones."""
     packed = [operation for operation in recipe.rows if isinstance(operation, r.History) and operation.packed]
     lists = {column for history in packed for column in history.list_columns.values()}
     if recipe.ranking is not None:
@@ -437,7 +437,7 @@ def _check_reads_none(
 def _check_sequences(
     recipe: r.Recipe, path: str, names: Sequence[str], targets: Sequence[r.Feature]
 ) -> Iterator[str]:
-    """Lists that are not pooled are of users, and of the ids of some feature with one value a row."""
+    """Check that unpooled lists belong to users, and hold ids of some feature with one value per row."""
     kinds = kinds_of_columns(recipe)
     shared = {vocabulary_of(feature) for feature in targets if ends_as(feature, kinds) in ("id", "key")} - {
         None
@@ -456,7 +456,7 @@ def _check_sequences(
 
 
 def vocabulary_of(feature: r.Feature) -> str | None:
-    """The name that a feature's vocabulary shares with those of others; None when it has none."""
+    """The name of a feature's shared vocabulary; None when it has none."""
     names = [getattr(step, "named", None) for step in feature.steps]
     return next((name for name in reversed(names) if name is not None), None)
 

@@ -1,4 +1,4 @@
-"""Plain values, as TOML and JSON have them, to the recipe's dataclasses and back."""
+"""Conversion between plain values, as in TOML and JSON, and the recipe's dataclasses."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _SCALARS: dict[type, str] = {str: "text", int: "a whole number", float: "a numbe
 _INT64 = range(-(2**63), 2**63)
 
 
-Paths = Mapping[str, Sequence[str]]  # section -> for each of its entries, the key path it has in the file
+Paths = Mapping[str, Sequence[str]]  # section -> key path in the file of each of its entries
 
 
 def paths_of(paths: Paths, section: str, entries: Sequence[object]) -> Sequence[str]:
-    """Key paths of a section's entries; numbered as they are when nobody knows better."""
+    """Key paths of a section's entries; their numbers when nothing else is known."""
     return paths.get(section) or [f"{section}[{index}]" for index in range(len(entries))]
 
 
 @cache
 def hints_of(kind: type) -> Mapping[str, Any]:
-    """Types of a dataclass's fields. Evaluating them for every table would be most of reading a recipe."""
+    """Types of a dataclass's fields, cached: evaluating them per table would dominate parsing."""
     return get_type_hints(kind, include_extras=True)
 
 
 def default_of(kind: type, name: str) -> object:
-    """What a field is when the recipe does not set it."""
+    """The value of a field that the recipe does not set."""
     return next(field.default for field in dataclasses.fields(kind) if field.name == name)
 
 
 class Problems:
-    """What is wrong with a recipe, in the order found, each once; and which sections cannot be trusted."""
+    """Distinct problems of a recipe in order of discovery, and the sections that are unreliable because of them."""
 
     def __init__(self) -> None:
         self.found: dict[str, None] = {}
@@ -47,19 +47,22 @@ class Problems:
         self.broken: set[str] = set()
 
     def add(self, path: str, what: str) -> Any:
-        """`split.held_out must be ...`: the path of the key, then the rest of the sentence. Gives None."""
+        """Add a problem, such as `split.held_out must be ...`: the key path, then the rest of the sentence.
+
+        Returns None.
+        """
         self.note(path, what)
         self.count += 1  # also when an entry for many columns has the same problem many times
         self.broken.add(path.partition(".")[0].partition("[")[0])
         return None
 
     def note(self, path: str, what: str) -> None:
-        """A wrong value of the right type: the rest of its section can still be checked."""
+        """Add an invalid value of the right type: the rest of its section can still be checked."""
         self.found[f"{path or 'the recipe'} {what}"] = None
 
 
 class Entries(list[Any]):
-    """A list whose elements remember the key path of the entry they came from."""
+    """A list whose elements keep the key path of their entry."""
 
     def __init__(self, entries: Iterable[tuple[str, Any]]) -> None:
         self.paths: list[str] = []
@@ -70,9 +73,9 @@ class Entries(list[Any]):
 
 
 class Reader:
-    """Reads plain values as a dataclass tree. What does not fit is added to `problems` and left out.
+    """Parses plain values to a dataclass tree. Problems are added to `problems`, and their values left out.
 
-    `paths` tells, for each list that was cut into more entries than the file has, where each came from.
+    `paths` gives the origin of each entry, for lists that were expanded into more entries than the file has.
     """
 
     def __init__(self, problems: Problems) -> None:
@@ -80,7 +83,7 @@ class Reader:
         self.paths: dict[str, list[str]] = {}
 
     def read(self, kind: Any, value: Any, path: str) -> Any:
-        """`value` as a `kind`; None after a problem."""
+        """Parse `value` as a `kind`; None after a problem."""
         origin = get_origin(kind)
         if origin is Annotated:
             return self._annotated(*get_args(kind)[:2], value=value, path=path)
@@ -125,7 +128,7 @@ class Reader:
         meant = difflib.get_close_matches(key, absent, n=1)
         self.problems.add(prefix + key, f"is not a known key{nearest(key, meant or known)}")
         if not prefix:
-            self.problems.broken.update(meant)  # a section that is there, only under another name
+            self.problems.broken.update(meant)  # the section exists under a misspelled name
 
     def _annotated(self, kind: Any, mark: Any, *, value: Any, path: str) -> Any:
         if mark == EXPANDED:
@@ -233,7 +236,7 @@ def _names_of_fields(kind: Any) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as TOML would write it, cut to a length that fits into a message."""
+    """A value in TOML syntax, shortened to fit into a message."""
     if value is None:
         return "nothing"
     if isinstance(value, str):
@@ -253,7 +256,7 @@ def show(value: Any) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses to dicts and lists, without fields that are None; steps under their names."""
+    """Dataclasses to dicts and lists, without None fields; steps under their names."""
     if isinstance(value, Step):
         return {value.step_name(): _plain_fields(value)}
     if isinstance(value, RowOperation):
@@ -275,6 +278,6 @@ def _plain_fields(value: Any) -> dict[str, Any]:
 
 
 def read_recipe(tree: Any, problems: Problems) -> tuple[Recipe | None, Paths]:
-    """The recipe as far as it can be read, and the key paths of its entries."""
+    """The valid part of the recipe, and the key paths of its entries."""
     reader = Reader(problems)
     return reader.dataclass(Recipe, tree, ""), reader.paths

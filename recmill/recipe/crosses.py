@@ -1,4 +1,4 @@
-"""`[ranking] cross = "auto"`: which columns can be crossed, and the recipe with the crosses that were found."""
+"""`[ranking] cross = "auto"`: the columns that can be crossed, and the recipe with the chosen crosses."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from recmill.recipe import steps as s
 from recmill.recipe.kinds import is_list, kinds_of_columns, owner_of, owners_of_columns
 from recmill.recipe.recipe import Feature, Ranking, Recipe
 
-_MIN_COUNT = 5  # rows of a cross's value: fewer teach nothing but themselves
+_MIN_COUNT = 5  # minimal rows per value of a cross: rarer values only memorise their rows
 _OF_CATEGORIES = (s.Vocabulary, s.Hash, s.Key, s.Map)
 
 
 @dataclass(frozen=True)
 class CrossColumn:
-    """A column of the wide part as a cross reads it: its values, or the intervals between edges.
+    """A column of the wide part as input of a cross: its values, or its buckets.
 
-    `num_quantiles`: the edges are quantiles of training rows, still to be found.
+    `num_quantiles`: the edges are quantiles of training rows, to be fitted.
     """
 
     name: str
@@ -26,7 +26,7 @@ class CrossColumn:
 
 
 def columns_to_cross(recipe: Recipe) -> list[CrossColumn]:
-    """The columns of `ranking.wide` that a cross can read: categories as they are, and numbers in buckets."""
+    """The columns of `ranking.wide` that a cross can use: categories as they are, and numbers in buckets."""
     kinds = kinds_of_columns(recipe)
     features = {feature.name: feature for feature in recipe.features}
     wide = recipe.ranking.wide if recipe.ranking is not None else ()
@@ -45,7 +45,7 @@ def columns_to_cross(recipe: Recipe) -> list[CrossColumn]:
 
 
 def is_open(recipe: Recipe) -> bool:
-    """Whether crosses are still to be searched."""
+    """Whether the search for crosses is still to be done."""
     return recipe.ranking is not None and recipe.ranking.cross is not None
 
 
@@ -65,7 +65,7 @@ def with_crosses(recipe: Recipe, pairs: Sequence[tuple[CrossColumn, CrossColumn]
 
 
 def with_crosses_of(recipe: Recipe, prepared: Recipe) -> Recipe:
-    """The recipe with the crosses that were found when a Table of it was prepared."""
+    """The recipe with the crosses that were chosen when its Table was prepared."""
     return _with_features(recipe, prepared.features[len(recipe.features) :]) if is_open(recipe) else recipe
 
 
@@ -83,7 +83,7 @@ def _with_features(recipe: Recipe, crosses: Sequence[Feature]) -> Recipe:
 
 
 def _named_features(ranking: Ranking, every: tuple[str, ...]) -> tuple[str, ...]:
-    """What the model read when there were no crosses: embedded as well, they cost more than they bring."""
+    """The features that the model read without crosses: embedding the crosses too costs more than it gains."""
     return ranking.features or every
 
 

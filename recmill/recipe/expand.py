@@ -1,4 +1,4 @@
-"""Shorthand to the full tree: one entry may cover many columns; afterwards each stands alone."""
+"""Expands shorthand to the full tree: one entry may cover many columns; afterwards each column has its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INTERACTION = "interaction"  # the label of logs in which every row is positive
 
 
 def expand(raw: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
-    """Cut columns, features and labels that cover many into one for each. The reader finds the rest."""
+    """Split columns, features and labels that cover many columns into one entry each. The reader reports errors."""
     tree = _with_derived_label(dict(raw))
     if isinstance(tree.get("tune"), dict) and isinstance(tree["tune"].get("space"), dict):
         tree["tune"] = {**tree["tune"], "space": dict(_key_paths(tree["tune"]["space"]))}
@@ -33,7 +33,7 @@ def expand(raw: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
 
 
 def _with_derived_label(tree: dict[str, Any]) -> dict[str, Any]:
-    """Retrieval without a label learns from every row: each is an interaction with its item."""
+    """Add a label for retrieval without one, which learns from every row: each is an interaction with its item."""
     retrieval, log = tree.get("retrieval"), tree.get("log")
     if not isinstance(retrieval, dict) or "label" in retrieval or not isinstance(log, dict):
         return tree
@@ -47,7 +47,7 @@ def _with_derived_label(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _key_paths(space: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys of a search space as TOML nests them, `ranking.top = ...`, to one path each, as `"ranking.top" = ...`."""
+    """Flatten the keys of a search space: `ranking.top = ...` as nested by TOML becomes `"ranking.top" = ...`."""
     for key, value in space.items():
         if isinstance(value, dict) and value and not {"low", "high"} & set(value):
             yield from _key_paths(value, f"{prefix}{key}.")
@@ -56,7 +56,7 @@ def _key_paths(space: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _with_columns(section: Any, path: str, problems: Problems) -> Any:
-    """`{ name = "i1..i13", type = "int" }` is thirteen columns."""
+    """`{ name = "i1..i13", type = "int" }` becomes thirteen columns."""
     columns = section.get("columns") if isinstance(section, dict) else None
     if not isinstance(columns, list | tuple):
         return section
@@ -87,7 +87,7 @@ def _columns_of(column: Any, path: str, problems: Problems) -> Iterator[Any]:
 def _names_in_file(
     column: Mapping[str, Any], names: Sequence[str], path: str, problems: Problems
 ) -> list[dict[str, str]]:
-    """`in_file` of each, where it is a range as `name` is; a single one stays what it is, signs and all."""
+    """`in_file` of each column, if it is a range like `name`; a single name stays as it is, punctuation included."""
     written = column.get("in_file")
     if len(names) < 2 or not isinstance(written, str) or not written:
         return [{}] * len(names)
@@ -108,7 +108,7 @@ def _features_of(entry: Any, path: str, problems: Problems) -> Sequence[Any]:
         return [entry]
     columns = _names_in(entry.get("columns"))
     if not columns:
-        return [{"name": "?", **entry}]  # the name is not what is wrong; what is, the reader says
+        return [{"name": "?", **entry}]  # the name is fine; the reader reports the real problem
     name = entry.get("name")
     if _combines(entry.get("steps")):
         if name is None and len(columns) > 1:
@@ -131,7 +131,7 @@ def _features_of(entry: Any, path: str, problems: Problems) -> Sequence[Any]:
 
 
 def _names_in(columns: Any) -> list[str] | None:
-    """The columns that an entry covers, or None if they cannot be told."""
+    """The columns that an entry covers, or None if they are unclear."""
     if isinstance(columns, list | tuple) and not all(isinstance(name, str) for name in columns):
         return None
     try:
@@ -141,7 +141,7 @@ def _names_in(columns: Any) -> list[str] | None:
 
 
 def _combines(steps: Any) -> bool:
-    """Does the first step take all columns at once?"""
+    """Whether the first step takes all columns at once."""
     if not isinstance(steps, list | tuple) or not steps:
         return False
     first = steps[0]

@@ -1,7 +1,7 @@
-"""What columns hold on their way from the log through row operations and steps, and whose they are.
+"""Kinds of columns from the log through row operations and steps, and the owners of columns.
 
-A kind is int, float, bool or text for raw values, id for an integer with a known range, key for a 64-bit key.
-Lists are written "list of <kind>".
+A kind is int, float, bool or text for raw values, id for an integer with a known range, key for a 64-bit key. Lists
+are written "list of <kind>".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Part = Literal["user", "item", "context", "crossed"]
 
 
 class Unfit(Exception):
-    """A step cannot take what it is given; the message goes on from the step's name."""
+    """A step cannot take its input; the message continues after the step's name."""
 
 
 def kind_of(column: r.Column) -> str:
@@ -32,9 +32,9 @@ def kind_of(column: r.Column) -> str:
 
 
 def kinds_of_columns(recipe: r.Recipe, before_split: bool = False) -> dict[str, str]:
-    """Name -> kind of every column that features may read: the log's, side tables' and those that rows add.
+    """Name -> kind of every column that features may read: those of the log, of side tables and added ones.
 
-    `before_split` leaves out what depends on which rows train.
+    `before_split` excludes columns that depend on which rows train.
     """
     kinds = {column.name: kind_of(column) for column in recipe.log.columns}
     for operation in recipe.rows:
@@ -58,7 +58,7 @@ def added_kinds(recipe: r.Recipe, operation: r.RowOperation, kinds: Mapping[str,
 
 
 def owners_of_columns(recipe: r.Recipe) -> dict[str, r.Owner]:
-    """Name -> whether the column belongs to the user, the item or the context."""
+    """Name -> owner of the column: user, item or context."""
     log = recipe.log
     keys: dict[str | None, r.Owner] = {log.user: "user", log.item: "item"}
     owners: dict[str, r.Owner] = {column.name: keys.get(column.name, column.of) for column in log.columns}
@@ -73,13 +73,13 @@ def owners_of_columns(recipe: r.Recipe) -> dict[str, r.Owner]:
 
 
 def owner_of(columns: tuple[str, ...], owners: Mapping[str, r.Owner]) -> r.Owner:
-    """Whose a feature is: its columns' owner when they have the same one."""
+    """The owner of a feature: that of its columns, if they have the same one."""
     found = {owners.get(column, "context") for column in columns}
     return found.pop() if len(found) == 1 else "context"
 
 
 def parts_of_features(recipe: r.Recipe) -> dict[str, Part]:
-    """Name -> whose a feature is at serving: crossed when it looks at the item beside the user or the context."""
+    """Name -> a feature's part at serving: its owner, or crossed when it reads the item and the user or context."""
     owners = owners_of_columns(recipe)
     parts: dict[str, Part] = {}
     for feature in recipe.features:
@@ -89,7 +89,7 @@ def parts_of_features(recipe: r.Recipe) -> dict[str, Part]:
 
 
 def crossed_features(recipe: r.Recipe) -> list[str]:
-    """The ranker's features that look at users and items together."""
+    """The ranker's features that read users and items together."""
     if recipe.ranking is None:
         return []
     names = recipe.ranking.features_among(feature.name for feature in recipe.features)
@@ -110,17 +110,17 @@ def kinds_along(feature: r.Feature | r.Label, kinds: Mapping[str, str]) -> list[
 
 
 def after(step: s.Step, kinds: list[str]) -> str:
-    """The kind that `step` turns `kinds` into; raises Unfit with the reason."""
+    """The kind that `step` makes of `kinds`; raises Unfit with the reason."""
     special = _SPECIAL.get(type(step))
     return special(step, kinds) if special else _RULES[type(step)].result_for(kinds[0])
 
 
-# Steps that give a list as long as the one they take.
+# Steps whose output list has the length of the input.
 _SAME_LENGTH = (s.Clip, s.Log, s.Add, s.Cast)
 
 
 def width_of(feature: r.Feature | r.Label) -> int | None:
-    """How many numbers a feature that ends as lists of them has in every row; None when rows differ."""
+    """The fixed length of a feature that ends as lists of numbers; None when lengths differ."""
     for step in reversed(feature.steps):
         if isinstance(step, s.OneHot):
             return step.size
@@ -154,12 +154,12 @@ def describe(kind: str) -> str:
     return f"lists of {element}" if is_list(kind) else element
 
 
-# what each step takes and gives
+# input and output of each step
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """Elements that a step takes, one a row, in lists or both; and what it makes of them (None: the same)."""
+    """The kinds of elements that a step accepts, single, in lists or both; and its output (None: the same)."""
 
     needs: str
     elements: tuple[str, ...]

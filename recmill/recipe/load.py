@@ -1,4 +1,4 @@
-"""TOML (or Python) -> Recipe. Every problem is reported with its key path, all of them at once."""
+"""Load a recipe from TOML or Python. All problems are reported at once, with their key paths."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from recmill.recipe.recipe import Recipe
 
 SHIPPED = Path(__file__).parent / "shipped"
 _FUNCTION = re.compile(r"(.+):([A-Za-z_]\w*)")
-_NO_VALUE = object()  # of an override: the default holds
+_NO_VALUE = object()  # of an override: use the default
 _KEY = re.compile(r"[^.\[\]]+")
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Name -> file of every recipe that installs with the package."""
+    """Name -> file of every shipped recipe."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"), key=lambda path: path.stem)}
 
 
@@ -52,7 +52,7 @@ def load_recipe(reference: str, overrides: Mapping[str, Any] | Sequence[str] = (
 def override(
     tree: dict[str, Any], overrides: Mapping[str, Any] | Sequence[str], source: str
 ) -> dict[str, Any]:
-    """Change values of a plain tree, in place; RecipeError has all that cannot be."""
+    """Change values of a plain tree in place; raises RecipeError with all overrides that fail."""
     if isinstance(overrides, Mapping):
         found = [_set(tree, key, value, f"{key}={value}") for key, value in overrides.items()]
     else:
@@ -63,7 +63,7 @@ def override(
 
 
 def recipe_from_dict(raw: Mapping[str, Any], source: str = "recipe") -> Recipe:
-    """Resolve a plain tree, as TOML or `recipe_to_dict` gives it."""
+    """Resolve a plain tree, from TOML or `recipe_to_dict`."""
     problems = Problems()
     tree = expand(raw, problems) if isinstance(raw, dict) else raw
     recipe, paths = read_recipe(tree, problems)
@@ -78,16 +78,16 @@ def recipe_from_dict(raw: Mapping[str, Any], source: str = "recipe") -> Recipe:
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """The resolved tree as plain values: what artifacts store. `recipe_from_dict` gives back the same.
+    """The resolved tree as plain values, as stored in artifacts; the inverse of `recipe_from_dict`.
 
-    Without [tune]: no artifact depends on what was searched.
+    Without [tune]: no artifact depends on the search space.
     """
     tree: dict[str, Any] = to_plain(dataclasses.replace(recipe, tune=None))
     return tree
 
 
 def _with_owners(recipe: Recipe, entries: Sequence[Mapping[str, Any]]) -> Recipe:
-    """A feature whose entry does not say whose it is belongs to the owner of its columns."""
+    """A feature whose entry does not name its owner belongs to the owner of its columns."""
     owners = owners_of_columns(recipe)
     features = tuple(
         feature if "of" in entry else dataclasses.replace(feature, of=owner_of(feature.columns, owners))
@@ -96,11 +96,11 @@ def _with_owners(recipe: Recipe, entries: Sequence[Mapping[str, Any]]) -> Recipe
     return dataclasses.replace(recipe, features=features)
 
 
-# where a recipe comes from
+# locating a recipe
 
 
 def _find_file(reference: str) -> Path | None:
-    """The TOML file that is meant, if one is."""
+    """The TOML file of a source, if it is one."""
     shipped = shipped_recipes()
     if reference in shipped:
         return shipped[reference]
@@ -128,10 +128,10 @@ def _read_toml(path: Path, source: str) -> dict[str, Any]:
 
 
 def _call(reference: str, location: str, name: str) -> dict[str, Any]:
-    """The tree of the recipe that a function returns, as a Recipe or as the tree itself."""
+    """The tree of the recipe that a function returns, as a Recipe or a dict."""
     try:
         made = getattr(_import(location), name)()
-    except Exception as error:  # whatever the user's code does is the recipe's problem, not a crash
+    except Exception as error:  # an error of the user's code is a problem of the recipe, not a crash
         line = traceback.extract_tb(error.__traceback__)[-1]
         where = (
             f" ({line.filename}, line {line.lineno})" if line.filename.endswith(Path(location).name) else ""
@@ -145,7 +145,7 @@ def _call(reference: str, location: str, name: str) -> dict[str, Any]:
 
 
 def tree_of(recipe: Recipe) -> dict[str, Any]:
-    """The plain tree of a recipe that was built in Python. Owners left at their default are derived, as for TOML."""
+    """The plain tree of a recipe built in Python. Owners left at their default are derived, as for TOML."""
     tree: dict[str, Any] = to_plain(recipe)
     for feature in tree["features"] if isinstance(tree.get("features"), list) else ():
         if isinstance(feature, dict) and feature.get("of") == "context":
@@ -170,7 +170,7 @@ def _import(location: str) -> types.ModuleType:
 def _override(tree: dict[str, Any], override: str) -> str | None:
     """Set `split.held_out=0.2` or `features[0].dim=8` in the tree; returns the problem, if there is one.
 
-    A key without a value, `split.seed=`, is taken out, so that its default holds.
+    A key without a value, `split.seed=`, is removed, so that its default applies.
     """
     key, equals, text = override.partition("=")
     if not equals or not _KEY.findall(key):
@@ -208,7 +208,7 @@ def _no_such_place(keys: Sequence[str], place: Any, name: str) -> str:
 
 
 def _value_of(text: str) -> Any:
-    """A TOML value; what is none is taken as text."""
+    """A TOML value; anything else is text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Names in recipes: ranges of them, and the nearest right one to a wrong one."""
+"""Names in recipes: ranges, and suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _RANGE = re.compile(r"([A-Za-z_]\w*?)(\d{1,9})\.\.(?:([A-Za-z_]\w*?))?(\d{1,9})"
 
 
 def expand_names(names: str | Sequence[str]) -> list[str]:
-    """`i1..i3` -> i1, i2, i3; in one text, several names or ranges may be separated by commas.
+    """Expand ranges: `i1..i3` -> i1, i2, i3; one text may hold several names or ranges, separated by commas.
 
-    Raises ValueError with the reason when a range cannot be counted.
+    Raises ValueError with the reason for an invalid range.
     """
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else names
     return [name for part in parts if part for name in _expand_range(part.strip())]
@@ -39,12 +39,12 @@ def _expand_range(name: str) -> list[str]:
 
 
 def plain_name(name: str) -> str:
-    """A name in lower case without signs: `User-ID` -> userid."""
+    """A name in lower case without punctuation: `User-ID` -> userid."""
     return re.sub(r"[\W_]+", "", name.lower())
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean "x"?` when something is close, else what is known."""
+    """`; did you mean "x"?` for a similar name, else the list of known ones."""
     options = sorted(known)
     close = difflib.get_close_matches(name, options, n=1)
     if close:
@@ -53,7 +53,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def repeated(names: Iterable[str]) -> list[str]:
-    """The names that occur more than once, each once."""
+    """The distinct names that occur more than once."""
     seen: set[str] = set()
     twice: dict[str, None] = {}
     for name in names:

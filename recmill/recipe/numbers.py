@@ -1,4 +1,4 @@
-"""Which numbers a field of a recipe takes. The loader checks them and says what was expected."""
+"""Bounds of numeric fields, which the loader checks and reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class Bounds:
-    """What fits, and the words for it: `must be <words>, got -8`."""
+    """A test, and its description in messages: `must be <words>, got -8`."""
 
     words: str
     fits: Callable[[float], bool]

@@ -1,4 +1,4 @@
-"""Protocols: named ways to measure retrieval, so that numbers of different people mean the same.
+"""Evaluation protocols: named ways to measure retrieval, so that published numbers are comparable.
 
 Numbers of two protocols must never be compared: the same model gets 0.06 or 0.20 for what both call Recall@10.
 """
@@ -18,28 +18,28 @@ _CUTOFF = re.compile(r"@(\d+)")
 
 @dataclass(frozen=True)
 class DataCounts:
-    """What a protocol's data has: rows with label 1 in all splits, and the users and items in them."""
+    """Rows with label 1 in all splits of a Table, and their users and items."""
 
     interactions: int
-    users: int | None = None  # None when the Table does not keep the column that tells
+    users: int | None = None  # None when the Table lacks the column that identifies them
     items: int | None = None
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a model is asked, and what its answers are measured by.
+    """The eval queries of a model, and its metrics.
 
-    All items of the training rows are ranked for each question; items that the user clicked in earlier splits are
-    masked, so they neither are ranked nor count as found. A question is a user (`user`), or a user in one state
-    (`state`): held-out clicks that share all features of the user's tower belong together, and a history that grew in
-    between makes another question of the same user.
+    For each query, all items of the training rows are ranked; items that the user clicked in earlier splits are
+    masked: they are neither ranked nor count as relevant. A query is a user (`user`), or a user in one state
+    (`state`): held-out clicks that share all features of the user tower form one query, and a longer history makes
+    another query of the same user.
     """
 
     name: str
     about: str
     ask: Literal["user", "state"]
     cutoffs: tuple[int, ...]
-    metrics: tuple[str, ...]  # what the source reports
+    metrics: tuple[str, ...]  # metrics that the source reports
     split: Holdout | None = None
     data: str = ""
     counts: DataCounts | None = None
@@ -47,7 +47,7 @@ class Protocol:
     published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def notes(self, recipe: Recipe, found: DataCounts) -> list[str]:
-        """Why numbers measured here must not be compared with the published ones; empty when they may."""
+        """Reasons why numbers measured here must not be compared with the published ones; empty when they may."""
         return [*self._notes_on_split(recipe), *self._notes_on_counts(found)]
 
     def _notes_on_split(self, recipe: Recipe) -> Iterator[str]:
@@ -68,7 +68,7 @@ class Protocol:
 
 
 def protocol_for(recipe: Recipe) -> Protocol:
-    """A recipe called like a protocol is measured by it, any other by its held-out clicks.
+    """The protocol of a recipe: the one with its name, else its held-out clicks.
 
     The cutoff of the recipe's own target is measured too.
     """
@@ -87,7 +87,7 @@ def protocol_named(name: str) -> Protocol:
 
 HELD_OUT_CLICKS = Protocol(
     name="held-out-clicks",
-    about="Clicks of the held-out rows, each asked with what was known of the user just before.",
+    about="Clicks of the held-out rows, each with the state of the user just before as its query.",
     ask="state",
     cutoffs=(10, 50),
     metrics=("recall@10", "ndcg@10", "recall@50", "ndcg@50"),
@@ -104,7 +104,7 @@ ML1M_RANDOM_811 = Protocol(
     metrics=("recall@10", "ndcg@10", "mrr@10", "hit@10"),
     split=Holdout(by="random", held_out=0.2, halve=True),
     data="MovieLens-1M",
-    # The source says 6,040 users and 3,629 items: it counts a padding token of each.
+    # The source gives 6,040 users and 3,629 items: it counts a padding token of each.
     counts=DataCounts(interactions=836_478, users=6_039, items=3_628),
     source="RecBole, general recommendation, MovieLens-1M, embedding size 64",
     published={

@@ -1,4 +1,4 @@
-"""What a run is: one frozen tree, written as TOML or built in Python, stored inside every artifact."""
+"""The recipe: one frozen tree, written as TOML or built in Python, stored inside every artifact."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ SPLITS = ("train", "eval", "test")
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a log. `hex` is an integer written in base 16; `text` stays text.
+    """One column of a log. `hex` is a hexadecimal integer; `text` stays text.
 
-    `time` becomes seconds since 1970: ISO dates and times, numbers since 1970, or what `format` (strptime) says.
+    `time` becomes seconds since 1970: ISO dates and times, numbers since 1970, or the given `format` (strptime).
     """
 
     name: str
@@ -47,7 +47,7 @@ class Column:
 
     @property
     def name_in_file(self) -> str:
-        """What the file calls it: a key that the log calls otherwise is the usual reason for two names."""
+        """The column's name in the file, if it differs: usually a key with another name in the log."""
         return self.in_file or self.name
 
 
@@ -56,7 +56,7 @@ Encoding = Literal["utf-8", "latin-1", "utf-16"]
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How delimited text is read."""
+    """How delimited text is parsed."""
 
     separator: str = "\t"
     header: bool = False
@@ -67,10 +67,10 @@ class TextFormat:
 
 @dataclass(frozen=True)
 class Files:
-    """Files of rows, named or as globs, relative to the data directory.
+    """Files of rows: names or globs, relative to the data directory.
 
-    `separator`, `header`, `quote`, `escape` and `encoding` are for delimited text; the other formats know their own.
-    What is None follows from the first bytes of the files (logs/sniff.py); recipes in artifacts have all of it.
+    `separator`, `header`, `quote`, `escape` and `encoding` are for delimited text; other formats do not need them. A
+    value of None is detected from the first bytes of the files (logs/sniff.py); recipes in artifacts have all values.
     """
 
     files: tuple[str, ...]
@@ -84,19 +84,19 @@ class Files:
 
     @property
     def text(self) -> TextFormat:
-        """What is given of the format of text; the rest as in TSV without a header."""
+        """The given text format, completed with TSV without a header."""
         given = {one.name: getattr(self, one.name) for one in fields(TextFormat)}
         return TextFormat(**{name: value for name, value in given.items() if value is not None})
 
     def with_text(self, other: TextFormat | Files) -> Self:
-        """The same with what is not given of the format of text taken from elsewhere."""
+        """The files with missing values of the text format taken from `text`."""
         open_keys = [one.name for one in fields(TextFormat) if getattr(self, one.name) is None]
         return replace(self, **{name: getattr(other, name) for name in open_keys})
 
 
 @dataclass(frozen=True)
 class Log(Files):
-    """Raw events as users have them; `user`, `item` and `time` say which columns are who, what and when."""
+    """Raw events; `user`, `item` and `time` name the columns of users, items and times."""
 
     user: str | None = None
     item: str | None = None
@@ -110,13 +110,13 @@ class SideTable(Files):
 
 @dataclass(frozen=True)
 class RowOperation:
-    """Adds, drops or orders rows, or looks at other rows. Runs before features, in recipe order."""
+    """Adds, drops or orders rows. Operations run before features, in recipe order."""
 
     main: ClassVar[str | None] = None
 
     @classmethod
     def operation_name(cls) -> str:
-        """The name that recipes use."""
+        """The name in recipes."""
         return next(name for name, kind in ROW_OPERATIONS.items() if kind is cls)
 
 
@@ -148,7 +148,7 @@ class Join(RowOperation):
 
 @dataclass(frozen=True)
 class Dedupe(RowOperation):
-    """Keep one row for each combination of `by`: the first or the last in the order of `order`."""
+    """Keep one row for each combination of `by`: the first or the last by `order`."""
 
     by: Names
     order: str
@@ -159,12 +159,12 @@ class Dedupe(RowOperation):
 class History(RowOperation):
     """For each row, the user's earlier values of `columns` as `<column>_history`, oldest first.
 
-    The row itself and rows of the same time stamp are not part of it; with `same_time`, those of that time stamp which
-    come before it in the log are. Rows with fewer than `min_length` earlier events are dropped; `last` keeps only that
-    many latest rows for each user.
+    The row itself and rows of the same time stamp are excluded; with `same_time`, rows of that time stamp which
+    precede it in the log are included. Rows with fewer than `min_length` earlier events are dropped; `last` keeps
+    only that many latest rows of each user.
 
-    `packed` is for models that learn from every element of a history: of a user's training rows the last one has its
-    history, and so has every `max_length`-th before it; those between have an empty one. Held-out rows all have theirs.
+    `packed` is for models that learn from every element of a history: a user's last training row has its history, and
+    so has every `max_length`-th before it; the others have an empty one. All held-out rows have theirs.
     """
 
     columns: Names
@@ -179,7 +179,7 @@ class History(RowOperation):
 
     @property
     def list_columns(self) -> dict[str, str]:
-        """Column -> the column that holds its history."""
+        """Column -> the column of its history."""
         return {name: f"{name}_history" for name in self.columns}
 
 
@@ -197,7 +197,7 @@ class Lag(RowOperation):
 class Negatives(RowOperation):
     """For each row, `per_row` copies with another item of the training rows and label set to `label_value`.
 
-    Columns of the item come along. `uniform` draws each item alike, `popularity` as often as it occurs.
+    Columns of the item are copied too. `uniform` draws all items alike, `popularity` as often as they occur.
     """
 
     label: str
@@ -233,7 +233,7 @@ DRAWING = (Negatives, HistoryNegatives)
 
 
 def runs_after_split(operation: RowOperation) -> bool:
-    """Whether an operation must know which rows train; such operations stand last in [[rows]]."""
+    """Whether an operation depends on which rows train; such operations come last in [[rows]]."""
     return isinstance(operation, DRAWING) or (isinstance(operation, History) and operation.packed)
 
 
@@ -241,11 +241,11 @@ def runs_after_split(operation: RowOperation) -> bool:
 class Holdout:
     """Which rows train and which are held out. Without `[split]`, every row trains.
 
-    tail: the last `held_out` share of the log by position     files: the files that match `held_out_files`
-    time: rows at or after `from`, or the last share by time   hash: a share of the values of `column`
+    tail: the last `held_out` fraction of the log by position     files: the files that match `held_out_files`
+    time: rows at or after `from`, or the last fraction by time    hash: a fraction of the values of `column`
     last: for each `column` (a user), the last row by `order` is test, the one before it eval
-    random: of the rows of each `column` (a user), about the share `held_out`, drawn at random
-    With `halve`, the first half of what is held out is eval and the second is test; else all of it is eval.
+    random: of the rows of each `column` (a user), about the fraction `held_out`, drawn at random
+    With `halve`, the first half of the held-out rows is eval and the second is test; else all of them are eval.
     """
 
     by: Literal["tail", "files", "time", "hash", "last", "random"]
@@ -261,7 +261,7 @@ class Holdout:
 
 @dataclass(frozen=True)
 class Feature:
-    """One output column: what it is called, which columns it reads and the steps between."""
+    """One output column: its name, its input columns and the steps between."""
 
     name: str
     columns: Names
@@ -272,7 +272,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Label:
-    """What models learn: a column of the log, or steps over several."""
+    """The target of models: a column of the log, or steps over several."""
 
     name: str
     columns: Names
@@ -281,9 +281,9 @@ class Label:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """How prepared rows are ordered, and which raw columns the Table keeps, as `raw_<column>`.
+    """The order of prepared rows, and the raw columns that the Table keeps, as `raw_<column>`.
 
-    log: as read     shuffle: at random     interleave: all files side by side, each in its own order, so that
+    log: as read     shuffle: at random     interleave: all files in parallel, each in its own order, so that
     a batch holds rows of every day
     """
 
@@ -296,8 +296,8 @@ class TableLayout:
 class Optimizer:
     """An update rule and its learning rate.
 
-    For embedding rows, all other numbers are on the scale of the gradient of one log row, so that they mean the same
-    for every batch size. Those of dense weights are on the scale of a batch's mean gradient.
+    For embedding rows, all other numbers are on the scale of the gradient of one log row, so that they are
+    independent of the batch size. Those of dense weights are on the scale of a batch's mean gradient.
     """
 
     name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "lamb", "ftrl", "adagrad_decay"]
@@ -315,8 +315,8 @@ class Optimizer:
 class Schedule:
     """Learning rate over the run, as fractions of all steps: warm up, hold, decay.
 
-    Without `decay_from`, rankers decay from the middle on and two towers not at all. `drop_factor` multiplies the rate
-    each time an evaluation is worse than the best one before it.
+    Without `decay_from`, rankers decay from the middle on and two towers not at all. `drop_factor` multiplies the
+    rate each time an evaluation is worse than the best one before it.
     """
 
     warmup: Fraction = 0.0
@@ -328,10 +328,10 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Saving:
-    """When checkpoints are written: at each evaluation and at the end, and also every so many steps or minutes.
+    """When checkpoints are written: at each evaluation and at the end, and also every N steps or minutes.
 
     Every `full_every`-th is full, those between are deltas of the one before. The last `keep` and the best one stay,
-    with what their deltas stand on.
+    with the checkpoints that their deltas depend on.
     """
 
     every_steps: Positive | None = None
@@ -344,10 +344,10 @@ class Saving:
 class Training:
     """How a model is trained.
 
-    A step takes `batch_size` rows; without it, their number follows from that of the training rows (see defaults.py).
-    `micro_batches` computes them in so many pieces, one after the other, for less memory. The run ends after `epochs`,
-    or earlier: after `max_steps`, after `max_minutes`, when an evaluation meets `target`, or when `patience`
-    evaluations brought nothing better.
+    A step takes `batch_size` rows; by default, it follows from the number of training rows (see defaults.py).
+    `micro_batches` splits a step into this many parts, computed one after the other, for less memory. The run ends
+    after `epochs`, or earlier: after `max_steps`, after `max_minutes`, when an evaluation meets `target`, or when
+    `patience` evaluations brought no improvement.
     """
 
     batch_size: Positive | None = None
@@ -368,10 +368,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """Options of dynamic tables: when a key gets a row, and when it loses it again.
+    """Admission and eviction in dynamic tables.
 
-    A key gets a row at its `admit_after`-th sighting, counted exactly or by `bloom_counters` counters of two bytes.
-    Until then it reads zeros, or shares one of `shared_rows` rows, from which it starts.
+    A key gets a row at its `admit_after`-th occurrence, counted exactly or by `bloom_counters` two-byte counters.
+    Until then it reads zeros, or one of `shared_rows` rows, from which its own will start.
     """
 
     admit_after: Positive = 1
@@ -383,15 +383,15 @@ class Dynamic:
     capacity: Positive | None = None
 
 
-TREES = "trees"  # a ranker that is nothing but [ranking.trees]
+TREES = "trees"  # a ranker that consists of [ranking.trees] alone
 
 
 @dataclass(frozen=True)
 class Trees:
-    """Gradient-boosted trees over number features, as the ranker or beside its model, blended on eval rows.
+    """Gradient-boosted trees over number features, as the ranker or blended with its model on eval rows.
 
-    At most `rounds` trees of `depth` levels, whose leaves hold `min_rows` rows or more; each round sees a fraction of
-    the features and of the rows.
+    At most `rounds` trees of `depth` levels, whose leaves hold `min_rows` rows or more; each round samples a fraction
+    of the features and of the rows.
     """
 
     features: Names
@@ -406,12 +406,12 @@ class Trees:
 
 DLRM_CROSS_RANK = 512  # when a recipe gives none
 
-# Rankers of several labels, and all that read features as DLRM does.
+# Rankers of several labels, and all that read features like DLRM.
 MULTI_TASK = ("shared_bottom", "mmoe", "ple", "esmm")
 OVER_DLRM = ("dlrm", *MULTI_TASK)
 
 
-# Losses of labels that are numbers, such as seconds watched. Any other label is 0 or 1.
+# Losses of numeric labels, such as seconds watched. Any other label is 0 or 1.
 NUMBER_LOSSES = ("squared", "huber", "squared_log", "weighted_logistic")
 Interaction = Literal["dot", "cat", "cross"]
 NumberLoss = Literal["squared", "huber", "squared_log", "weighted_logistic"]
@@ -419,14 +419,14 @@ NumberLoss = Literal["squared", "huber", "squared_log", "weighted_logistic"]
 
 @dataclass(frozen=True)
 class Tasks:
-    """Several labels of one ranker, each with a probability of its own; losses are added up by `weights` (1 each).
+    """Several labels of one ranker, each with a probability of its own; losses are summed with `weights` (1 each).
 
-    A label in `losses` is a number and is predicted as one, by the loss that stands there (see Ranking).
+    A label in `losses` is numeric and is predicted as a number, with the loss named there (see Ranking).
 
     With `uncertainty`, the weights are learned: each task's loss is divided by a variance, whose logarithm is a cost.
-    Above what the tasks share, each has a tower of hidden layers. mmoe and ple have so many `experts` for all tasks,
-    ple also `task_experts` for each, in `levels` one above the other; an expert has the layers of `top`.
-    What is served is ordered by `serve_score`, an expression over the labels; without one, by their sum.
+    Above the shared layers, each task has a tower of hidden layers. mmoe and ple have `experts` for all tasks, ple
+    also `task_experts` for each, in `levels` on top of each other; an expert has the layers of `top`. Served items
+    are ordered by `serve_score`, an expression over the labels; without one, by their sum.
     """
 
     labels: Names
@@ -441,7 +441,7 @@ class Tasks:
 
     @property
     def order(self) -> str:
-        """The expression that `serve_score` is or stands for."""
+        """The expression of `serve_score`, or its default."""
         return self.serve_score or " + ".join(f'"{label}"' for label in self.labels)
 
 
@@ -450,18 +450,18 @@ class Ranking:
     """A model that scores (user, item, context) rows: one `label`, or several by `tasks`.
 
     `sequences` are list features whose elements keep their vectors, for models that read them so: each must share its
-    vocabulary with a feature of one value, such as the item, against which din reads it. `average` trains so many
-    models side by side, which start from other weights; the mean of their scores is the answer.
+    vocabulary with a feature of one value, such as the item, which is din's target. `average` trains this many models
+    together, from different initial weights; the mean of their scores is served.
 
     With `cross`, pairs of the columns of `wide` are tried on training rows when a Table is prepared; the best become
     features of the resolved recipe.
 
-    Without a `loss`, the label is 0 or 1 and the loss is the log loss; the user's own is package.module:function. With
-    one of these, the label is a number, and so is the score:
-    squared: its mean     huber: the same, but errors beyond a standard deviation count by their size, not their square
+    Without a `loss`, the label is 0 or 1 and the loss is the log loss; a user-defined one is package.module:function.
+    With one of these, the label is a number, and so is the score:
+    squared: its mean     huber: likewise, but errors beyond a standard deviation count linearly
     squared_log: squared over log(1 + label)     weighted_logistic: its mean as odds, from positive weights (YouTube)
 
-    `weight` names a label that is not learned: by it, the losses of rows are multiplied.
+    `weight` names a label that is not a target: the losses of rows are multiplied by it.
     """
 
     model: str
@@ -492,42 +492,42 @@ class Ranking:
 
     @property
     def table_dim(self) -> int:
-        """Of an embedding as tables hold it: the parts of all members."""
+        """The dim of an embedding in its table: the columns of all members."""
         return self.embedding_dim * self.average
 
     def features_among(self, every: Iterable[str]) -> tuple[str, ...]:
-        """What the model itself reads of all features: those that it names or all of them; trees name theirs."""
+        """The model's features: those that it names, or all of them; trees name theirs."""
         if self.model == TREES:
             return self.trees.features if self.trees is not None else ()
         return self.features or tuple(every)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the model learns."""
+        """The labels that the model learns."""
         return self.tasks.labels if self.tasks is not None else (self.label,)
 
     @property
     def number_losses(self) -> dict[str, str]:
-        """Labels that are numbers, with their losses; all others are 0 or 1."""
+        """Numeric labels, with their losses; all others are 0 or 1."""
         if self.tasks is not None:
             return dict(self.tasks.losses)
         return {self.label: self.loss} if self.loss in NUMBER_LOSSES else {}
 
     @property
     def binary_labels(self) -> tuple[str, ...]:
-        """Labels of 0 and 1; the first of them is what counts as a click."""
+        """Binary labels; the first of them is what counts as a click."""
         return tuple(label for label in self.labels if label not in self.number_losses)
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Two towers, one of users and one of items, that meet in a dot product.
+    """Two towers, one of users and one of items, whose vectors are compared by dot product.
 
-    two_tower: without `hidden` layers a tower adds up its embeddings. in_batch_softmax learns from rows whose label is
+    two_tower: without `hidden` layers a tower sums its embeddings. in_batch_softmax learns from rows whose label is
     1, bce from all.
     sasrec: the user tower is causal self-attention over one list of items, whose table is the item tower's. Each
-    element is predicted from those before it, against `negatives` items, drawn for each step from all alike.
-    The user's own class of towers, package.module:Class, stands for both towers of two_tower.
+    element is predicted from those before it, against `negatives` items, drawn uniformly for each step.
+    A user-defined class of towers, package.module:Class, replaces both towers of two_tower.
     """
 
     label: str
@@ -548,7 +548,7 @@ class Retrieval:
 
     @property
     def vector_size(self) -> int:
-        """Of users and items."""
+        """The dimension of user and item vectors."""
         has_layers = self.model != "sasrec" and self.hidden
         return self.hidden[-1] if has_layers else self.embedding_dim
 
@@ -560,14 +560,14 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Choices(Dimension):
-    """One of these, as TOML has them; a table sets several keys at once, those that it names."""
+    """A list of choices, as in TOML; a table sets several keys at once."""
 
     values: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Range(Dimension):
-    """A number from `low` to `high`, in steps of `step` if there is one; with `log`, each power of ten as likely."""
+    """A number from `low` to `high`, in steps of `step` if given; with `log`, log-uniform."""
 
     low: int | float
     high: int | float
@@ -577,9 +577,9 @@ class Range(Dimension):
 
 @dataclass(frozen=True)
 class Tune:
-    """What `recmill tune` looks for, by key paths of one model such as `ranking.train.dense.learning_rate`.
+    """The search of `recmill tune`, by key paths of one model such as `ranking.train.dense.learning_rate`.
 
-    The first objective is a metric of the model, the others are what it costs; without any, the model's own metric and
+    The first objective is a metric of the model, the others are its costs; by default, the model's own metric and
     seconds of training. `pruning` stops trials that are behind at an evaluation.
     """
 
@@ -592,14 +592,14 @@ class Tune:
 
 @dataclass(frozen=True)
 class Recall:
-    """What recall reads beside clicks: `content` is a feature of the item that is a vector of numbers."""
+    """Inputs of recall besides clicks: `content` is a feature of the item that is a vector of numbers."""
 
     content: str | None = None
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The whole chain, from log to model."""
+    """All stages, from log to model."""
 
     name: str
     log: Log
@@ -615,7 +615,7 @@ class Recipe:
     retrieval: Retrieval | None = None
     recall: Recall | None = None
     refit: bool = False  # train once more with the eval rows, before test and export
-    # Recipes that differ only in what was searched make the same artifacts.
+    # Recipes that differ only in their search space make the same artifacts.
     tune: Tune | None = field(default=None, compare=False)
 
     @property

@@ -1,4 +1,4 @@
-"""Recipes with values from their `[tune]`, and whether these go together at all."""
+"""Recipes with values from their `[tune]`, and whether these values are compatible."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from recmill.recipe.tuning import MODELS, merged, tuned_model
 
 
 def changed(recipe: r.Recipe, values: Mapping[str, Any]) -> r.Recipe:
-    """The recipe with values set by key path; RecipeError when they do not go together.
+    """The recipe with values set by key path; RecipeError when they are incompatible.
 
-    Where they set another model, what the recipe gives for its own model alone is left out.
+    Where they set another model, settings that apply only to the recipe's own model are left out.
     """
     own = recipe_to_dict(recipe)
     tree = merged(own, values)
@@ -32,7 +32,7 @@ def _without(section: Mapping[str, Any], names: Collection[str]) -> dict[str, An
 
 
 def searched(recipe: r.Recipe) -> r.Tune:
-    """The recipe's [tune]; RecipeError when there is nothing to search, or values that go with nothing."""
+    """The recipe's [tune]; RecipeError when there is nothing to search, or a value that fits no other."""
     source = f"recipe {recipe.name}"
     if recipe.tune is None:
         example = '--set "tune.space.ranking.embedding_dim=[8, 16]"'
@@ -47,7 +47,7 @@ def searched(recipe: r.Recipe) -> r.Tune:
 
 
 def _problems(recipe: r.Recipe, space: Mapping[str, r.Dimension]) -> Iterator[str]:
-    """Choices that go with nothing: neither with the recipe as it is, nor with another choice of one other key."""
+    """Choices that are compatible neither with the recipe as it is, nor with any choice of one other key."""
     for key, dimension in space.items():
         for value in dimension.values if isinstance(dimension, r.Choices) else ():
             reason = _why_not(recipe, {key: value})

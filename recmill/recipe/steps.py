@@ -1,7 +1,7 @@
-"""The steps a feature is made of, as a recipe names them. What they do is in `recmill.features`.
+"""The steps of a feature, as a recipe names them. `recmill.features` implements them.
 
-Each class is one step; its fields are the step's parameters. In TOML a step is written as its name alone
-(`"log"`), with its main parameter (`{ fill = 0 }`) or with several (`{ vocabulary = { min_count = 3 } }`).
+Each class is one step; its fields are the step's parameters. In TOML a step is written as its name alone (`"log"`),
+with its main parameter (`{ fill = 0 }`) or with several (`{ vocabulary = { min_count = 3 } }`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ ResultType = Literal["int", "float", "bool", "text", "list of int", "list of flo
 
 @dataclass(frozen=True)
 class Step:
-    """One transformation of a column. `main` names the parameter that `{ step = value }` sets."""
+    """A transformation of a column. `main` names the parameter that `{ step = value }` sets."""
 
     main: ClassVar[str | None] = None
 
     @classmethod
     def step_name(cls) -> str:
-        """MinMax -> min_max: the name that recipes use."""
+        """MinMax -> min_max: the name in recipes."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
 
@@ -59,7 +59,7 @@ class Log(Step):
 
 @dataclass(frozen=True)
 class Cast(Step):
-    """Change the type. Text that is no number becomes missing."""
+    """Change the type. Text that is not a number becomes missing."""
 
     main: ClassVar[str | None] = "to"
     to: Literal["int", "float", "text", "bool"]
@@ -88,7 +88,7 @@ class MinMax(Step):
 
 @dataclass(frozen=True)
 class Buckets(Step):
-    """Number of the interval that holds x: n edges make n + 1 buckets, ids 1 to n + 1; missing is 0."""
+    """Index of the interval that holds x: n edges make n + 1 buckets, ids 1 to n + 1; missing is 0."""
 
     main: ClassVar[str | None] = "edges"
     edges: tuple[float, ...]
@@ -96,7 +96,7 @@ class Buckets(Step):
 
 @dataclass(frozen=True)
 class Quantiles(Step):
-    """Buckets whose edges are the training rows' quantiles, so that each holds about as many rows."""
+    """Buckets whose edges are quantiles of the training rows, so that each holds about equally many rows."""
 
     main: ClassVar[str | None] = "buckets"
     buckets: Several
@@ -104,9 +104,9 @@ class Quantiles(Step):
 
 @dataclass(frozen=True)
 class DatePart(Step):
-    """A part of a UTC time stamp, as calendars count it; weekday is 0 (Monday) to 6.
+    """A part of a UTC time stamp, as in calendars; weekday is 0 (Monday) to 6.
 
-    Time stamps are seconds since 1970 unless `unit` says otherwise.
+    Time stamps are seconds since 1970 unless `unit` is given.
     """
 
     main: ClassVar[str | None] = "part"
@@ -129,9 +129,8 @@ class Map(Step):
 class Vocabulary(Step):
     """Ids from 1 for the values of the training rows; 0 is unknown, rare or missing.
 
-    Features with the same `named` share one vocabulary and count into it together. `extend` takes the ids
-    of an earlier Table's vocabulary as they are and adds new values behind them. On a list, `keep` reduces
-    it to its most frequent token.
+    Features with the same `named` share one vocabulary, which counts the values of all. `extend` keeps the ids of an
+    earlier Table's vocabulary and appends new values. On a list, `keep` reduces it to its most frequent token.
     """
 
     main: ClassVar[str | None] = "min_count"
@@ -145,7 +144,7 @@ class Vocabulary(Step):
 
 @dataclass(frozen=True)
 class Lookup(Step):
-    """Ids of a vocabulary that other features fit; does not count into it (histories use this)."""
+    """Ids of a vocabulary that other features fit, without counting into it (for histories)."""
 
     main: ClassVar[str | None] = "named"
     named: str
@@ -173,7 +172,7 @@ class Key(Step):
 class Cross(Step):
     """Join the values of several columns into one text, to be hashed or looked up by the next step.
 
-    `edges` has a list for each column: a number is joined as its interval between them, as `buckets` counts; an empty
+    `edges` has a list for each column: a number is joined as its interval between them, as in `buckets`; an empty
     list leaves the values as they are.
     """
 
@@ -189,12 +188,12 @@ class Count(Step):
 
 @dataclass(frozen=True)
 class Frequency(Step):
-    """Share of the training rows that have the value."""
+    """Fraction of the training rows that have the value."""
 
 
 @dataclass(frozen=True)
 class Target(Step):
-    """Smoothed mean of a label per value. Training rows see the other folds only, so nothing leaks."""
+    """Smoothed mean of a label per value. Training rows use the other folds only, so nothing leaks."""
 
     main: ClassVar[str | None] = "label"
     label: str
@@ -245,7 +244,7 @@ class Length(Step):
 
 @dataclass(frozen=True)
 class Pad(Step):
-    """A list of exactly `length`: its last elements, filled on the right with `value`."""
+    """A list of exactly `length`: its last elements, padded on the right with `value`."""
 
     main: ClassVar[str | None] = "length"
     length: Positive
@@ -254,7 +253,7 @@ class Pad(Step):
 
 @dataclass(frozen=True)
 class Mask(Step):
-    """1 for each real element and 0 for each filled one of the list that `pad` makes."""
+    """The mask of a list that `pad` makes: 1 for real elements and 0 for padding."""
 
     main: ClassVar[str | None] = "length"
     length: Positive
@@ -287,7 +286,7 @@ class Expression(Step):
 
 @dataclass(frozen=True)
 class Function(Step):
-    """Your own function, `package.module:name`: takes the columns as Polars series, returns one series.
+    """A user-defined function, `package.module:name`: takes the columns as Polars series, returns one series.
 
     It must treat rows independently: the server calls it with one row.
     """

@@ -1,4 +1,4 @@
-"""What people call an item: the text column of items whose name says so."""
+"""Titles of items: the text column of items whose name suggests it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _IMAGE_ENDS = ("image", "img", "poster", "cover", "thumbnail", "thumb", "picture
 
 
 def is_title(name: str) -> bool:
-    """Whether a column's name says that it has titles: title, Book-Title, product_name."""
+    """Whether a column's name suggests titles: title, Book-Title, product_name."""
     return plain_name(name).endswith(_ENDS)
 
 
@@ -25,7 +25,7 @@ def title_column(recipe: Recipe) -> str | None:
 
 
 def image_column(recipe: Recipe) -> str | None:
-    """The column of an item's picture, by its name: image, poster, cover_url."""
+    """The column of an item's image, by its name: image, poster, cover_url."""
     owners = owners_of_columns(recipe)
     names = [name for name, owner in owners.items() if owner == "item" and name != recipe.log.item]
     return _best(name for name in names if is_image(name))
@@ -37,5 +37,5 @@ def is_image(name: str) -> bool:
 
 
 def _best(names: Iterable[str]) -> str | None:
-    """`title` before `brand_name`: the shortest name, which is the least special."""
+    """`title` before `brand_name`: the shortest name is the least specific."""
     return min(names, key=len, default=None)

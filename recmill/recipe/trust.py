@@ -1,4 +1,4 @@
-"""Code that recipes name: whose own recipe it is runs it; from a bundle it is run only if it is trusted."""
+"""User-defined code in recipes: the owner of a recipe runs it freely; code named by a bundle must be trusted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def modules_of(recipe: Recipe) -> tuple[str, ...]:
 
 
 def check_trusted(recipe: Recipe, trusted: Collection[str], where: str) -> None:
-    """Raises when a recipe calls a function of a module that is not trusted, and is in no trusted package."""
+    """Raise when a recipe calls a function of a module that is neither trusted nor in a trusted package."""
     wanted = [module for module in modules_of(recipe) if not _is_trusted(module, trusted)]
     if wanted:
         calls = [path for path in functions_of(recipe) if path.partition(":")[0] in wanted]

@@ -1,4 +1,4 @@
-"""`[tune]`: is the search space right, and what is the recipe with values from it?"""
+"""`[tune]`: validation of the search space, and the recipe with values from it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ COSTS = ("seconds", "parameters", "bytes")
 LOWER_IS_BETTER = (*COSTS, "log_loss", "normalised_entropy", "rmse", "mae")
 _OF_BINARY = ("auc", "pr_auc", "accuracy", "log_loss", "normalised_entropy", "rce")
 _OF_NUMBERS = ("r2", "rank_correlation", "rmse", "mae")
-_MEANS_OF_NUMBERS = ("r2", "rank_correlation")  # others have the units of a label
+_MEANS_OF_NUMBERS = ("r2", "rank_correlation")  # others are in the unit of a label
 _OF_RETRIEVAL = ("recall@10", "ndcg@10", "mrr@10", "hit@10")
 _AT_K = re.compile(r"(recall|ndcg|mrr|hit)@[1-9]\d{0,5}")
 
 
 def check_tune(recipe: r.Recipe, paths: Paths) -> Iterator[str]:
-    """The section by itself. Whether its values go together with the models is asked when a search begins."""
+    """Check the section by itself. Compatibility with the models is checked when a search begins."""
     tune = recipe.tune
     if tune is None:
         return
@@ -68,7 +68,7 @@ def _check_objectives(model: str, objectives: tuple[str, ...], ranking: r.Rankin
 
 
 def metrics_of(model: str, ranking: r.Ranking | None = None) -> tuple[str, ...]:
-    """What evaluations of a model give, in all; those of a ranker depend on its labels."""
+    """All metrics in evaluations of a model; those of a ranker depend on its labels."""
     if model == "retrieval":
         return _OF_RETRIEVAL
     if ranking is None or not ranking.number_losses:
@@ -78,14 +78,14 @@ def metrics_of(model: str, ranking: r.Ranking | None = None) -> tuple[str, ...]:
 
 
 def quality_of(model: str, ranking: r.Ranking | None = None) -> str:
-    """The metric by which the best checkpoint is chosen, and models are searched: AUC, R2 without labels of 0 and 1."""
+    """The metric that chooses the best checkpoint and guides searches: AUC, or R2 without binary labels."""
     preferred = "ndcg@10" if model == "retrieval" else "auc"
     known = metrics_of(model, ranking)
     return preferred if preferred in known else known[0]
 
 
 def is_metric(model: str, name: str, ranking: r.Ranking | None = None) -> bool:
-    """Whether evaluations of a model give such a number; of several labels, also as `label.name`."""
+    """Whether evaluations of a model have this metric; with several labels, also as `label.name`."""
     task, _, own = name.rpartition(".")
     if ranking is not None and ranking.tasks is not None and task in ranking.labels:
         return own in (_OF_NUMBERS if task in ranking.number_losses else _OF_BINARY)
@@ -133,7 +133,7 @@ def _check_choices(path: str, choices: r.Choices, kind: Any) -> Iterator[str]:
 
 
 def _read_part(reader: Reader, kind: Any, value: Any, path: str) -> None:
-    """Like the reader, but of a table only the keys that are there."""
+    """Like the reader, but of a table only the keys that are present."""
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict)):
         reader.read(kind, value, path)
         return
@@ -176,7 +176,7 @@ def number_kind(kind: Any) -> type | None:
 
 
 def kind_at(key: str) -> Any:
-    """What the values of a key path are; the path is one that `check_tune` found right."""
+    """The kind of the values at a key path that `check_tune` accepted."""
     model, *names = key.split(".")
     kind: Any = MODELS[model]
     for name in names:
@@ -195,7 +195,7 @@ def objectives_of(tune: r.Tune, ranking: r.Ranking | None) -> tuple[str, ...]:
 
 
 def merged(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A plain recipe with values set by key path; of a table that is set, the keys that it does not name stay."""
+    """A plain recipe with values set by key path; keys that a table does not name keep their values."""
     result = dict(tree)
     for key, value in values.items():
         name, _, rest = key.partition(".")

@@ -1,4 +1,4 @@
-"""Recipe -> TOML, as one would write it by hand: without defaults, and one entry for columns that are alike."""
+"""Recipe -> TOML in the style of a hand-written one: without defaults, and with one entry for similar columns."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from recmill.recipe.steps import COMBINING, Step
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _PLAIN_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,8})")
-_WIDE = 100  # a list that would be longer is written one element a line
-# What gets a header of its own; other tables are written inside braces.
+_WIDE = 100  # a longer list is written one element per line
+# Tables with a header of their own; others are written inline.
 _HEADED = re.compile(r"tables\.[^.]+|(ranking|retrieval)\.(train|dynamic|tasks)|tune\.space")
 
 
 def toml_of(recipe: r.Recipe) -> str:
-    """A file that loads as this recipe."""
+    """The text of a file that loads as this recipe."""
     tree = _given(recipe)
     tree["log"] = _with_columns(recipe.log)
     if recipe.tables:
@@ -38,11 +38,11 @@ def toml_of(recipe: r.Recipe) -> str:
     return "\n".join(lines) + "\n"
 
 
-# from the recipe to a plain tree without what goes without saying
+# to a plain tree without defaults
 
 
 def _given(value: Any) -> dict[str, Any]:
-    """The fields that are not at their defaults."""
+    """The fields that differ from their defaults."""
     found = {}
     for field in dataclasses.fields(value):
         content = getattr(value, field.name)
@@ -77,7 +77,7 @@ def _named(name: str, value: Any) -> Any:
 
 
 def _with_columns(files: r.Files) -> dict[str, Any]:
-    """Neighbours that are alike but for their names become one entry."""
+    """Merge consecutive entries that differ only in their names."""
 
     def alike(column: r.Column) -> Any:
         own = None if _PLAIN_NAME.fullmatch(column.name) else column.name
@@ -89,7 +89,7 @@ def _with_columns(files: r.Files) -> dict[str, Any]:
 
 
 def _same_entry(feature: r.Feature) -> Any:
-    """Equal for features that one entry can stand for: each is called like its only column."""
+    """Equal for features that one entry can represent: each has the name of its only column."""
     is_called_so = feature.columns == (feature.name,) and _PLAIN_NAME.fullmatch(feature.name)
     is_one = is_called_so and not isinstance(next(iter(feature.steps), None), COMBINING)
     return feature.steps, feature.of, feature.dim, None if is_one else feature.name
@@ -101,12 +101,12 @@ def _entry(alike: Iterable[r.Feature]) -> dict[str, Any]:
     named = {} if _same_entry(first)[-1] is None else {"name": first.name}
     columns = [column for feature in features for column in feature.columns]
     rest = {key: value for key, value in _given(first).items() if key not in ("name", "columns")}
-    # A feature that does not say whose it is would belong to the owner of its columns.
+    # A feature without an explicit owner would belong to the owner of its columns.
     return {**named, "columns": columns if named else _names(columns), **rest, "of": first.of}
 
 
 def _names(names: Sequence[str]) -> str:
-    """`i1..i13, c1`: names that count up become ranges."""
+    """`i1..i13, c1`: consecutive names become ranges."""
     if len(names) == 1:
         return names[0]
     runs: list[list[str]] = []

@@ -1,1 +1,1 @@
-"""What people look at: progress, tracking, HTML reports, facts about the machine."""
+"""Output for people: progress, tracking, HTML reports, machine facts."""

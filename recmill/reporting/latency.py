@@ -15,7 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 NUM_BINS = 2_200  # up to about 50 minutes
-_LEAST = 1e-6  # seconds; anything shorter counts as this
+_LEAST = 1e-6  # seconds; the lower end of the first bin
 _LOG_GROWTH = math.log(1.01)
 
 
@@ -25,7 +25,7 @@ def bin_of(seconds: float) -> int:
 
 
 def percentile(counts: Array, fraction: float) -> Array:
-    """Seconds within which this fraction of the requests was answered, of counts [..., NUM_BINS]; NaN without any."""
+    """The latency quantile of counts [..., NUM_BINS], in seconds; NaN without requests."""
     below = np.cumsum(counts, axis=-1)
     totals = below[..., -1:]
     bins = np.argmax(below >= fraction * totals, axis=-1)
@@ -35,7 +35,7 @@ def percentile(counts: Array, fraction: float) -> Array:
 
 @dataclass(frozen=True)
 class LatencyHistogram:
-    """How often each latency was seen; the sum and the largest are exact."""
+    """Counts of latencies; the sum and the largest are exact."""
 
     counts: Array
     total_seconds: float
@@ -52,7 +52,7 @@ class LatencyHistogram:
         return int(self.counts.sum())
 
     def percentile(self, fraction: float) -> float:
-        """Seconds within which this fraction was answered; NaN when there was no answer."""
+        """The latency quantile in seconds; NaN without requests."""
         return min(float(percentile(self.counts, fraction)), self.max_seconds)
 
     def as_dict(self) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""How much of this machine is ours."""
+"""The capacity of this machine that this process may use."""
 
 from __future__ import annotations
 

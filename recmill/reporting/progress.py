@@ -1,4 +1,4 @@
-"""How far a long job is: a bar on a terminal or in a notebook, plain lines when piped, silence on request."""
+"""Progress of long jobs: a bar on a terminal or in a notebook, plain lines when piped, silence on request."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Progress:
 
 
 class ProgressBar:
-    """One pass: how much of it is done, and how fast."""
+    """One pass: its progress and its rate."""
 
     def __init__(self, name: str, total: int) -> None:
         self.name = name
         self.total = total
         self.done = 0
         self.rows = 0
-        self.note = ""  # what else to say beside the rate
+        self.note = ""  # text after the rate
         self.started = time.monotonic()
         self._lock = threading.Lock()
 
@@ -75,18 +75,18 @@ class ProgressBar:
             self.report()
 
     def set_note(self, note: str) -> None:
-        """Show what goes on while nothing advances."""
+        """Show what happens while nothing advances."""
         with self._lock:
             self.note = note
             self.report(at_once=True)
 
     def rate(self) -> str:
         seconds = max(1e-9, time.monotonic() - self.started)
-        rows = f"{self.rows / seconds:,.0f} rows/s" if self.rows else ""  # not every stage knows its rows
+        rows = f"{self.rows / seconds:,.0f} rows/s" if self.rows else ""  # not every stage counts rows
         return "  ".join(filter(None, [rows, self.note]))
 
     def report(self, at_once: bool = False) -> None:
-        """Show the state, now or when it is time to; called with the lock held."""
+        """Print the state, now or when it is due; called with the lock held."""
 
 
 class _Bar(ProgressBar):
@@ -99,7 +99,7 @@ class _Bar(ProgressBar):
 
 
 def _is_notebook() -> bool:
-    """Whether a Jupyter kernel runs this process: its streams are no terminals, but it can show HTML."""
+    """Whether this process is a Jupyter kernel: its streams are not terminals, but it can show HTML."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and "IPKernelApp" in shell.config

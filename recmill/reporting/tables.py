@@ -9,7 +9,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def text_table(header: Sequence[str], rows: Rows) -> str:
-    """Columns side by side, as wide as their longest cell."""
+    """Columns as wide as their longest cell."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = (
         "   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: JSON lines always, TensorBoard, MLPerf-style lines and MLflow when asked."""
+"""Trackers of a run's numbers: JSON lines always, TensorBoard, MLPerf-style lines and MLflow on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 from recmill.errors import MissingPackage, RecmillError
 
-# success: the run did what it was asked to; aborted: somebody stopped it; failed: an error did.
+# success: the run finished; aborted: it was stopped; failed: it raised an error.
 Status = Literal["success", "aborted", "failed"]
 
 JSONL_FILE = "history.jsonl"
@@ -26,7 +26,7 @@ TENSORBOARD_DIRECTORY = "tensorboard"
 MLFLOW_DIRECTORY = "mlruns"
 MLFLOW_RUN_FILE = "mlflow_run.txt"
 
-# Facts that MLPerf has a name of its own for.
+# Facts that have a name of their own in MLPerf.
 MLLOG_NAMES: Mapping[str, str] = {
     "batch_size": "global_batch_size",
     "learning_rate": "opt_base_learning_rate",
@@ -45,13 +45,13 @@ _MLFLOW_STATUS: Mapping[Status, str] = {"success": "FINISHED", "aborted": "KILLE
 
 
 class Tracker(Protocol):
-    """Is told about one run: `begin` first, `end` last; steps only grow."""
+    """The interface of trackers for one run: `begin` first, `end` last; steps only grow."""
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """What is true of the whole run: batch size, seed, rows, learning rate and the like."""
+        """Facts about the whole run: batch size, seed, rows, learning rate and the like."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers as of a step; at most one call a step."""
+        """Numbers at a step; at most one call per step."""
 
     def event(
         self,
@@ -60,17 +60,17 @@ class Tracker(Protocol):
         metadata: Mapping[str, Any] | None = None,
         step: int | None = None,
     ) -> None:
-        """Something happened at a step, or at the last one that was named.
+        """An event at a step, or at the last step that was given.
 
-        Names that end in _start and _stop are the ends of an interval.
+        Names that end in _start and _stop mark an interval.
         """
 
     def end(self, status: Status) -> None:
-        """Nothing more will come; all of it is written."""
+        """The end of the run; everything must be written."""
 
 
 class Trackers:
-    """Several trackers that are told the same; as a context, it tells them how the run ended."""
+    """Several trackers as one; as a context, it reports how the run ended."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = tuple(trackers)
@@ -112,7 +112,7 @@ class Trackers:
 def open_trackers(names: Iterable[str], directory: Path, resume_from: int | None = None) -> Trackers:
     """JSON lines and the named trackers, writing below a directory.
 
-    A run that resumes from a step forgets what was written about later ones; a new run (None) forgets everything.
+    A run that resumes from a step drops what was written about later ones; a new run (None) drops everything.
     """
     chosen = dict.fromkeys(["jsonl", *names])
     unknown = [name for name in chosen if name not in TRACKERS]
@@ -123,7 +123,7 @@ def open_trackers(names: Iterable[str], directory: Path, resume_from: int | None
 
 
 class JsonLines:
-    """One JSON object a line; each line is in the file once the call returns."""
+    """One JSON object per line; each line is in the file once the call returns."""
 
     def __init__(self, directory: Path, resume_from: int | None = None) -> None:
         self.lines = _JsonLines(directory / JSONL_FILE, "", _step_of_record, resume_from)
@@ -154,7 +154,7 @@ class JsonLines:
 
 
 class MLPerfLines:
-    """Lines as MLPerf's loggers write them: `:::MLLOG` and a JSON object."""
+    """Lines in the format of MLPerf's loggers: `:::MLLOG` and a JSON object."""
 
     def __init__(self, directory: Path, resume_from: int | None = None) -> None:
         self.lines = _JsonLines(directory / MLLOG_FILE, _MLPREFIX, _step_of_mllog, resume_from)
@@ -170,7 +170,7 @@ class MLPerfLines:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.step = step
         self._add("tracked_stats", dict(values), {})
-        if "auc" in values:  # what MLPerf's recommendation benchmark calls its accuracy
+        if "auc" in values:  # MLPerf's recommendation benchmark calls it accuracy
             self._add("eval_accuracy", values["auc"], {})
 
     def event(
@@ -201,7 +201,7 @@ class MLPerfLines:
 
 
 class TensorBoard:
-    """Event files that `tensorboard --logdir` shows; facts and events are its texts."""
+    """Event files for `tensorboard --logdir`; facts and events are its texts."""
 
     def __init__(self, directory: Path, resume_from: int | None = None) -> None:
         try:
@@ -240,9 +240,9 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of the experiment "recmill", at MLFLOW_TRACKING_URI, or without it in files beside the run.
+    """A run of the experiment "recmill", at MLFLOW_TRACKING_URI, or by default in files beside the run.
 
-    MLflow cannot forget: a resumed run goes on in its old place and repeats no step that is already there.
+    MLflow cannot delete: a resumed run continues the old one and skips steps that are already there.
     """
 
     def __init__(self, directory: Path, resume_from: int | None = None) -> None:
@@ -297,14 +297,14 @@ TRACKERS: Mapping[str, Callable[[Path, int | None], Tracker]] = {
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """What was logged at each step, in order; events and a torn last line are left out."""
+    """The numbers logged at each step, in order; events and a torn last line are left out."""
     lines = path.read_bytes().splitlines(keepends=True)
     records = [record for line in lines if (record := _whole_record(line, "")) is not None]
     return [record for record in records if "step" in record and "event" not in record]
 
 
 class _JsonLines:
-    """A file of JSON lines that grows by whole lines; before the first, what a resumed run does not keep is cut."""
+    """A file of JSON lines that grows by whole lines; first, what a resumed run does not keep is cut off."""
 
     def __init__(
         self, path: Path, prefix: str, step_of: Callable[[dict[str, Any]], int], resume_from: int | None
@@ -318,7 +318,7 @@ class _JsonLines:
     def add(self, record: Mapping[str, Any]) -> None:
         if not self.is_cut:
             self._cut()
-        # Unbuffered: a line is one call of the system, so a killed run loses at most the line it was writing.
+        # Unbuffered: a line is one system call, so a killed run loses at most the line it was writing.
         with open(self.path, "ab", buffering=0) as file:
             file.write(f"{self.prefix}{_json(record)}\n".encode())
 
@@ -331,7 +331,7 @@ class _JsonLines:
 
 
 def _bytes_until(path: Path, prefix: str, step_of: Callable[[dict[str, Any]], int], last_step: int) -> int:
-    """How much of a file is whole lines about steps up to the last one, and about no later ones between them."""
+    """The size of a file up to its last line before later steps."""
     kept = 0
     for line in path.read_bytes().splitlines(keepends=True):
         record = _whole_record(line, prefix)
@@ -342,7 +342,7 @@ def _bytes_until(path: Path, prefix: str, step_of: Callable[[dict[str, Any]], in
 
 
 def _whole_record(line: bytes, prefix: str) -> dict[str, Any] | None:
-    """The object of one line; None when the line was never finished."""
+    """The object of one line; None for an incomplete line."""
     with suppress(ValueError):
         record = json.loads(line.decode().removeprefix(prefix)) if line.endswith(b"\n") else None
         return record if isinstance(record, dict) else None
@@ -362,7 +362,7 @@ def _json(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The same in what JSON knows: NaN and infinities become null, arrays' numbers plain ones, the rest text."""
+    """The value in JSON types: NaN and infinities become null, numbers of arrays plain ones, the rest text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -371,7 +371,7 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
-    number = getattr(value, "tolist", None)  # of numpy and torch
+    number = getattr(value, "tolist", None)  # numpy and torch have it
     return plain(number()) if callable(number) else str(value)
 
 
@@ -382,7 +382,7 @@ def _event_type(key: str) -> str:
 
 
 def _caller() -> dict[str, Any]:
-    """File and line of whoever called this module."""
+    """File and line of the caller of this module."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -394,18 +394,18 @@ def _now_ms() -> int:
 
 
 def _remove_events(folder: Path) -> None:
-    """TensorBoard shows every event file of a folder, so a new run must not find those of an old one."""
+    """Remove old event files: TensorBoard shows every one in a folder."""
     for file in folder.glob("events.out.tfevents.*"):
         file.unlink()
 
 
 def _mlflow_name(name: str) -> str:
-    """MLflow takes few signs in a name: recall@10 becomes recall_10."""
+    """MLflow allows few special characters in a name: recall@10 becomes recall_10."""
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 
 def _mlflow_client(directory: Path) -> Any:
-    # Read when mlflow is imported. Its file store is frozen and asks to be allowed; the others need a database.
+    # Read when mlflow is imported. Its file store is frozen and needs to be allowed; the others need a database.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:

@@ -1,1 +1,1 @@
-"""Artifacts in object storage: objects under a URL, the index that names them, a local cache, one writer at a time."""
+"""Artifacts in object storage: objects under a URL, the index that names them, a local cache, and a writer's lease."""

@@ -1,12 +1,12 @@
-"""The local cache of what is read from object storage.
+"""The local cache of objects read from object storage.
 
 RECMILL_CACHE/objects/          files by their SHA-256, once each
 RECMILL_CACHE/views/            artifacts as of one index: their files are links to objects. Immutable
 RECMILL_CACHE/live/             folders of bundles that servers follow
-RECMILL_CACHE/work/             what writers have not published yet; no part of the bound
+RECMILL_CACHE/work/             unpublished files of writers; outside the bound
 
-Views and live folders are locked by the processes that read them. When there is no room, what nobody reads goes first,
-the longest unread before others; then shards of Tables that are in use, which are fetched again when they are read.
+Processes lock the views and live folders that they read. When space is short, unused ones are evicted first, least
+recently read first; then shards of Tables in use, which are fetched again when they are read.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from recmill.storage.objects import ObjectStore
 DEFAULT_SIZE = 50 << 30
 IN_USE = ".in-use"  # locked by every process that reads a view
 SHARDS = ("train/", "eval/", "test/")  # folders of a Table
-STREAMED = ".streamed"  # a view whose shards may go and come back
-_SECONDS_A_SHARD_STAYS = 60.0  # after it was asked for
-_held: dict[Path, int] = {}  # descriptors of this process, open until it ends
+STREAMED = ".streamed"  # a view whose shards may be evicted and fetched again
+_SECONDS_A_SHARD_STAYS = 60.0  # after its last use
+_held: dict[Path, int] = {}  # file descriptors that hold locks until this process ends
 
 
 def cache_folder() -> Path:
-    """Where the cache is: RECMILL_CACHE, or recmill in the user's cache folder."""
+    """The cache folder: RECMILL_CACHE, or recmill in the user's cache folder."""
     given = os.environ.get("RECMILL_CACHE")
     return (
         Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recmill"
@@ -54,14 +54,14 @@ def cache_size() -> int:
 
 
 def folder_of(url: str, kind: str) -> Path:
-    """The folder of a URL in one part of the cache. Its name begins with the URL's last one, for people."""
+    """The folder of a URL in one part of the cache. It is named after the URL's last segment, for readability."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", url.partition("?")[0].rstrip("/").rpartition("/")[2])[:40]
     return cache_folder() / kind / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One thread of one process at a time."""
+    """A lock held by one thread of one process at a time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -70,7 +70,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked_or_none(path: Path) -> Iterator[bool]:
-    """The same without waiting: whether the lock is ours."""
+    """Try to take the lock; yields whether it was taken."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as lock:
         try:
@@ -82,12 +82,12 @@ def locked_or_none(path: Path) -> Iterator[bool]:
 
 
 def keep(folder: Path) -> None:
-    """Keep a folder from being removed as long as this process lives."""
+    """Protect a folder from eviction for the lifetime of this process."""
     while folder not in _held:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        with suppress(FileNotFoundError):  # it was removed while we waited
+        with suppress(FileNotFoundError):  # it was evicted while we waited
             if os.path.samestat(os.fstat(descriptor), os.stat(folder / IN_USE)):
                 _held[folder] = descriptor
                 break
@@ -96,11 +96,11 @@ def keep(folder: Path) -> None:
 
 
 def fetch(store: ObjectStore, file: StoredFile, target: Path) -> None:
-    """Put a file into a view, from the cache or else from the storage. Its bytes are those of its record."""
+    """Put a file into a view, from the cache or else from storage. Its bytes are verified."""
     if target.is_file() and target.stat().st_size == file.num_bytes:
         return
     kept = cache_folder() / "objects" / file.sha256
-    with locked(cache_folder() / "locks" / file.sha256[:3]):  # of several who want it, one fetches it
+    with locked(cache_folder() / "locks" / file.sha256[:3]):  # of several readers, one fetches it
         if not (kept.is_file() and kept.stat().st_size == file.num_bytes):
             kept.parent.mkdir(parents=True, exist_ok=True)
             make_room(file.num_bytes)
@@ -113,13 +113,13 @@ def fetch(store: ObjectStore, file: StoredFile, target: Path) -> None:
 
 
 def touch(file: Path) -> None:
-    """Note that a file was asked for. Its other time stays: readers tell by it whether the file has changed."""
+    """Record the access to a file. Its modification time stays: readers detect changes by it."""
     with suppress(FileNotFoundError):
         os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))
 
 
 def download_verified(store: ObjectStore, file: StoredFile, target: Path) -> None:
-    """Replace a local file when all bytes have arrived and have the digest of their record."""
+    """Replace a local file when all bytes have arrived and match the recorded digest."""
     for _ in range(store.attempts):
         aside = target.with_name(f"{target.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
         try:
@@ -134,11 +134,11 @@ def download_verified(store: ObjectStore, file: StoredFile, target: Path) -> Non
     )
 
 
-# room
+# eviction
 
 
 def make_room(num_bytes: int) -> None:
-    """Remove from the cache until so many bytes fit below its bound, or nothing is left that may go."""
+    """Evict until this many bytes fit below the bound, or nothing evictable is left."""
     if (missing := used_bytes() + num_bytes - cache_size()) <= 0:
         return
     with locked(cache_folder() / ".evict"):
@@ -152,7 +152,7 @@ def make_room(num_bytes: int) -> None:
 
 
 def used_bytes() -> int:
-    """Of the objects in the cache."""
+    """Size of the objects in the cache."""
     return sum(found.st_size for _, found in _objects())
 
 
@@ -166,14 +166,14 @@ def _objects() -> list[tuple[Path, os.stat_result]]:
 
 
 def _unlinked_objects() -> Iterator[Path]:
-    """Objects that no view has, the longest unread first. One that was just fetched is about to be linked."""
+    """Objects outside all views, least recently read first. A recently fetched one is about to be linked."""
     for path, found in sorted(_objects(), key=lambda one: one[1].st_atime):
         if found.st_nlink == 1 and time.time() - found.st_atime > _SECONDS_A_SHARD_STAYS:
             yield path
 
 
 def _unused_views() -> Iterator[Path]:
-    """Views and live folders that no process reads, the longest unread first. Each is locked until it is removed."""
+    """Views and live folders that no process reads, least recently read first. Each is locked until it is removed."""
     marks = [
         mark
         for kind in ("views", "live", "followed")
@@ -189,7 +189,7 @@ def _unused_views() -> Iterator[Path]:
 
 
 def _streamed_shards() -> Iterator[Path]:
-    """Shards of Tables in use that nobody has asked for lately, the longest first."""
+    """Shards of Tables in use that were not read lately, least recently read first."""
     views = [mark.parent for mark in (cache_folder() / "views").glob(f"*/*/{STREAMED}")]
     shards = sorted(
         (shard for view in views for folder in SHARDS for shard in (view / folder).glob("*")),
@@ -201,7 +201,7 @@ def _streamed_shards() -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder with the objects that nothing else has, or one file."""
+    """Remove a file, or a folder and the objects that nothing else links to."""
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     inodes = {file.stat().st_ino for file in files if file.stat().st_nlink <= 2}
     if path.is_dir():

@@ -1,8 +1,8 @@
-"""The index of an artifact in object storage: which objects are its files. It is written last, and that publishes them.
+"""The index of an artifact in object storage: the objects of its files. Writing it, last, publishes them.
 
-Objects have a part of their digest in their names (train/00000.5b1c7d0e9f2a4c68.parquet), so none is ever written with
-other content: of two writers at once neither damages what the other one published, and an upload that was interrupted
-goes on.
+Names of objects contain a part of their digest (train/00000.5b1c7d0e9f2a4c68.parquet), so an object is never
+rewritten with other content: concurrent writers cannot damage what another one published, and an interrupted upload
+resumes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StoredFile:
-    """The object that a file is, and what must arrive when it is read."""
+    """The object of a file, and the digest and size that reads must match."""
 
     object: str
     num_bytes: int
@@ -35,7 +35,7 @@ class StoredFile:
 
     @classmethod
     def named(cls, name: str, num_bytes: int, sha256: str) -> StoredFile:
-        """The digest goes before the suffix, so that other programs still see what kind of file it is."""
+        """The object name: the digest precedes the suffix, which tells other programs the kind of file."""
         folder, file = posixpath.split(name)
         stem, dot, suffix = file.partition(".")
         return cls(posixpath.join(folder, f"{stem}.{sha256[:16]}{dot}{suffix}"), num_bytes, sha256)
@@ -43,14 +43,14 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Index:
-    """Files by name, and folders that are artifacts themselves: each with the object that is its own index."""
+    """Files by name, and folders that are artifacts themselves: each with the object of its own index."""
 
     files: Mapping[str, StoredFile] = field(default_factory=dict)
     folders: Mapping[str, StoredFile] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
-        """Equal for equal content, whenever and by whom it was written."""
+        """Equal for equal content, whoever wrote it and when."""
         return hashlib.sha256(self.to_json()).hexdigest()
 
     @property
@@ -84,7 +84,7 @@ class Index:
 
 
 def _check_inside(name: str, address: str) -> None:
-    """What an index names must land inside of the folder that it is copied to."""
+    """Check that an indexed name stays inside the folder that it is copied to."""
     if name.startswith("/") or ".." in name.split("/") or posixpath.normpath(name) != name:
         raise ArtifactError(f'{address} is damaged: it names a file "{name}" outside of its folder.')
 
@@ -98,7 +98,7 @@ def read_index(store: ObjectStore, name: str = INDEX) -> Index | None:
 
 
 def as_published(read: Callable[[], T], address: str) -> T:
-    """What is read of a URL, read again when it was replaced between an index and what that names."""
+    """Read from a URL, and retry when it was replaced between reading an index and its objects."""
     for _ in range(_TRIES):
         try:
             return read()
@@ -108,7 +108,7 @@ def as_published(read: Callable[[], T], address: str) -> T:
 
 
 def find_index(store: ObjectStore) -> tuple[ObjectStore, Index] | None:
-    """The same; a folder that the index above names has its own there, and its objects under the same URL."""
+    """Like `read_index`, for a folder in another index too: its objects are under the same URL."""
     index = read_index(store)
     if index is not None:
         return store, index
@@ -133,7 +133,7 @@ def folder_index(store: ObjectStore, index: Index, name: str) -> Index:
 
 
 def write_folder_index(store: ObjectStore, index: Index) -> StoredFile:
-    """Write the index of a folder under its digest; the entry that an index above names it by."""
+    """Write the index of a folder under its digest; returns the entry for the parent index."""
     text = index.to_json()
     entry = StoredFile.named(INDEX, len(text), hashlib.sha256(text).hexdigest())
     store.write(entry.object, text)

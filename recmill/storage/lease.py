@@ -1,9 +1,9 @@
-"""One writer of a URL at a time, without conditional writes: each has an object of its own, and lists the others.
+"""One writer of a URL at a time, without conditional writes.
 
-A writer first writes its object, then lists. S3 and GCS show an object to every listing that begins after its write has
-ended, so of two writers at least one sees the other, and both never go on. The object is written again every few
-seconds: its time, by the clock of the storage, is the writer's heartbeat. Without one for a minute, the next writer
-removes the object; a writer that finds its object gone stops.
+A writer first writes an object of its own, then lists those of others. S3 and GCS include an object in every listing
+that begins after its write has ended, so of two writers at least one sees the other, and never do both continue. The
+object is rewritten every few seconds: its modification time, by the clock of the storage, is the writer's heartbeat.
+After a minute without one, the next writer removes the object; a writer that finds its object missing stops.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _logger = logging.getLogger("recmill.storage")
 
 
 class Lease:
-    """This process as the only writer below a URL, from `acquire` to `release`."""
+    """Holds the write lock of a URL, from `acquire` to `release`."""
 
     def __init__(self, store: ObjectStore, record: Path) -> None:
-        """`record` has the lease of the last writer on this machine, which lives no longer: its caller has its lock."""
+        """`record` stores the lease of the last writer on this machine, which has ended: the caller holds its lock."""
         self.store = store
         self.name = f"{WRITERS}/{secrets.token_hex(8)}.json"
         self.record = record
@@ -40,7 +40,7 @@ class Lease:
         self._thread = threading.Thread(target=self._beat, name="lease-heartbeat", daemon=True)
 
     def acquire(self) -> None:
-        """ArtifactError when another process writes there."""
+        """Acquire the lease; raises ArtifactError when another process writes there."""
         if self.record.is_file():
             self.store.delete(self.record.read_text(encoding="utf-8"))
         self.record.write_text(self.name, encoding="utf-8")
@@ -64,10 +64,10 @@ class Lease:
         self.check_is_ours()
 
     def check_is_ours(self) -> None:
-        """The same, as far as this process knows."""
+        """Like `check`, from this process's own knowledge."""
         if self.is_lost:
             raise ArtifactError(
-                f"{self.store.url} was taken over by another process, because this one had shown no sign of life for "
+                f"{self.store.url} was taken over by another process, because this one had no heartbeat for "
                 f"{STALE_SECONDS:g} s. This one stopped writing; wait for the other one."
             )
 
@@ -75,7 +75,7 @@ class Lease:
         self.store.write(self.name, json.dumps(asdict(Holder.this_process())).encode())
 
     def _wait_for_silent_ones(self) -> None:
-        """Until no other writer is there. One whose heartbeat moves lives, and so does one that came after this one."""
+        """Wait until there is no other writer. One with a moving heartbeat is alive; a later one yields to us."""
         first: dict[str, float] = {}
         while others := self._others():
             own = next((one for one in self.store.list(WRITERS) if one.name == self.name), None)

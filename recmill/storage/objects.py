@@ -1,4 +1,4 @@
-"""Objects under one URL, s3://, gs:// or file://, read and written by pyarrow with retries; reading never lists."""
+"""Objects under one URL, s3://, gs:// or file://, through pyarrow with retries; reading never lists."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from recmill.errors import StorageError, first_line
 T = TypeVar("T")
 
 SCHEMES = ("s3", "gs", "gcs", "file")
-CHUNK_BYTES = 8 << 20  # of a read, and of a part of an upload
+CHUNK_BYTES = 8 << 20  # size of a read, and of a part of an upload
 ATTEMPTS = 8
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0  # seconds
-# How services say that another attempt is of no use.
+# How services report that a retry is useless.
 _FINAL = (
     "ACCESS_DENIED",
     "INVALID_ACCESS_KEY",
@@ -36,7 +36,7 @@ _logger = logging.getLogger("recmill.storage")
 
 
 def is_url(address: object) -> TypeGuard[str]:
-    """Whether an artifact's address is in object storage rather than a directory."""
+    """Whether an address is in object storage rather than a directory."""
     return isinstance(address, str) and "://" in address
 
 
@@ -46,9 +46,9 @@ def address_below(address: str | Path, name: str) -> str | Path:
 
 
 def _tried_once(filesystem: Any) -> Any:
-    """The same file system without retries of its own, whose pauses of up to 20 s would multiply with ours.
+    """The same file system without its own retries, whose pauses of up to 20 s would multiply with ours.
 
-    Small objects are then written by one request instead of three. A URL has no options for either.
+    Small objects then take one request instead of three. A URL has no options for either.
     """
     _, (settings,) = filesystem.__reduce__()
     once = fs.AwsStandardS3RetryStrategy(max_attempts=1)
@@ -57,7 +57,7 @@ def _tried_once(filesystem: Any) -> Any:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """One listed object: its name below the URL, and when it was written, by the clock of the storage."""
+    """A listed object: its name below the URL, and its modification time by the clock of the storage."""
 
     name: str
     written_at: float
@@ -65,7 +65,7 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """The objects under one URL. An object is whole or not there; what is missing is a FileNotFoundError."""
+    """The objects under one URL. Writes are atomic; a missing object is a FileNotFoundError."""
 
     url: str
     attempts: int = ATTEMPTS
@@ -79,11 +79,13 @@ class ObjectStore:
             if isinstance(filesystem, fs.S3FileSystem):
                 filesystem = _tried_once(filesystem)
         except (OSError, ValueError, ArrowException) as error:
-            raise StorageError(f"{self.url}: is no address of object storage: {first_line(error)}") from None
+            raise StorageError(
+                f"{self.url}: is not an address of object storage: {first_line(error)}"
+            ) from None
         return filesystem, root.rstrip("/")
 
     def address(self, name: str) -> str:
-        """The URL of an object, or of what is below a name."""
+        """The URL of an object or of a prefix."""
         path, mark, options = self.url.partition("?")
         return f"{path.rstrip('/')}/{name}{mark}{options}" if name else self.url
 
@@ -93,7 +95,7 @@ class ObjectStore:
     # reading
 
     def read(self, name: str) -> bytes:
-        """A small object at once."""
+        """Read a small object."""
 
         def read() -> bytes:
             with self._filesystem.open_input_file(self._path(name)) as source:
@@ -105,11 +107,11 @@ class ObjectStore:
         return self._tried("read", name, read)
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
-        """Some bytes of an object."""
+        """Read a range of bytes of an object."""
         return b"".join(self.chunks(name, end, start))
 
     def chunks(self, name: str, end: int, start: int = 0) -> Iterator[bytes]:
-        """The bytes of an object in order. A chunk that fails is read again, not those before it."""
+        """The bytes of an object in order. A chunk that fails is read again, without those before it."""
         source = self._tried("read", name, lambda: self._filesystem.open_input_file(self._path(name)))
 
         def read_at(offset: int, length: int) -> bytes:
@@ -124,7 +126,7 @@ class ObjectStore:
                 yield self._tried("read", name, lambda: read_at(offset, length))  # noqa: B023, called at once
 
     def download(self, name: str, into: Path, num_bytes: int) -> str:
-        """Write an object to a new file; the SHA-256 of what arrived."""
+        """Download an object to a new file; returns the SHA-256 of its bytes."""
         digest = hashlib.sha256()
         with open(into, "xb") as target:
             for chunk in self.chunks(name, num_bytes):
@@ -133,12 +135,12 @@ class ObjectStore:
         return digest.hexdigest()
 
     def num_bytes(self, name: str) -> int | None:
-        """The size of an object; None when there is none."""
+        """The size of an object; None when it does not exist."""
         info = self._tried("read", name, lambda: self._filesystem.get_file_info(self._path(name)))
         return int(info.size) if info.is_file else None
 
     def list(self, prefix: str) -> list[StoredObject]:
-        """Every object below a prefix. Only writers need to know."""
+        """List all objects with a prefix. Only writers need it."""
         selector = fs.FileSelector(self._path(prefix), allow_not_found=True, recursive=True)
         infos = self._tried("list", prefix, lambda: self._filesystem.get_file_info(selector))
         start = len(self._root) + 1
@@ -147,7 +149,7 @@ class ObjectStore:
     # writing
 
     def write(self, name: str, content: bytes) -> None:
-        """Replace an object at once."""
+        """Replace an object atomically."""
 
         def write(target: Any) -> None:
             target.write(content)
@@ -155,7 +157,7 @@ class ObjectStore:
         self._put(name, write)
 
     def upload(self, file: Path, name: str, num_bytes: int) -> None:
-        """Write the first bytes of a file as an object; large ones go as several parts at once."""
+        """Upload the first bytes of a file as an object; large ones in several concurrent parts."""
 
         def write(target: Any) -> None:
             left = num_bytes
@@ -174,7 +176,7 @@ class ObjectStore:
             raise StorageError(f"{self.address(name)} has {found} bytes after an upload of {num_bytes:,}.")
 
     def delete(self, name: str) -> None:
-        """Remove an object, which need not be there."""
+        """Remove an object, if it exists."""
 
         def delete() -> None:
             try:
@@ -191,7 +193,7 @@ class ObjectStore:
                 with self._filesystem.open_output_stream(path, compression=None) as target:
                     write(target)
                 return
-            # A file, unlike an object, is seen while it is written.
+            # A file, unlike an object, is visible while it is written.
             aside = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.partial"
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with self._filesystem.open_output_stream(aside, compression=None) as target:
@@ -200,7 +202,7 @@ class ObjectStore:
 
         self._tried("written", name, put)
 
-    # one attempt after the other
+    # retries
 
     @property
     def _filesystem(self) -> Any:
@@ -214,7 +216,7 @@ class ObjectStore:
         return f"{self._root}/{name}" if name else self._root
 
     def _tried(self, what: str, name: str, call: Callable[[], T]) -> T:
-        """Try several times, with pauses that grow; StorageError when it is no use."""
+        """Retry with exponential backoff; raises StorageError when retries are useless."""
         for attempt in range(1, self.attempts + 1):
             try:
                 return call()
@@ -226,7 +228,7 @@ class ObjectStore:
                     raise self._failed(what, name, attempt, error) from error
                 _logger.debug("%s: attempt %d: %s", self.address(name), attempt, first_line(error))
                 pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1))
-                time.sleep(pause * random.uniform(0.5, 1.0))  # so that many readers do not come back at once
+                time.sleep(pause * random.uniform(0.5, 1.0))  # jitter: many readers must not return at once
         raise AssertionError("there is at least one attempt")
 
     def _failed(self, what: str, name: str, attempts: int, error: Exception) -> StorageError:

@@ -1,4 +1,4 @@
-"""Artifacts in object storage, read as folders: an address becomes a folder of the cache with what its index names."""
+"""Artifacts in object storage, read as folders: a URL becomes a cache folder with the files of its index."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from recmill.storage.cache import STREAMED, cache_folder, fetch, folder_of, keep
 from recmill.storage.index import Index, StoredFile, as_published, find_index
 from recmill.storage.objects import ObjectStore, is_url
 
-SOURCE = ".storage.json"  # in a folder of the cache: the URL that it is of, and files that are not there yet
-TRANSFERS = 8  # files at once
+SOURCE = ".storage.json"  # in a folder of the cache: its URL, and files that are not fetched yet
+TRANSFERS = 8  # concurrent transfers
 
 
 def opened(address: str | Path, kind: str = "artifact", streamed: tuple[str, ...] = ()) -> Path:
     """The folder to read an artifact from: the directory itself, or a view of a URL.
 
-    Files whose names begin with `streamed` come when they are asked for, by `available`.
+    Files whose names begin with `streamed` are fetched on demand, by `available`.
     """
     if not is_url(address):
         return Path(address)
@@ -67,14 +67,14 @@ def transfer(store: ObjectStore, files: Mapping[str, StoredFile], folder: Path) 
 def note_source(
     folder: Path, url: str, later: Mapping[str, StoredFile] | None = None, beside: bool = False
 ) -> None:
-    """Record where a folder's files are from; beside a folder that a stage fills, so that it finds it empty."""
+    """Record the URL of a folder's files; next to a folder that a stage fills, so that it starts empty."""
     files = {name: vars(file) for name, file in (later or {}).items()}
     record = folder.with_name(folder.name + SOURCE) if beside else folder / SOURCE
     write_whole(record, json.dumps({"url": url, "files": files}), contended=True)
 
 
 def address_of(path: Path) -> str:
-    """What to call an artifact or a part of it: its URL, or the path itself."""
+    """The address to show for an artifact or a part of it: its URL, or the path itself."""
     if not path.is_relative_to(cache_folder()):
         return str(path)
     for folder in (path, *path.parents):
@@ -86,7 +86,7 @@ def address_of(path: Path) -> str:
 
 
 def available(folder: Path, name: str) -> Path:
-    """A file of an artifact, fetched if it is streamed and not in the cache."""
+    """The path of a file of an artifact, fetched if it is streamed and not in the cache."""
     file = folder / name
     if (folder / STREAMED).is_file():
         if not file.is_file():
@@ -108,7 +108,7 @@ def tail(folder: Path, name: str, num_bytes: int) -> bytes | None:
 
 
 def streamed_size(folder: Path, name: str) -> int | None:
-    """The size of a file that is fetched when it is asked for; None for other files."""
+    """The size of a file that is fetched on demand; None for other files."""
     if not (folder / STREAMED).is_file():
         return None
     file = _source(folder)[1].get(name)
@@ -117,6 +117,6 @@ def streamed_size(folder: Path, name: str) -> int | None:
 
 @lru_cache(maxsize=64)
 def _source(folder: Path) -> tuple[str, dict[str, StoredFile]]:
-    """The URL of a view, and the files that are fetched when they are asked for. Views never change."""
+    """The URL of a view, and the files that are fetched on demand. Views never change."""
     source = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
     return source["url"], {name: StoredFile(**file) for name, file in source["files"].items()}

@@ -1,4 +1,4 @@
-"""What is written to object storage: a local folder, in which stages work as ever, and its publication at a URL."""
+"""Writing to object storage: a local folder, in which stages work as usual, and its publication at a URL."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _UNPUBLISHED = (".partial", ".damaged")
 
 
 class Target:
-    """Where a stage writes: a directory, which is published by the stage itself."""
+    """An output directory, which the stage itself publishes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def push(self) -> None:
-        """Publish what is in the folder."""
+        """Publish the contents of the folder."""
 
     def give_to_cache(self) -> None:
-        """Move what was published to the cache, when nobody will write it any more."""
+        """Move published files to the cache, when nothing will be written any more."""
 
 
 @dataclass
 class _Hashed:
-    """A file as it was when it was hashed."""
+    """A file's size and times when it was hashed."""
 
     num_bytes: int
     modified_ns: int
@@ -47,7 +47,7 @@ class _Hashed:
 
 @dataclass
 class _State:
-    """What a workspace was when it was last equal to what is published."""
+    """The contents of a workspace when it last equalled what is published."""
 
     digest: str = ""
     hashed: dict[str, _Hashed] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class _State:
 
 
 class Workspace(Target):
-    """The local folder behind a URL. One process has it, as the URL's only writer."""
+    """The local folder of a URL. One process owns it, as the URL's only writer."""
 
     def __init__(self, url: str, path: Path) -> None:
         super().__init__(path)
@@ -80,7 +80,7 @@ class Workspace(Target):
         self._state = _State.read(self._record)
 
     def pull(self) -> None:
-        """Make the folder what is published, unless it is ahead."""
+        """Make the folder equal to what is published, unless it is ahead."""
         index = read_index(self.store)
         if index is None or index.digest == self._state.digest:
             return
@@ -99,13 +99,13 @@ class Workspace(Target):
         self.remember(index)
 
     def push(self) -> None:
-        """Upload the folder's files that are new, then write the index, then remove what it lost."""
+        """Upload new files, write the index, then remove objects that are no longer indexed."""
         before = read_index(self.store) or Index()
         there = {file.object for file in before.files.values()}
         self.publish(Index(self.upload(published_files(self.path), there=there), before.folders), before)
 
     def publish(self, index: Index, before: Index) -> None:
-        """Write the index of what was uploaded, and remove what the index before it named alone."""
+        """Write the index of uploaded files, and remove objects that only the previous index named."""
         self.lease.check()
         if index.to_json() != before.to_json():  # the order of folders counts
             self.store.write(INDEX, index.to_json())
@@ -118,9 +118,9 @@ class Workspace(Target):
     def upload(
         self, names: Iterable[str], below: str = "", there: Collection[str] = ()
     ) -> dict[str, StoredFile]:
-        """Upload files, unless they are there; their records. With `below`, names are those inside of a folder.
+        """Upload files that are missing; returns their records. With `below`, names are relative to a folder.
 
-        Of the objects in `there` it is known that they are.
+        Objects in `there` are known to exist.
         """
         store = self.store.below(below) if below else self.store
 
@@ -136,12 +136,12 @@ class Workspace(Target):
             return dict(threads.map(upload, list(names)))
 
     def upload_folder(self, name: str) -> StoredFile:
-        """Upload a folder that has an index of its own; the record by which the index above names it."""
+        """Upload a folder that has an index of its own; returns its entry for the parent index."""
         index = Index(self.upload(published_files(self.path / name), name))
         return write_folder_index(self.store.below(name), index)
 
     def describe(self, path: str, name: str = "") -> StoredFile | None:
-        """The record of a file, of one that grows its bytes up to here; None when there is no such file."""
+        """The record of a file, or of the first bytes of a growing one; None when it does not exist."""
         try:
             found = (self.path / path).stat()
         except FileNotFoundError:
@@ -162,12 +162,12 @@ class Workspace(Target):
         write_whole(self._record, json.dumps(asdict(self._state)))
 
     def give_to_cache(self) -> None:
-        """The same, so that readers on this machine need not fetch what they read."""
+        """Move published files to the cache, so that readers on this machine need not fetch them."""
         objects = cache_folder() / "objects"
         objects.mkdir(parents=True, exist_ok=True)
         for name in published_files(self.path):
             if (file := self.describe(name)) is not None:
-                with suppress(OSError):  # another disk, or known already
+                with suppress(OSError):  # another disk, or cached already
                     os.link(self.path / name, objects / file.sha256)
         shutil.rmtree(self.path)
         self._record.unlink(missing_ok=True)
@@ -177,9 +177,9 @@ class Workspace(Target):
 def written(
     address: str | Path, open_workspace: Callable[[str, Path], Workspace] = Workspace
 ) -> Iterator[Target]:
-    """Where to write what is to be at an address. Behind a URL it is what is published there, to go on from.
+    """Open an address for writing. A URL gets a local folder with what is published there.
 
-    Another writer of the URL is an ArtifactError. `push` publishes; without it, nothing is.
+    Another writer of the URL is an ArtifactError. `push` publishes; without it, nothing is published.
     """
     if not is_url(address):
         yield Target(Path(address))
@@ -206,7 +206,7 @@ def written(
 
 
 def published_files(folder: Path) -> list[str]:
-    """The files of a folder that belong to what is published: not locks, hidden files or unfinished work."""
+    """The publishable files of a folder: no locks, hidden files or unfinished work."""
     found = []
     for path, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != WORK and _is_published(name))
@@ -221,7 +221,7 @@ def _is_published(name: str) -> bool:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove folders in which nothing is left, such as checkpoints that are not published any more."""
+    """Remove empty folders, such as those of checkpoints that are no longer published."""
     for path, _, _ in os.walk(folder, topdown=False):
         if path != str(folder):
             with suppress(OSError):
@@ -229,7 +229,7 @@ def _remove_empty(folder: Path) -> None:
 
 
 def sha256_of(file: Path, num_bytes: int) -> str:
-    """Of the first bytes of a file."""
+    """SHA-256 of the first bytes of a file."""
     digest = hashlib.sha256()
     with open(file, "rb") as source:
         while num_bytes and (chunk := source.read(min(CHUNK_BYTES, num_bytes))):

@@ -1,1 +1,1 @@
-"""Synthetic logs in each supported shape, with a planted truth."""
+"""Synthetic logs in each supported format, with a planted truth."""

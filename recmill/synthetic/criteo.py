@@ -1,4 +1,4 @@
-"""Criteo's click logs: label, 13 integers and 26 hashed categories a line, as Kaggle or as days."""
+"""Criteo's click logs: label, 13 integers and 26 hashed categories per line, as on Kaggle or by day."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LOGIT_SPREAD = 1.45
 
 # Effects on the logit besides those of single columns, each with its standard deviation. Ids fit each other or do not:
 AFFINITIES = (("c2", "c17", 0.35), ("c4", "c14", 0.55), ("c6", "c13", 0.2), ("c13", "c18", 0.3))
-# How active a user is, how often the ad was shown, and how fast it is repeated, as weights of counts.
+# User activity, impressions of the ad, and its repetition rate, as weights of counts.
 ACTIVITY = {"i1": 1, "i5": -1, "i6": -1, "i7": 1, "i11": 1}
 FREQUENCY = {"i4": 1, "i8": 1, "i13": 1}
 PACE = {"i4": 1, "i8": 1, "i13": -2}
 ACTIVITY_WITH_FREQUENCY, PACE_BEND = 0.55, 0.4
-# Ids differ in how they do with active users.
+# Ids differ in how they perform with active users.
 RESPONSES = (("c2", 0.35), ("c11", 0.2))
 
 
@@ -135,7 +135,7 @@ class Model:
 
 
 def effects(columns: Columns) -> Iterator[tuple[float, F64]]:
-    """(standard deviation, unscaled effect) of each part of the truth, gaps aside."""
+    """(standard deviation, unscaled effect) of each part of the truth except gaps."""
     levels = {name: columns.level(name) for name in INTEGERS}
     for name, integer in INTEGERS.items():
         if integer.pull:
@@ -162,5 +162,5 @@ def _weighted(levels: dict[str, F64], weights: dict[str, int]) -> F64:
 def _strength(pull: float, effect: F64) -> float:
     """The factor that gives an effect the standard deviation `pull`."""
     deviation = float(effect.std())
-    # Rounded for the reason that `calibrate` rounds.
+    # Rounded for the same reason as in `calibrate`.
     return round(pull / deviation, 6) if deviation > 0 else 0.0

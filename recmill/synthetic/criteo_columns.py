@@ -1,7 +1,8 @@
-"""The columns of Criteo's Kaggle log: how many ids, how skewed, how often missing, and which of them say the same.
+"""The columns of Criteo's Kaggle log: numbers of ids, skew, missing rates, and correlations between columns.
 
 Ids form trees: an advertiser belongs to a vertical, its products to the advertiser, a placement to a site. A column
-shows one level of a tree, so columns are nearly functions of each other. Numbers are near those of a sample of the log.
+shows one level of a tree, so columns are nearly functions of each other. Numbers are near those of a sample of the
+log.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Category:
     pull: float = 0.0
 
 
-# What the numbers and gaps of a row share: how active the user is, how often the ad was shown, whose ad and site it is.
-# Each with the column whose ids explain a fraction of its variance; the rest differs from row to row.
+# Common factors of the counts and gaps of a row: user activity, impressions of the ad, its owner and site. Each with
+# the column whose ids explain a fraction of its variance; the rest differs from row to row.
 FACTORS: Mapping[str, tuple[str, float]] = {
     "activity": ("c11", 0.25),
     "frequency": ("c18", 0.1),

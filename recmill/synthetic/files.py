@@ -1,4 +1,4 @@
-"""Generated files: written under other names, renamed when complete, never over a log of other parameters."""
+"""Generated files: written under temporary names, renamed when complete, never over a log of other parameters."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 from recmill.artifacts.lock import lock_folder
 from recmill.errors import ArtifactError, ResourceError
 
-# Spark, Arrow and our own readers skip names that start with an underscore.
+# Spark, Arrow and our own readers skip names with an underscore in front.
 TRUTH_FILE = "_truth.json"
 
-# Rows that are generated and written at a time: a column of them fits in the cache. Does not change the text written.
+# Rows generated and written at a time: a column of them fits in the cache. Does not change the output.
 CHUNK_ROWS = 1 << 15
 
 
@@ -44,7 +44,7 @@ class PartialFiles:
         self.names: list[str] = []
 
     def claim(self, names: Sequence[str]) -> None:
-        """Refuse a folder that has a log of other parameters, or one of these files from elsewhere."""
+        """Reject a folder that has a log of other parameters, or one of these files from elsewhere."""
         existing = self._existing_parameters()
         if existing == self.parameters:
             return
@@ -104,7 +104,7 @@ class PartialFiles:
 
 @contextmanager
 def open_output(into: Path, parameters: Mapping[str, Any]) -> Iterator[PartialFiles]:
-    """The files of a run in `into`; no partial file is left, however the block ends."""
+    """The files of a run in `into`; no partial file remains, however the block ends."""
     output = PartialFiles(into, parameters)
     try:
         with lock_folder(into):

@@ -1,4 +1,4 @@
-"""Synthetic logs in each supported shape, with a planted truth.
+"""Synthetic logs in each supported format, with a planted truth.
 
 Every label is drawn from a known probability, so the best metrics that any model can reach are known too. They are
 returned, and stored in `_truth.json` beside the files.
@@ -39,13 +39,13 @@ class GeneratedLog:
         return self.files[0].parent
 
     def __fspath__(self) -> str:
-        """So that it can be given wherever a log's directory is."""
+        """Allows the log to be passed wherever a log's directory is expected."""
         return str(self.path)
 
 
 @dataclass(frozen=True)
 class LogShape:
-    """One layout of log files that recmill can read and generate."""
+    """A layout of log files that recmill can read and generate."""
 
     name: str
     description: str
@@ -81,7 +81,7 @@ def generate(
     """Write `rows` events in the given shape into a folder; equal arguments give equal bytes.
 
     `progress` is called with the number of rows written so far. A folder has one generated log: the same arguments
-    may write it again, others are refused. Files appear under their own names only when all are complete.
+    may write it again, others are rejected. Files appear under their final names only when all are complete.
     """
     chosen = _shape_named(shape)
     _check_numbers(rows, seed)

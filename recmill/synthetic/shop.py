@@ -33,7 +33,7 @@ DESCRIPTION = (
 )
 OPTIONS: dict[str, Any] = {}
 
-# The rate before any history; recent clicks make further ones likelier, to about 12% overall.
+# The rate before any history; recent clicks raise later ones, to about 12% overall.
 FIRST_CLICK_RATE, LOGIT_SPREAD = 0.1, 1.2
 FIRST_SECOND, NUM_SECONDS, FIRST_DAY = 1_772_409_600, 14 * 86_400, 20_514  # 2 March 2026, two weeks
 SLATE = 10

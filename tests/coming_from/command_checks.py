@@ -37,7 +37,7 @@ def _(small: SmallRuns, row: Row, part: Part, capsys: Any) -> None:
         row.base, [word for word in row.command if word != "--resume"], capsys
     )
     assert (code, said["models"][0]["stopped_by"]) == (0, "steps")
-    assert read_history(into / "ranking/history.jsonl")[-1]["wait_share"] >= 0
+    assert read_history(into / "ranking/history.jsonl")[-1]["data_wait"] >= 0
     assert open_learner(Checkpoint.open(into), "ranking", "last").checkpoint.step == 16
     if part.name == "train --set":
         changed = load_recipe(row.base, [part.value]).ranking

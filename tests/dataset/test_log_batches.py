@@ -170,7 +170,7 @@ def test_filter_sample_and_join_are_done_on_the_fly(tmp_path):
 def test_operations_that_need_other_rows_ask_for_a_table(tmp_path, rows, word):
     data = write_events(tmp_path / "log", 50)
     recipe = recipe_of(rows=[rows], log={**log_tree(recipe_of()), "user": "user", "item": "item"})
-    with pytest.raises(FeatureError, match=rf"has {word}, which looks at other rows.*recmill prepare"):
+    with pytest.raises(FeatureError, match=rf"has {word}, which needs other rows.*recmill prepare"):
         LogBatches(recipe, table_of(recipe_of(), data, tmp_path / "table").plan, str(data), 10)
 
 

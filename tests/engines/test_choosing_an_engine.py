@@ -43,11 +43,11 @@ def test_a_missing_package_is_the_line_that_installs_it(tmp_path: Path, name: st
     ("name", "settings", "message"),
     [
         ("dask", {}, r'There is no engine "dask"; there are: local, ray, spark\.'),
-        ("local", {"address": "auto"}, r"--address auto has no meaning with engine local.*Add --engine ray"),
+        ("local", {"address": "auto"}, r"--address auto is not for engine local.*Add --engine ray"),
         (
             "ray",
             {"spark_conf": {"spark.executor.memory": "1g"}},
-            r"--spark-conf has no meaning with engine ray",
+            r"--spark-conf is not for engine ray",
         ),
         ("spark", {"address": "yarn", "workers": 4}, r"--workers has no meaning for Spark at an address"),
     ],

@@ -214,7 +214,7 @@ def test_rows_of_too_few_bits_are_refused(clicks, tmp_path: Path, monkeypatch: p
 def test_the_same_export_again_finds_it_there(clicks, clicks_bundles: Path) -> None:
     before = Bundle.open(clicks_bundles)
     again = export(clicks, find_log(clicks), clicks_bundles)
-    assert again.was_there
+    assert again.was_complete
     assert again.bundle.manifest == before.manifest
     assert previous_of(clicks_bundles) is None
 
@@ -223,7 +223,7 @@ def test_a_damaged_version_is_written_again(clicks, clicks_bundles: Path) -> Non
     before = Bundle.open(clicks_bundles)
     (before.path / "graphs" / "rank.onnx").write_bytes(b"")
     again = export(clicks, find_log(clicks), clicks_bundles)
-    assert (again.was_there, again.bundle.version) == (False, before.version)
+    assert (again.was_complete, again.bundle.version) == (False, before.version)
     again.bundle.verify()
 
 

@@ -84,7 +84,7 @@ def test_a_shared_vocabulary_waits_for_columns_that_need_a_pass_of_their_own() -
     assert plan.tables["size"].frame.to_dict(as_series=False) == {"value": [2, 5], "count": [2, 2]}
 
 
-def test_vocabularies_that_wait_for_each_other_are_an_error() -> None:
+def test_vocabularies_that_depend_on_each_other_are_an_error() -> None:
     features = [
         {
             "name": "f",
@@ -98,7 +98,7 @@ def test_vocabularies_that_wait_for_each_other_are_an_error() -> None:
         },
     ]
     recipe = recipe_of({"x": "int"}, features)
-    with pytest.raises(FeatureError, match="Features f, g wait for each other"):
+    with pytest.raises(FeatureError, match="Features f, g depend on each other"):
         fit_units(recipe, [[rows_of(recipe, {"x": [1]})]])
 
 

@@ -152,7 +152,7 @@ def test_a_function_that_loses_rows_is_an_error() -> None:
 
 
 def test_a_function_that_returns_another_type_is_an_error() -> None:
-    with pytest.raises(FeatureError, match="gave String, which is no int"):
+    with pytest.raises(FeatureError, match="gave String, which is not int"):
         call("as_it_is", x=["ab"])
 
 

@@ -120,7 +120,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("names or values", "anna,alien\nbert,brazil\ncarl,casablanca\n", "--header: yes, no"),
     ("two users", PLAIN.replace("item", "uid"), "--user: user, uid"),
     ("no item", PLAIN.replace("item", "thing"), "--item: thing"),
-    ("a header twice", PLAIN.replace("rating", "user"), 'Left out: "user" (stands more than once)'),
+    ("a header twice", PLAIN.replace("rating", "user"), 'Left out: "user" (occurs more than once)'),
     ("one user", text([("NA", *row[1:]) for row in rows()]), "\"user\" is always 'NA': which column is the user?"),
     ("days or months first", text(rows(lambda n: f"0{1 + n % 9}/03/2020")), "--time-format: %d/%m/%Y, %m/%d/%Y"),
     ("two times", text([(*row, row[3]) for row in rows()], "user,item,rating,time,timestamp"), "--time: time, timestamp, none"),

@@ -104,7 +104,7 @@ def test_the_run_s_numbers_reach_the_metrics_that_ray_s_nodes_offer() -> None:
     Gauges("a-run").show(
         "ranking", TrainProgress(7, 9, 448, 0.5, 1e4, 0.25, 1.0, {"auc": 0.8, "recall@10": 0.3})
     )
-    names = ("step", "samples", "loss", "samples_per_second", "wait_share", "auc", "recall_at_10")
+    names = ("step", "samples", "loss", "samples_per_second", "data_wait", "auc", "recall_at_10")
     wanted = {f"ray_recmill_train_{name}" for name in names}
     found: set[str] = set()
     end = time.monotonic() + 60

@@ -66,7 +66,7 @@ def test_a_file_of_another_form_gets_a_hint_at_the_right_keys(
 ) -> None:
     (tmp_path / "events.csv").write_text(text, newline="")
     (tmp_path / "mine.toml").write_text(RECIPE)
-    sentence = f"events.csv looks different from what the recipe says: {hint}.\n"
+    sentence = f"events.csv does not match the recipe: {hint}.\n"
     code, checked, _ = recmill("check", tmp_path / "mine.toml", "--data", tmp_path)
     assert code == 1
     assert checked.endswith(sentence)

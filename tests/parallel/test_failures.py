@@ -157,7 +157,7 @@ def test_what_several_workers_cannot_do_is_said_by_all_of_them(answers):
     (_, first), (_, second) = answers
     assert first == second
     wire, there = first
-    assert wire == 'Rows cannot travel as "float8"; known: float32, float16, bfloat16.'
+    assert wire == 'Rows cannot be sent as "float8"; known: float32, float16, bfloat16.'
     assert there.endswith(
         "holds checkpoints already. Add --resume to go on with them, or choose another --into."
     )

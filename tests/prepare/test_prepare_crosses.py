@@ -101,7 +101,7 @@ def test_a_recipe_with_open_crosses_trains_and_resumes_on_its_table(recipe, tabl
     assert stored.ranking.wide == table.recipe.ranking.wide
     assert is_resolution(stored, recipe)
     (again,) = train(recipe, TableData(table), tmp_path, TrainConfig(threads=1, resume=True))
-    assert again.was_there
+    assert again.was_complete
 
 
 def test_another_log_gets_the_crosses_of_a_plan(recipe, table, log, tmp_path):

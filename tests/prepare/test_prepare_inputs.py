@@ -58,7 +58,7 @@ def test_a_table_of_another_side_table_is_not_taken_for_this_one(tmp_path):
     write_items(data, 1)
     prepared(recipe, data, tmp_path / "table")
     os.utime(data / "items.csv")  # the same content
-    assert prepared(recipe, data, tmp_path / "table").was_there
+    assert prepared(recipe, data, tmp_path / "table").was_complete
     write_items(data, 3)
     with pytest.raises(ArtifactError, match="other side tables"):
         prepared(recipe, data, tmp_path / "table")

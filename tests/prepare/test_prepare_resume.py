@@ -85,7 +85,7 @@ def test_a_second_run_finds_the_table_and_does_nothing(tmp_path):
     first = prepared(events_recipe(), data, tmp_path / "table")
     stamp = (tmp_path / "table" / "manifest.json").stat().st_mtime_ns
     second = prepared(events_recipe(), data, tmp_path / "table")
-    assert second.was_there
+    assert second.was_complete
     assert second.table.digest == first.table.digest
     assert (tmp_path / "table" / "manifest.json").stat().st_mtime_ns == stamp
 

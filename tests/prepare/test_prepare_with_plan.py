@@ -56,7 +56,7 @@ def test_a_table_of_a_plan_is_not_taken_for_one_that_is_fitted(tmp_path: Path) -
     recipe, data = events_recipe(), write_events(tmp_path / "log", 50)
     fitted = prepared(recipe, write_events(tmp_path / "other", 20), tmp_path / "fitted").table
     prepare(recipe, str(data), tmp_path / "table", plan=plan_at(fitted.path))
-    assert prepare(recipe, str(data), tmp_path / "table", plan=plan_at(fitted.path)).was_there
+    assert prepare(recipe, str(data), tmp_path / "table", plan=plan_at(fitted.path)).was_complete
     with pytest.raises(ArtifactError, match="already holds a Table of another recipe or log"):
         prepared(recipe, data, tmp_path / "table")
 

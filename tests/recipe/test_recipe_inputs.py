@@ -39,12 +39,12 @@ TOWERS = {"label": "clicked", "user": "user", "item": "item"}
         ({"features": [USER], "ranking": DLRM}, 'ranking.interaction is "dot", which needs two features or more; use "cat"'),
         ({"features": [USER, ITEM], "ranking": {**DLRM, "bottom": [16]}}, "ranking.bottom has no meaning without features that are numbers; remove it"),
         ({"features": [USER, NUMBER], "ranking": DLRM}, "ranking.bottom is missing: numbers come out of it as one more vector of embedding_dim = 16"),
-        ({"features": [{"columns": "words", "steps": ["vocabulary"]}, ITEM], "retrieval": {**TOWERS, "user": "words"}}, 'retrieval is evaluated user by user, but nothing in the Table tells them apart: add "user" to table.keep'),
+        ({"features": [{"columns": "words", "steps": ["vocabulary"]}, ITEM], "retrieval": {**TOWERS, "user": "words"}}, 'retrieval is evaluated user by user, but nothing in the Table identifies them: add "user" to table.keep'),
         ({"ranking": {**DLRM, "bottom": [16], "train": {"target": "ndcg@10 >= 0.5"}}}, 'ranking.train.target names "ndcg@10", which is no metric of ranking'),
         ({"retrieval": {**TOWERS, "train": {"target": "auc >= 0.5"}}}, 'retrieval.train.target names "auc", which is no metric of retrieval'),
         ({"features": [{"columns": "user", "steps": ["key"]}], "ranking": {**WIDE, "dynamic": {"admit_after": 70_000}}}, "ranking.dynamic.admit_after must be at most 65535, got 70000"),
-        ({"features": [{"columns": "user", "steps": ["key"]}], "ranking": {**WIDE, "dynamic": {"shared_rows": 7}}}, "ranking.dynamic.shared_rows is for keys that wait for a row; it needs admit_after above 1"),
-        ({"features": [{"columns": "user", "steps": ["key"]}, ITEM], "retrieval": {**TOWERS, "dynamic": {"shared_rows": 7}}}, "retrieval.dynamic.shared_rows is for keys that wait for a row; it needs admit_after above 1"),
+        ({"features": [{"columns": "user", "steps": ["key"]}], "ranking": {**WIDE, "dynamic": {"shared_rows": 7}}}, "ranking.dynamic.shared_rows is for keys that are not admitted yet; it needs admit_after above 1"),
+        ({"features": [{"columns": "user", "steps": ["key"]}, ITEM], "retrieval": {**TOWERS, "dynamic": {"shared_rows": 7}}}, "retrieval.dynamic.shared_rows is for keys that are not admitted yet; it needs admit_after above 1"),
         ({"features": [USER, ITEM], "retrieval": {**TOWERS, "dynamic": {"capacity": 7}}}, "retrieval.dynamic has no meaning without features that end with key; remove it"),
         ({"split": None, "ranking": {**WIDE, "train": {"target": "auc >= 0.8"}}}, "ranking.train.target needs held-out rows to measure; add [split], or remove it"),
         ({"split": None, "ranking": {**WIDE, "train": {"evaluations": 3, "patience": 2}}}, "ranking.train.patience needs held-out rows to measure; add [split], or remove it"),
@@ -62,7 +62,7 @@ def test_vocabularies_that_wait_for_each_other_are_no_recipe() -> None:
         for own, other in (("a", "bs"), ("b", "as"))
     ]
     assert problems(features=[USER, *waiting]) == [
-        "features: vocabularies as, bs wait for each other; give them names of their own"
+        "features: vocabularies as, bs depend on each other; give them names of their own"
     ]
 
 

@@ -204,7 +204,7 @@ def test_rows(rows: list[Any], problem: str) -> None:
 
 def test_items_cannot_be_drawn_without_an_item_column() -> None:
     assert problems(log=log(item=None), rows=[NEGATIVES]) == [
-        "rows[0].negatives draws items, but log.item does not say which column that is"
+        "rows[0].negatives draws items, but log.item does not name the item column"
     ]
 
 
@@ -405,7 +405,7 @@ def test_ranking(ranking: dict[str, Any], problem: str) -> None:
         ({"epochs": 0}, "epochs must be a number above 0, got 0"),
         ({"evaluations": -1}, "evaluations must be a positive integer, got -1"),
         ({"target": "auc > 0.8"}, 'target must look like "auc >= 0.80", got "auc > 0.8"'),
-        ({"patience": 3, "evaluations": 2}, "patience is 3, but evaluations is 2; there is nothing to wait for"),
+        ({"patience": 3, "evaluations": 2}, "patience is 3, but evaluations is 2; there are too few evaluations"),
         ({"target": "0.8"}, 'target must look like "auc >= 0.80", got "0.8"'),
         ({"dense": {"name": "adam"}}, "dense.learning_rate is missing"),
         ({"dense": {"name": "adm", "learning_rate": 1}}, 'dense.name must be one of sgd, adagrad, rowwise_adagrad, adam, adamw, lamb, ftrl, adagrad_decay, got "adm"; did you mean "adam"?'),
@@ -447,7 +447,7 @@ def test_models_need_labels_and_retrieval_needs_to_know_who_and_what() -> None:
     assert problems(labels=[], ranking=RANKING) == ["labels is empty; a model needs at least one"]
     towers = {"label": "clicked", "user": "user", "item": "item"}
     assert problems(log=log(user=None), retrieval=towers) == [
-        "retrieval needs log.user and log.item: which columns say who and what"
+        "retrieval needs log.user and log.item, the columns of users and items"
     ]
 
 
@@ -494,7 +494,7 @@ def test_ids_are_neither_clipped_out_of_range_nor_filled_with_others() -> None:
             {"columns": "user", "steps": ["vocabulary", {"clip": {"min": 2, "max": 5}}]},
         ]
     ) == [
-        "features[0].steps[2].pad.value is -1, but ids are filled with 0, which is nobody's id",
+        "features[0].steps[2].pad.value is -1, but ids are filled with 0, which is not an id",
         "features[1].steps[1].clip takes ids out of their range: min must be 0 or less, and max 0 or more",
     ]
 

@@ -97,8 +97,8 @@ def test_a_run_at_once_does_every_stage_and_nothing_twice(
     assert {"prepare", "train", "evaluate"} <= set(ran.results)
     assert weights(tmp_path / "checkpoint") == one_after_the_other
     again = run_at_once(log, tmp_path)
-    assert again.results["prepare"].was_there
-    assert again.results["train"][0].was_there
+    assert again.results["prepare"].was_complete
+    assert again.results["train"][0].was_complete
 
 
 def test_an_error_of_prepare_is_the_error_of_the_run(log: Path, tmp_path: Path) -> None:

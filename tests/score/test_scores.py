@@ -254,7 +254,7 @@ def test_what_is_finished_says_so_and_is_not_written_over(recmill, criteo: Crite
     assert code == 0
     assert "nothing to do" in again
     said = json.loads(first)
-    assert (said["rows_read"], said["was_there"]) == (said["outputs"]["scores"]["rows"], False)
+    assert (said["rows_read"], said["was_complete"]) == (said["outputs"]["scores"]["rows"], False)
     code, _, error = recmill("score", *args, "--split", "eval")
     assert code == 1
     assert "already holds scores of another model, other rows or other options" in error

@@ -192,7 +192,7 @@ def test_flags_that_do_not_go_together_are_refused(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--checkpoint", "{c}", "--data", "{l}"], "has history, which looks at other rows"),
+        (["--checkpoint", "{c}", "--data", "{l}"], "has history, which needs other rows"),
         (["--checkpoint", "{c}", "--table", "{t}", "--keep", "price"], 'does not hold raw values of "price"'),
         (
             ["--checkpoint", "{criteo}", "--table", "{t}", "--recall", "5"],
@@ -208,7 +208,7 @@ def test_flags_that_do_not_go_together_are_refused(
             ["--checkpoint", "{criteo}", "--data", "{criteolog}", "--keep", "user"],
             'There is no column "user"',
         ),
-        (["--bundle", "{b}", "--recall", "5", "--address", "auto"], "has no meaning with engine local"),
+        (["--bundle", "{b}", "--recall", "5", "--address", "auto"], "is not for engine local"),
     ],
 )
 def test_what_cannot_be_done_says_why(

@@ -117,7 +117,7 @@ def test_a_delta_brings_no_event_twice_and_replicas_agree_whenever_they_take_it(
     follower = trainer()
     assert follower.publish_once() is not None
     first.change(click("new user", "i4"))  # the delta does not have it
-    first.versions.look()
+    first.versions.poll()
     late = start()  # begins with the delta
     for service in (first, second, late):
         wait_until(lambda service=service: history(service, "new user") == ["i3", "i4"], "both events", 2)  # type: ignore[misc]
@@ -126,7 +126,7 @@ def test_a_delta_brings_no_event_twice_and_replicas_agree_whenever_they_take_it(
     assert follower.publish_once() is not None
     wait_until(lambda: history(second, "new user") == ["i3", "i4", "i5"], "the last event", 2)
     for service in (first, second, late):
-        service.versions.look()
+        service.versions.poll()
         assert service.current.num_deltas == 2
         assert history(service, "new user") == ["i3", "i4", "i5"]
         assert [popularity(service, item) for item in ("i3", "i4", "i5")] == [
@@ -141,7 +141,7 @@ def test_clicks_of_an_item_that_no_replica_has_yet_count_with_the_delta_that_bri
     service = start()
     service.change(click("new user", "unseen item"))
     assert trainer().publish_once() is not None
-    service.versions.look()
+    service.versions.poll()
     assert popularity(service, "unseen item") == 1
     assert history(service, "new user") == ["unseen item"]
 
@@ -245,7 +245,7 @@ def test_a_version_that_becomes_current_has_the_events_that_its_log_had_not(
     facts = {name: value for name, value in old.manifest.items() if name not in ("kind", "format", "files")}
     publish_bundle(own_bundles / version, {**facts, "version": version})
     set_current(own_bundles, version)
-    service.versions.look()
+    service.versions.poll()
     assert service.current.version == version
     assert history(service, "new user") == ["i3"]
     service.change(click("new user", "i4"))

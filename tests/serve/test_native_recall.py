@@ -15,8 +15,8 @@ from recmill.stages.serve.recall import (
     ChannelList,
     ItemFilter,
     Popularity,
-    best_places,
     fuse,
+    top_items,
 )
 
 NUM_ITEMS, DIM = 600, 27  # a dim that no vector register divides
@@ -138,7 +138,7 @@ def test_the_best_of_some_scores_are_those_of_a_sort(k: int) -> None:
     items = random.permutation(5000)[:300]
     scores = random.integers(-20, 20, 300).astype(np.float32) / 8
     scores[:3] = -0.0, np.inf, -np.inf
-    best = best_places(items, scores, k)
+    best = top_items(items, scores, k)
     np.testing.assert_array_equal(best, np.lexsort((items, -scores))[:k])
     scores[5] = np.nan
-    assert best_places(items, scores, 300)[-1] == 5
+    assert top_items(items, scores, 300)[-1] == 5

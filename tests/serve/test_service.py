@@ -35,7 +35,7 @@ def service(own_bundles: Path) -> Service:
 
 
 def look(service: Service) -> None:
-    service.versions.look()
+    service.versions.poll()
 
 
 def another_version(own_bundles: Path, suffix: str = "aaaaaaaa", **fields: object) -> str:
@@ -287,8 +287,8 @@ def test_processes_of_one_server_take_each_others_changes(own_bundles: Path, tmp
     service.versions.journal = journal
     ChangeJournal(tmp_path).write(Change(process=0, removed=["i1"], items=[NewItem(id="theirs")]))
     service.change(Change(items=[NewItem(id="mine")]))
-    service.versions.look()
-    service.versions.look()
+    service.versions.poll()
+    service.versions.poll()
     found = {item.id for item in service.recommend(Recommend(k=1000, candidates=10_000)).items}
     assert "i1" not in found
     assert {"theirs", "mine"} <= found
@@ -304,7 +304,7 @@ def test_of_two_changes_of_an_item_the_later_one_counts_whatever_process_gets_it
     others.write(Change(process=0, items=[NewItem(id="i2")]))
     service.change(Change(items=[NewItem(id="i1", values={"price": 3.0})]))
     service.change(Change(removed=["i2"]))
-    service.versions.look()
+    service.versions.poll()
     assert shown(service, "u1") & {"i1", "i2"} == {"i1"}
 
 
@@ -463,7 +463,7 @@ def test_changes_of_other_processes_reach_the_canary(own_bundles: Path, tmp_path
     )
     service.versions.journal = ChangeJournal(tmp_path)
     ChangeJournal(tmp_path).write(Change(process=0, removed=["i1"]))
-    service.versions.look()
+    service.versions.poll()
     assert "i1" not in shown(service, user_of(canary=True))
 
 

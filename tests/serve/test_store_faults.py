@@ -174,7 +174,7 @@ def write_a_delta(bundles: Path, number: int, price: float) -> None:
 
 
 def look(service: Service) -> None:
-    service.versions.look()
+    service.versions.poll()
 
 
 def test_a_delta_is_taken_while_the_store_stands_still_and_reaches_it_afterwards(

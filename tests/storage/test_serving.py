@@ -85,7 +85,7 @@ def follow(service: Service) -> None:
     """What the server's threads do every second."""
     assert service.versions.storage is not None
     service.versions.storage.refresh()
-    service.versions.look()
+    service.versions.poll()
 
 
 def scores(service: Service) -> list[float]:

@@ -67,7 +67,7 @@ def test_a_new_user_and_a_new_item_are_served_after_one_delta(
     published = follower.publish_once()
     assert published is not None
     assert (published.num_rows, published.num_items, published.num_users) == (3, 2, 2)
-    service.versions.look()
+    service.versions.poll()
     assert service.current.num_deltas == 1
     known = service.current.features(Features(user="fresh user", items=["fresh item"]))
     assert known.user is not None
@@ -271,7 +271,7 @@ def test_a_new_key_is_served_by_a_row_of_its_own_after_one_delta(live: Stages) -
         file.write(f"fresh item,{attributes}\nunseen item,{attributes}\n")
     write(live.log, *(click("fresh user", "fresh item", second) for second in range(40)))
     assert follower.publish_once() is not None
-    service.versions.look()
+    service.versions.poll()
     frame = service.current.lookup.raw_columns.frame(
         [
             {"user_id": user, "item_id": item, "category": "garden", "brand": "Pure Birch", "price": 9.5}

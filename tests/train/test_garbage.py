@@ -194,7 +194,7 @@ def test_another_model_is_not_mixed_into_old_checkpoints(table, tmp_path):
     with pytest.raises(ArtifactError, match=r"another \[ranking\] than the recipe has now"):
         train(other, TableData(table), tmp_path, TrainConfig(threads=1, resume=True))
     again = train(short, TableData(table), tmp_path, TrainConfig(threads=1, resume=True))
-    assert again[0].was_there
+    assert again[0].was_complete
     longer = recipe("ranking.train.max_steps=4")
     went_on = train(longer, TableData(table), tmp_path, TrainConfig(threads=1, resume=True))
     assert (went_on[0].resumed_from, went_on[0].best.step) == (2, 4)
@@ -215,7 +215,7 @@ def test_a_run_killed_while_it_pruned_after_its_last_step_is_pruned_by_the_next_
     whole = {path.name for path in steps.glob("step-*")}
     shutil.copytree(steps / max(whole), steps / "step-00000001.gone.partial")
     again = train(short, TableData(table), tmp_path, TrainConfig(threads=1, resume=True))
-    assert again[0].was_there
+    assert again[0].was_complete
     assert {path.name for path in steps.glob("step-*")} == whole
 
 

@@ -114,7 +114,7 @@ def test_a_killed_refit_is_not_served_and_resuming_trains_it_alone(own: Checkpoi
     results = train(
         load_recipe("quickstart", CHANGES), TableData(table), own.path, TrainConfig(threads=1, resume=True)
     )
-    assert [(one.is_refit, one.was_there) for one in results] == [(False, True), (True, False)]
+    assert [(one.is_refit, one.was_complete) for one in results] == [(False, True), (True, False)]
     assert best.stat().st_mtime_ns == began
     again = own.to_serve().of("retrieval").find("last").arrays()
     assert all(np.array_equal(array, again[name]) for name, array in expected.items())

@@ -1,1 +1,1 @@
-"""What a server answers from: graphs, embedding rows, the Plan, an index, users and items."""
+"""Bundles, which servers open: graphs, embedding rows, the Plan, an index, users and items."""

@@ -1,4 +1,4 @@
-"""Arrays of a bundle: mapped from their file, changed and grown in memory."""
+"""Arrays of a bundle: memory-mapped, changed and extended in memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from recmill.errors import ArtifactError
 
 
 def map_array(path: Path) -> Array:
-    """An array of a file, mapped: pages come in when they are read, and writing changes memory only."""
+    """A memory-mapped array: pages are loaded when they are read, and writes change memory only."""
     try:
-        # A plain view: the memmap class would cost a call into Python at every slice.
+        # A plain view: the memmap class would cost a Python call at every slice.
         mapped: Array = np.load(path, mmap_mode="c", allow_pickle=False).view(np.ndarray)
     except (OSError, ValueError, EOFError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}. Run `recmill export` again.") from None
@@ -22,12 +22,12 @@ def map_array(path: Path) -> Array:
 
 
 def file_name(name: str) -> str:
-    """A file or folder for a feature or table, whatever characters its name has."""
+    """The file or folder of a feature or table, whatever characters its name has."""
     return quote(name, safe="").replace(".", "%2E")
 
 
 class GrowingArray:
-    """Rows of a mapped array with rows appended in memory behind them. The mapped part is never copied as a whole."""
+    """A mapped array with rows appended in memory. The mapped part is never copied as a whole."""
 
     def __init__(self, mapped: Array) -> None:
         self.mapped = mapped  # changes reach it, appended rows do not
@@ -39,9 +39,9 @@ class GrowingArray:
         return self._size
 
     def take(self, indices: Array) -> Array:
-        """Copies of rows, in the order of the indices. An index that is not there is an IndexError."""
+        """Copies of rows, in the order of the indices. An index out of range is an IndexError."""
         indices = np.asarray(indices, np.int64)
-        # As unsigned numbers, indices below 0 are beyond the end too. Once checked, clipping is the fastest take.
+        # As unsigned numbers, indices below 0 are out of range too. Once checked, clipping is the fastest take.
         most = int(indices.view(np.uint64).max(initial=0))
         if most < self._num_mapped:
             return self.mapped.take(indices, axis=0, mode="clip")
@@ -64,7 +64,7 @@ class GrowingArray:
         self._added[indices[~is_mapped] - self._num_mapped] = values[~is_mapped]
 
     def append(self, values: Array) -> Array:
-        """Rows behind the last one; their indices."""
+        """Append rows; returns their indices."""
         start, stop = self._size - self._num_mapped, self._size - self._num_mapped + len(values)
         if stop > len(self._added):
             grown = np.empty((max(stop, 2 * len(self._added), 16), *self._added.shape[1:]), self._added.dtype)
@@ -80,14 +80,14 @@ class GrowingArray:
         return self._added[: self._size - self._num_mapped]
 
     def whole(self) -> Array:
-        """All rows; a copy only when there are appended ones."""
+        """All rows; a copy only when rows were appended."""
         if self._size == self._num_mapped:
             return self.mapped
         return np.concatenate([self.mapped, self.added])
 
 
 def search(ordered: Array, wanted: Array) -> Array:
-    """Where each value lies in a sorted array without duplicates, of the same type; -1 where it does not."""
+    """The index of each value in a sorted array without duplicates, of the same type; -1 for other values."""
     if not len(ordered):
         return np.full(len(wanted), -1)
     at = ordered.searchsorted(wanted)

@@ -1,9 +1,10 @@
-"""Bundles: what `recmill export` makes of a checkpoint and `recmill serve` answers from. Mapped, never loaded whole.
+"""Bundles: written by `recmill export` from a checkpoint, served by `recmill serve`. Mapped, never loaded whole.
 
 DIR/current             the current version and the previous one
 DIR/checkpoints/        <version>/: the checkpoint that a version was exported from, if kept
 DIR/<version>/          a bundle, complete once it has a manifest
-  manifest.json         recipe, columns, evaluation numbers, models, and size and checksums of every file (integrity.py)
+  manifest.json         recipe, columns, evaluation numbers, models, and size and checksums of every file
+(integrity.py)
   plan/                 the fitted features
   graphs/               dense models as ONNX
   tables/               embedding rows: <collection>/<table>/ (rows.py)
@@ -39,7 +40,7 @@ from recmill.storage.objects import ObjectStore, is_url
 from recmill.storage.view import opened, published
 
 CURRENT = "current"
-# Collection -> its model in the manifest, and the entries there that name its features.
+# Collection -> its model in the manifest, and the entries that name its features.
 _COLLECTIONS = {
     "user": ("retrieval", ("user",)),
     "item": ("retrieval", ("item", "sequences")),
@@ -56,11 +57,11 @@ class Bundle(PlanArtifact):
 
     path: Path
     manifest: Mapping[str, Any]
-    trust_code: Collection[str] = ()  # modules and packages of which its features may call functions
+    trust_code: Collection[str] = ()  # modules and packages with functions that its features may call
 
     @classmethod
     def open(cls, path: str | Path, trust_code: Collection[str] = ()) -> Bundle:
-        """A version's folder, or a folder of versions, whose current one is opened. A damaged one is an error.
+        """Open a version's folder, or the current version in a folder of versions. A damaged one is an error.
 
         Either may be a URL, such as s3://bucket/bundles: the version is copied to the cache.
         """
@@ -71,7 +72,7 @@ class Bundle(PlanArtifact):
 
     @cached_property
     def plan(self) -> Plan:
-        """The fitted features. Raises ArtifactError when they call code that is not trusted."""
+        """The fitted features. Raises ArtifactError when they call untrusted code."""
         plan = Plan.read(self.path / "plan")
         check_trusted(plan.recipe, self.trust_code, f"Bundle {self.path}")
         return plan
@@ -90,7 +91,7 @@ class Bundle(PlanArtifact):
 
     @property
     def models(self) -> Mapping[str, Mapping[str, Any]]:
-        """retrieval, ranking or both: which features each reads."""
+        """retrieval, ranking or both: the features of each."""
         return self.manifest["models"]  # type: ignore[no-any-return]
 
     @property
@@ -99,7 +100,7 @@ class Bundle(PlanArtifact):
 
     @property
     def num_bytes(self) -> int:
-        """On disk."""
+        """Size on disk."""
         return sum(int(file["num_bytes"]) for file in self.manifest["files"].values())
 
     @cached_property
@@ -131,7 +132,7 @@ class Bundle(PlanArtifact):
         return entities
 
     def _unknown_row(self, layout: Layout, schema: pl.Schema) -> Batch:
-        """What the Plan makes of a row in which everything is missing."""
+        """The features of a row whose columns are all missing."""
         if not layout.features:
             return no_features(1)
         row = pl.DataFrame({name: [None] for name in schema}, schema=schema)
@@ -152,7 +153,7 @@ class Bundle(PlanArtifact):
 
     @property
     def collections(self) -> list[str]:
-        """Names of the collections that the models have."""
+        """Names of the models' collections."""
         return [
             name
             for collection, (model, _) in _COLLECTIONS.items()
@@ -166,12 +167,12 @@ class Bundle(PlanArtifact):
         return path if path.is_file() else None
 
     def array(self, name: str) -> Array | None:
-        """An array of the bundle by its file, such as items/vectors.npy, mapped; None when there is no such file."""
+        """An array of the bundle by its file, such as items/vectors.npy, mapped; None when the file does not exist."""
         path = self.path / name
         return map_array(path) if path.is_file() else None
 
     def verify(self) -> None:
-        """Compare every file with its checksums again; files that have not changed are not read again."""
+        """Verify every file again; files that have not changed are not read again."""
         verify_files(self.path, "bundle", self.manifest["files"])
 
 
@@ -214,7 +215,7 @@ def collection_features(
 
 
 def dims_of(model: Mapping[str, Any], collection: str) -> dict[str, int]:
-    """Collections of features that have a dim of their own, `deep.8`, with their dims."""
+    """Collections of features with a dim of their own, `deep.8`, with their dims."""
     dims = sorted(set(model.get("dims", {}).values())) if collection != "wide" else []
     return {f"{collection}.{dim}": dim for dim in dims}
 
@@ -223,13 +224,13 @@ def dims_of(model: Mapping[str, Any], collection: str) -> dict[str, int]:
 
 
 def publish_bundle(path: Path, fields: Mapping[str, Any]) -> Bundle:
-    """Make a finished folder a bundle. Its version is the folder's name."""
+    """Publish a finished folder as a bundle. Its version is the folder's name."""
     publish_with_checksums(path, "bundle", {"version": path.name, **fields})
     return Bundle.open(path)
 
 
 def current_of(folder: str | Path) -> str | None:
-    """The version that is served from a folder of versions; None when none is yet."""
+    """The version that is served from a folder of versions; None when there is none yet."""
     return _read_current(Path(folder))["version"] if (Path(folder) / CURRENT).is_file() else None
 
 
@@ -249,7 +250,7 @@ def kept_checkpoint(folder: str | Path, version: str) -> Path:
 
 
 def set_current(folder: str | Path, version: str) -> None:
-    """Make another version current. It must be valid; the one before is remembered for a rollback."""
+    """Make another version current. It must be valid; the previous one is recorded for a rollback."""
     folder = Path(folder)
     if version not in versions_of(folder):
         known = ", ".join(versions_of(folder)) or "none"
@@ -257,7 +258,7 @@ def set_current(folder: str | Path, version: str) -> None:
     Bundle.open(folder / version)
     try:
         current, previous = current_of(folder), previous_of(folder)
-    except ArtifactError:  # it is damaged, and is written anew
+    except ArtifactError:  # it is damaged, and is rewritten
         current = previous = None
     content = {"version": version, "previous": current if current != version else previous}
     text = json.dumps(with_checksum(content), indent=1) + "\n"
@@ -271,7 +272,7 @@ def versions_of(folder: str | Path) -> list[str]:
 
 
 def _version_at(address: str | Path) -> str | Path:
-    """The URL of the current version, if a URL is that of a folder of versions."""
+    """The URL of the current version, if a URL points to a folder of versions."""
     if not is_url(address):
         return address
     store = ObjectStore(str(address))
@@ -301,7 +302,7 @@ def _read_current(folder: Path) -> dict[str, Any]:
 
 
 def parse_current(text: bytes) -> dict[str, Any]:
-    """The current version and the previous one; a ValueError when they are damaged."""
+    """The current version and the previous one; raises ValueError when the file is damaged."""
     try:
         current = without_checksum(json.loads(text), required=True)
         content = {"version": current["version"], "previous": current["previous"]}

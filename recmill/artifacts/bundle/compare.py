@@ -1,4 +1,4 @@
-"""What differs between two bundles."""
+"""Differences between two bundles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True)
 class TableDiff:
-    """Rows that only one of two tables has, rows that both have and that differ, and how far those moved on average."""
+    """Rows in only one of two tables, rows that differ, and their mean distance."""
 
     added: int
     removed: int
@@ -30,7 +30,7 @@ class TableDiff:
 
 @dataclass(frozen=True)
 class EntityDiff:
-    """Ids that only one of two bundles has."""
+    """Ids in only one of two bundles."""
 
     added: int
     removed: int
@@ -38,7 +38,7 @@ class EntityDiff:
 
 @dataclass(frozen=True)
 class Diff:
-    """From the left bundle to the right one; pairs are (left, right). What is equal is left out."""
+    """From the left bundle to the right one; pairs are (left, right). Equal values are left out."""
 
     versions: tuple[str, str]
     recipe: Mapping[str, tuple[Any, Any]]
@@ -49,7 +49,7 @@ class Diff:
     num_bytes: tuple[int, int]
 
     def lines(self) -> list[str]:
-        """For people to read."""
+        """The differences as lines of text."""
         return list(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -112,7 +112,7 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _plan_digest(path: Path) -> str:
-    """The digest that the plan was saved with, without reading its vocabularies."""
+    """The recorded digest of the plan, without reading its vocabularies."""
     return str(json.loads((path / "plan" / "plan.json").read_text(encoding="utf-8"))["digest"])
 
 
@@ -143,7 +143,7 @@ def _change(left: RowTable | None, right: RowTable | None) -> TableDiff:
 
 
 def _distances(left: RowTable, right: RowTable, keys: Array) -> Array:
-    """How far apart the two rows of each key are."""
+    """The distance between the two rows of each key."""
     parts = [keys[start : start + _ROWS_AT_ONCE] for start in range(0, len(keys), _ROWS_AT_ONCE)]
     found = [np.linalg.norm(right.lookup(part) - left.lookup(part), axis=1) for part in parts]
     return np.concatenate([np.empty(0, np.float32), *found])

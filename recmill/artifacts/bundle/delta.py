@@ -1,4 +1,4 @@
-"""Deltas: what a trainer learned since a bundle or since the delta before, small enough to be sent every few seconds.
+"""Deltas: what was trained since a bundle or its last delta, small enough to be sent every few seconds.
 
 <version>.deltas/000001/        of bundle <version>; each builds on the one before
   manifest.json                 version, number, recipe_digest, log_end, log_sizes, of a stream its key and the last
@@ -7,7 +7,7 @@
   graphs/<name>.onnx            graphs with new dense weights
   graphs/rank.npz               the same weights as layers (layers.py), if the bundle has them
   items.arrow  users.arrow      raw rows of items and users that are new or have changed
-  clicks.arrow                  columns user and item: what was clicked since, oldest first; of a stream, the entry too
+  clicks.arrow                  columns user and item: the new clicks, oldest first; of a stream, the entry too
   events.arrow                  rows of a stream as they were read, with their entries
 """
 
@@ -34,7 +34,7 @@ _NEEDED = ("version", "number", "recipe_digest", "tables")
 
 @dataclass(frozen=True)
 class TableChange:
-    """Rows of one table that changed, keys that were evicted, and what keys without a row share."""
+    """Changed rows of one table, evicted keys, and the shared rows."""
 
     keys: Array
     rows: Array
@@ -52,7 +52,7 @@ class Changes:
     items: pl.DataFrame | None = None
     users: pl.DataFrame | None = None
     clicks: pl.DataFrame | None = None
-    events: pl.DataFrame | None = None  # for a trainer that goes on; servers need the others only
+    events: pl.DataFrame | None = None  # for a resumed trainer; servers only need the others
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Delta:
 
     @property
     def version(self) -> str:
-        """Of the bundle that it changes."""
+        """The version of the bundle that it changes."""
         return str(self.manifest["version"])
 
     @property
     def number(self) -> int:
-        """From 1 on; each builds on the one before."""
+        """From 1; each delta builds on the one before."""
         return int(self.manifest["number"])
 
     @classmethod
@@ -85,7 +85,7 @@ class Delta:
         return Changes(tables, graphs, layers.read_bytes() if layers.is_file() else None, **frames)
 
     def events(self) -> pl.DataFrame | None:
-        """The rows that were learned, when they came from a stream."""
+        """The rows of the delta, when they came from a stream."""
         return self._frame("events")
 
     def _table(self, name: str) -> TableChange:
@@ -112,7 +112,7 @@ def deltas_of(bundles: Path, version: str) -> list[Path]:
 def write_delta(
     bundles: Path, version: str, number: int, recipe_digest: str, changes: Changes, facts: Mapping[str, Any]
 ) -> Path:
-    """Publish a delta: written aside, renamed when all of it is on the disk."""
+    """Publish a delta: written aside, renamed when it is completely on disk."""
     into = deltas_folder(bundles, version) / f"{number:06d}"
     if into.exists():
         raise ArtifactError(f"Delta {into} exists already; another trainer publishes into {bundles}.")

@@ -1,8 +1,9 @@
-"""Users or items of a bundle: their raw columns and finished features, found by id.
+"""Users or items of a bundle: their raw columns and finished features, by id.
 
     raw.arrow     Arrow IPC, mapped: the id column first, then every raw column of that side
-    hashes.npy    uint64, sorted: the hash of each id;  indices.npy  int64: whose hash it is (entity_ids.py)
-    numbers.npy   float32 [n, number features];  keys.npy  int64 [n, features with one key], both in the layout's order
+    hashes.npy    uint64, sorted: the hash of each id;  indices.npy  int64: its index (entity_ids.py)
+    numbers.npy   float32 [n, number features];  keys.npy  int64 [n, features with one key], both in the layout's
+order
     lists/        <feature>.npy int64: keys of all rows;  <feature>.offsets.npy int64 [n + 1]
 
 The index of a user or item is its row in all of these files. Changed and new rows stay in memory.
@@ -52,7 +53,7 @@ def write_entities(
 
 
 def no_features(num_rows: int) -> Batch:
-    """Rows of which nothing is read."""
+    """Features of rows for models that read none."""
     return Batch(num_rows, np.empty((num_rows, 0), np.float32), {}, {}, {})
 
 
@@ -63,7 +64,7 @@ def _id_first(raw: pl.DataFrame, id_column: str) -> pl.DataFrame:
 
 
 def _write_raw(path: Path, raw: pl.DataFrame) -> None:
-    """One uncompressed record batch, so that rows can be taken out of the mapped file as they lie there."""
+    """One uncompressed record batch, so that rows can be taken from the mapped file without decoding."""
     table = raw.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
@@ -82,7 +83,7 @@ def _write_features(into: Path, batch: Batch) -> None:
 
 @dataclass
 class EntityUpdate:
-    """A user or item that was put, in memory: lists of keys by feature, and the raw row."""
+    """A changed user or item in memory: lists of keys by feature, and the raw row."""
 
     lists: Mapping[str, Array]
     raw: tuple[Any, ...]
@@ -90,7 +91,7 @@ class EntityUpdate:
 
 @dataclass(frozen=True)
 class EntityRows:
-    """Stored features of some users or items, none of them unknown; not read before they are needed."""
+    """Stored features of some known users or items, read lazily."""
 
     entities: Entities
     indices: Array
@@ -105,7 +106,7 @@ class EntityRows:
 
 
 class Entities:
-    """All users or all items. Readers may be many threads; the caller excludes them during `put`."""
+    """All users or all items. Many threads may read; the caller excludes them during `put`."""
 
     def __init__(self, path: Path, side: Side, layout: Layout, id_column: str) -> None:
         self.path = path
@@ -173,17 +174,17 @@ class Entities:
         return self._ids.indices(ids)
 
     def ids(self, indices: Array) -> list[Id]:
-        """Raw ids of indices, all of them >= 0."""
+        """Raw ids of indices, which must be >= 0."""
         return self._ids.ids(indices)
 
     def ids_with_prefix(self, prefix: str, limit: int) -> list[Id]:
-        """The first ids, in the order of indices, whose text begins with a prefix."""
+        """The first ids, in the order of indices, that begin with a prefix."""
         return self._ids.with_prefix(prefix, limit)
 
     # raw columns
 
     def raw(self, indices: Array, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """Raw rows in the order of the indices; index -1 gives nulls. Reads those rows of the file only."""
+        """Raw rows in the order of the indices; index -1 gives nulls. Reads only those rows of the file."""
         names = list(self.raw_schema) if columns is None else list(columns)
         table = self._raw if columns is None else self._raw.select(names)
         special = self._special(indices)
@@ -225,7 +226,7 @@ class Entities:
     # features
 
     def features(self, indices: Array) -> Batch:
-        """Finished features in the layout's order; index -1 has an unknown entity's."""
+        """Finished features in the layout's order; index -1 gives those of an unknown entity."""
         special = self._special(indices)
         unknown = indices < 0 if special is not None else None
         if unknown is not None and unknown.any():
@@ -253,7 +254,7 @@ class Entities:
     def item_tables(
         self, keys: Sequence[str], numbers: Sequence[str], tables: Sequence[MappedRows]
     ) -> _native.ItemTables:
-        """These features as native code reads them by index; `tables` has the rows of each key, and maybe more."""
+        """These features for native code, which reads them by index; `tables` has the rows of each key."""
         columns = {name: column for column, name in enumerate(self._single)}
         slices = self.layout.number_slices
         return _native.ItemTables(
@@ -266,7 +267,7 @@ class Entities:
 
     @property
     def added_keys(self) -> Array:
-        """Of new entities, which are behind those of the file: one key for each feature that has one."""
+        """Keys of new entities, which follow those of the file: one key for each single-key feature."""
         return self._keys.added
 
     @property
@@ -274,7 +275,7 @@ class Entities:
         return self._numbers.added
 
     def _special(self, indices: Array) -> Array | None:
-        """Which indices are not as the mapped files have them: unknown, changed or new; None when all are."""
+        """Which indices differ from the mapped files: unknown, changed or new; None when there are none."""
         if not len(indices):
             return None
         if not self._changed:
@@ -320,7 +321,10 @@ class Entities:
     # changing
 
     def put(self, raw: pl.DataFrame, features: pl.DataFrame) -> Array:
-        """Replace rows of known ids, append new ones, in memory; the index of each row. Of equal ids, the last."""
+        """Replace rows of known ids and append new ones, in memory; returns the index of each row.
+
+        Of equal ids, the last wins.
+        """
         raw, batch = self.fitted(raw, features)
         ids = raw[self.id_column].to_list()
         new = list(
@@ -344,7 +348,7 @@ class Entities:
         return indices
 
     def fitted(self, raw: pl.DataFrame, features: pl.DataFrame) -> tuple[pl.DataFrame, Batch]:
-        """Rows as `put` takes them; an error when they do not fit."""
+        """Rows in the format of `put`; an error when they do not match."""
         raw, batch = self._with_columns(raw), collate(features, self.layout, with_labels=False)
         if raw[self.id_column].null_count() or raw.height != batch.size:
             raise ValueError(
@@ -353,8 +357,8 @@ class Entities:
         return raw, batch
 
     def _with_columns(self, raw: pl.DataFrame) -> pl.DataFrame:
-        """The columns of raw.arrow, with nulls where the given rows have none."""
-        # Column by column: a query would take longer than all the rest of `put` for the few rows that it mostly gets.
+        """The columns of raw.arrow, with nulls for missing ones."""
+        # Column by column: for the few rows of a typical `put`, a query would take longer than the rest of it.
         columns = [
             raw[name].cast(dtype)
             if name in raw.columns
@@ -364,7 +368,7 @@ class Entities:
         return pl.DataFrame(columns)
 
     def _append(self, ids: Sequence[Id]) -> None:
-        """Rows for new ids."""
+        """Append rows for new ids."""
         count = len(ids)
         self._keys.append(np.zeros((count, len(self._single)), np.int64))
         self._is_changed.append(np.ones(count, bool))

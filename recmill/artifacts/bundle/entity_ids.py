@@ -1,4 +1,4 @@
-"""Ids of the users or items of a bundle: from an id to its index and back. See entities.py for the files."""
+"""Ids of the users or items of a bundle, and their indices. See entities.py for the files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 
 def write_ids(into: Path, ids: pl.Series) -> None:
-    """Hashes of the ids, sorted, and the index of each."""
+    """Write the sorted hashes of the ids, and the index of each."""
     hashes = hash64(ids, _SEED)
     order = np.argsort(hashes, kind="stable")
     np.save(into / "hashes.npy", hashes[order])
@@ -31,7 +31,7 @@ def write_ids(into: Path, ids: pl.Series) -> None:
 
 
 class EntityIds:
-    """Ids by index. Those of the files are found by hash, those that were appended by a dict."""
+    """Ids by index. Ids in the files are found by hash, appended ones by a dict."""
 
     def __init__(self, path: Path, column: pa.ChunkedArray) -> None:
         self._hashes = map_array(path / "hashes.npy")
@@ -54,7 +54,7 @@ class EntityIds:
         return indices
 
     def ids(self, indices: Array) -> list[Id]:
-        """Raw ids of indices, all of them >= 0."""
+        """Raw ids of indices, which must be >= 0."""
         if len(indices) and indices.min() < 0:
             raise IndexError("an index below 0 has no id")
         num_mapped = len(self._mapped)
@@ -70,7 +70,7 @@ class EntityIds:
         return self._mapped.take(pa.array(indices, pa.int64())).to_pylist()  # type: ignore[no-any-return]
 
     def with_prefix(self, prefix: str, limit: int) -> list[Id]:
-        """The first ids, in the order of indices, whose text begins with a prefix."""
+        """The first ids, in the order of indices, that begin with a prefix."""
         ids: list[Id] = []
         if not _is_unicode(prefix):
             return ids
@@ -84,7 +84,7 @@ class EntityIds:
         return ids[:limit]
 
     def append(self, ids: Sequence[Id]) -> None:
-        """Ids that are new, behind all others."""
+        """Append new ids."""
         start = len(self._mapped) + len(self._new)
         self._new_indices.update((id, start + offset) for offset, id in enumerate(ids))
         self._new += ids
@@ -94,7 +94,7 @@ class EntityIds:
         return np.asarray(self._mapped.to_numpy(zero_copy_only=False), np.int64)
 
     def _typed(self, ids: Sequence[Id]) -> dict[int, Id]:
-        """Position in `ids` -> id of this side's type, text or int; without those that cannot be one."""
+        """Position in `ids` -> id in this side's type, text or int, for those that can be converted."""
         if self._has_text:
             texts = [one if type(one) is str else str(one) for one in ids]
             is_fine = _is_unicode("".join(texts))
@@ -115,7 +115,7 @@ class EntityIds:
         return _native.MappedIds(self._hashes, self._hash_indices, ids)
 
     def _texts(self) -> tuple[Array, Array]:
-        """Offsets and bytes of the mapped texts, where they are."""
+        """Offsets and bytes of the mapped texts."""
         _, offsets, texts = self._mapped.buffers()
         start = self._mapped.offset
         used = np.frombuffer(offsets, np.int64)[start : start + len(self._mapped) + 1]
@@ -123,12 +123,12 @@ class EntityIds:
 
 
 def _is_unicode(text: str) -> bool:
-    """Lone surrogates, which JSON can carry, are in no id."""
+    """No id contains lone surrogates, which JSON can carry."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _as_int(one: Id) -> int | None:
-    """A text is an int id only if it is how that int is written."""
+    """A text is an int id only in the canonical form of that int."""
     if isinstance(one, str):
         digits = one[1:] if one.startswith("-") else one
         if len(digits) > 19 or not (digits.isascii() and digits.isdigit()) or str(int(one)) != one:

@@ -1,4 +1,4 @@
-"""Features of rows by name, so that those of user, context and items can be put together for one request."""
+"""Features of rows by name, so that those of user, context and items can be combined for one request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FeatureRows:
 
     @classmethod
     def of_frame(cls, rows: pl.DataFrame, layout: Layout) -> FeatureRows:
-        """What a Plan made of raw rows, all features of the layout or some. An id out of range is an error."""
+        """The output of a Plan, all features of the layout or some. An id out of range is an error."""
         made = {column.name: column for column in rows}
         numbers = {
             name: numbers_of(made[name], layout.widths.get(name)) for name in layout.numbers if name in made
@@ -41,7 +41,7 @@ class FeatureRows:
         return Batch(self.size, self.matrix(layout.numbers), keys, {}, {})
 
     def __or__(self, other: FeatureRows) -> FeatureRows:
-        """Both; where both have a feature, the other's."""
+        """Both; features of the other override."""
         return FeatureRows(self.size, {**self.numbers, **other.numbers}, {**self.keys, **other.keys})
 
     def matrix(self, names: Sequence[str]) -> Array:
@@ -50,7 +50,7 @@ class FeatureRows:
         return np.concatenate([none, *(self.numbers[name] for name in names)], axis=1, dtype=np.float32)
 
     def replaced(self, places: Array, rows: FeatureRows) -> FeatureRows:
-        """With other rows in some places."""
+        """With some rows replaced."""
         order = np.arange(self.size)
         order[places] = self.size + np.arange(rows.size)
         numbers = {
@@ -60,7 +60,7 @@ class FeatureRows:
         return FeatureRows(self.size, numbers, keys)
 
     def row(self, place: int) -> dict[str, Any]:
-        """One row as plain values, for people to read."""
+        """One row as plain values, for display."""
         keys = {
             name: int(keys.values[place])
             if keys.offsets is None

@@ -1,4 +1,4 @@
-"""Integrity of bundles and deltas: checksums of every file in the manifest, compared whenever one is opened.
+"""Integrity of bundles and deltas: checksums of every file in the manifest, verified whenever one is opened.
 
 A file has one XXH64 for each chunk of 4 MiB. It runs at the speed of memory, so that opening can afford to read
 everything; chunks are read in parallel. Checksums are cached until the file changes.
@@ -36,7 +36,7 @@ Checksums = tuple[str, ...]
 
 
 def publish_with_checksums(path: Path, kind: str, fields: Mapping[str, Any]) -> None:
-    """Make a finished folder an artifact: the manifest has checksums of all files, and one of its own."""
+    """Publish a finished folder: the manifest has checksums of all files, and one of its own."""
     found = _read_all(sorted(file for file in path.rglob("*") if file.is_file() and file.name != MANIFEST))
     files = {
         file.relative_to(path).as_posix(): {"num_bytes": file.stat().st_size, "checksums": list(checksums)}
@@ -46,7 +46,7 @@ def publish_with_checksums(path: Path, kind: str, fields: Mapping[str, Any]) -> 
 
 
 def open_verified(path: Path, kind: str, needed: tuple[str, ...]) -> dict[str, Any]:
-    """The manifest of an artifact whose every file is as it was written; anything else is an ArtifactError."""
+    """The manifest of an artifact whose files are all intact; raises ArtifactError otherwise."""
     manifest = read_manifest(path, kind, needs_checksum=True)
     if manifest["format"] != FORMAT:
         raise ArtifactError(
@@ -65,7 +65,7 @@ def damaged(path: Path, kind: str, what: str) -> ArtifactError:
 
 
 def verify_files(path: Path, kind: str, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise an ArtifactError that names the first file which is not as it was written."""
+    """Raise an ArtifactError that names the first damaged file."""
     _check_sizes(path, kind, files)
     try:
         found = _read_all([path / name for name in files])
@@ -77,7 +77,10 @@ def verify_files(path: Path, kind: str, files: Mapping[str, Mapping[str, Any]]) 
 
 
 def _check_sizes(path: Path, kind: str, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Cheap, so it is first. A file without a record is an error: nothing would verify it."""
+    """Compare sizes, which is cheap, so it comes first.
+
+    A file without a record is an error: nothing would verify it.
+    """
     if unknown := sorted(_names(path) - files.keys()):
         raise damaged(path, kind, f"{MANIFEST} has no record of {unknown[0]}")
     for name, file in files.items():
@@ -89,7 +92,7 @@ def _check_sizes(path: Path, kind: str, files: Mapping[str, Mapping[str, Any]]) 
 
 
 def _names(path: Path) -> set[str]:
-    """The files of an artifact, without its manifest and hidden files, which nothing opens."""
+    """The files of an artifact, without its manifest and hidden files, which are never opened."""
     files = (file.relative_to(path) for file in path.rglob("*") if not file.is_dir())
     return {file.as_posix() for file in files if not file.name.startswith(".")} - {MANIFEST}
 
@@ -101,7 +104,7 @@ _cached: dict[_Identity, Checksums] = {}
 
 
 def _read_all(files: Sequence[Path]) -> dict[Path, Checksums]:
-    """Checksums of files, by several threads: neither reading nor hashing holds the interpreter's lock."""
+    """Checksums of files, by several threads: neither reading nor hashing holds the GIL."""
     identities = {file: _identity(file) for file in files}
     new = [file for file in files if identities[file] not in _cached]
     spans = [span for file in new for span in _spans(file, identities[file])]
@@ -116,7 +119,7 @@ def _read_all(files: Sequence[Path]) -> dict[Path, Checksums]:
 
 
 def _cache(found: Mapping[_Identity, Checksums]) -> None:
-    """Cache checksums, except of files written a moment ago: another change might leave their times the same."""
+    """Cache checksums, except of recently written files: another change might leave their times unchanged."""
     if len(_cached) > _MAX_CACHED:
         _cached.clear()
     latest = time.time_ns() - _SETTLED_NS
@@ -145,7 +148,7 @@ def _spans(file: Path, identity: _Identity) -> Iterator[_Span]:
 
 
 def _read_span(span: _Span) -> list[str]:
-    """Read, not mapped: an unreadable sector or a file that shrinks is an OSError instead of SIGBUS."""
+    """Read, not mapped: an unreadable sector or a shrinking file is an OSError instead of SIGBUS."""
     buffer = np.empty(min(CHUNK_BYTES, span.end - span.start), np.uint8)
     found: list[str] = []
     with open(span.file, "rb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""The layers of a ranker in the open, for servers that multiply them natively. Arrays in one npz file:
+"""The layers of a ranker as plain arrays, for servers that multiply them natively. One npz file:
 
 bottom.0.weight [out, in], bottom.0.bias, ...     DLRM's layers over numbers; none without numbers
 top.0.weight, top.0.bias, ...                     the layers over everything, up to one logit (Wide & Deep: deep)
@@ -50,13 +50,13 @@ class RankerLayers:
 
 @dataclass(frozen=True)
 class ByteRanges:
-    """Of products in bytes: the largest inputs of the first layer, and outputs of each hidden layer, by calibration."""
+    """Calibrated ranges for int8 products: the largest inputs of the first layer, and outputs of each hidden layer."""
 
     inputs: Array
     hidden: Sequence[Array]
 
     def __or__(self, other: ByteRanges) -> ByteRanges:
-        """What holds for both."""
+        """The union of two ranges."""
         pairs = zip(self.hidden, other.hidden, strict=True)
         return ByteRanges(np.maximum(self.inputs, other.inputs), [np.maximum(*pair) for pair in pairs])
 

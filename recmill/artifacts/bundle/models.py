@@ -1,4 +1,4 @@
-"""The models of a bundle: the ranker and the towers, over its graphs and embedding rows. Without torch."""
+"""The models of a bundle, ranker and towers, over its graphs and embedding rows. Without torch."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from recmill.features.predictions import predictions_of
 from recmill.features.task_scores import TaskScores
 from recmill.recipe.kinds import parts_of_features
 
-_TOLERANCE = (
-    1e-4  # of native logits against the graph's, against the largest: sums in another order differ by less
-)
+# of native logits against the graph's, relative to the largest: another summation order differs by less
+_TOLERANCE = 1e-4
 _CHECKED_ITEMS = 8
 
 
 @dataclass(frozen=True)
 class DenseWeights:
-    """Graphs, and the same layers for native products; without them, why not."""
+    """Graphs, and the same layers for native products, or the reason why there are none."""
 
     graphs: Mapping[str, Graph]
     native: NativeRanker | None
-    runs: str  # what ranks candidates, as traces show it
+    runs: str  # the runtime that ranks candidates, as shown in traces
 
 
 class RankModel:
@@ -73,7 +72,7 @@ class RankModel:
 
     @property
     def runs(self) -> str:
-        """What ranks candidates: native products, or ONNX Runtime and why."""
+        """The runtime that ranks candidates: native products, or ONNX Runtime and why."""
         return self._dense.runs
 
     @property
@@ -82,7 +81,7 @@ class RankModel:
         return self._dense.native
 
     def opened(self, graphs: Mapping[str, Path | bytes], layers: bytes | None) -> DenseWeights:
-        """Dense weights to swap in: graphs that are not given stay. Native layers are compared with the graph first."""
+        """Dense weights for `swap`: graphs that are not given stay. Native layers are first compared with the graph."""
         opened = dict(self._dense.graphs)
         opened |= {name: Graph(source) for name, source in graphs.items() if name in ("rank", "rank_split")}
         native, reason = self._native(layers)
@@ -101,7 +100,7 @@ class RankModel:
         self._dense = dense
 
     def _native(self, layers: bytes | None) -> tuple[NativeRanker | None, str]:
-        """The ranker in native code; None and the reason when it is not for this model."""
+        """The ranker in native code; None and the reason when it does not support this model."""
         described = self._facts.get("layers")
         if described is None:
             return None, "native code does not cover the model"
@@ -114,7 +113,7 @@ class RankModel:
         return NativeRanker(found, self.layout, self.keys, user, item, self.collections), ""
 
     def _differs(self, native: NativeRanker, graph: Graph) -> str:
-        """How native layers differ from the graph over a few rows of the tables; empty when they do not."""
+        """The difference between native layers and the graph over a few rows of the tables; empty when they agree."""
         user, items = (self._some_rows(part, size) for part, size in (("user", 1), ("item", _CHECKED_ITEMS)))
         expected = graph.run(**self._split_inputs(user, items))
         found, _ = native.rank(user, items)
@@ -133,7 +132,7 @@ class RankModel:
         return FeatureRows(size, drawn, {name: self._some_keys(name, size) for name in {*keys, *wide}})
 
     def _some_keys(self, name: str, size: int) -> Keys:
-        """Of rows that its table has; a list has one."""
+        """Some keys with rows in the table; a list has one."""
         tables, feature = next(
             (tables, feature)
             for tables in self.collections.values()
@@ -155,7 +154,7 @@ class RankModel:
         return predictions_of(self._dense.graphs["rank"].run(**inputs), self.labels, self._losses)
 
     def rank(self, user: FeatureRows, items: FeatureRows | EntityRows) -> Array:
-        """What `score` gives, for one user, with the context, and many items."""
+        """The result of `score` for one user, with the context, and many items."""
         if not items.size:
             return self.no_rows()
         if self._dense.native is not None:
@@ -176,7 +175,7 @@ class RankModel:
         return inputs
 
     def no_rows(self) -> Array:
-        """Probabilities of none."""
+        """Probabilities of no rows."""
         return np.empty((0, len(self.tasks.tasks)) if self.tasks.tasks else 0, np.float32)
 
 
@@ -189,7 +188,7 @@ class TowerModel:
         self.features: tuple[str, ...] = (*model[side], *self.sequences)
         self.layout = Layout.of(bundle.columns, self.features)
         self.dim: int = model["dim"]
-        # A history has the rows of its items.
+        # A history reads the rows of its items.
         self._inputs = _pooled_inputs(bundle, "item" if self.sequences else side, model)
         self.collections = {name: bundle.collection(name) for name in self._inputs}
         path = bundle.graph(side)
@@ -217,7 +216,7 @@ PooledInputs = Mapping[str, tuple[str, set[str]]]  # collection -> input of the 
 
 
 def _pooled_inputs(bundle: Bundle, name: str, model: Mapping[str, Any]) -> PooledInputs:
-    """Those of a collection and, if features have dims of their own, of the collections beside it."""
+    """Inputs of a collection and, if features have dims of their own, of its sibling collections."""
     inputs = {name: "pooled", **{other: f"pooled_{dim}" for other, dim in dims_of(model, name).items()}}
     return {
         collection: (graph_input, {feature.name for feature in bundle.collection(collection).features})
@@ -249,7 +248,7 @@ def _pooled_rows(tables: RowCollection, rows: Batch | FeatureRows, names: Sequen
 def _lists(
     tables: RowCollection | None, rows: Batch | FeatureRows, names: Sequence[str], prefix: str = ""
 ) -> dict[str, Array]:
-    """The inputs of a graph that are lists which are not pooled."""
+    """The inputs of a graph that are unpooled lists."""
     inputs = {}
     for index, name in enumerate(names):
         assert tables is not None, "what is not pooled has the dim of the model"

@@ -1,6 +1,7 @@
-"""A ranker's products in one native call for each request (native/rank.hpp), over the mapped rows of a bundle.
+"""A ranker in one native call per request (native/rank.hpp), over the mapped rows of a bundle.
 
-Shapes: H outputs of the first layer, U and I vectors of the user and the items, D embedding dim, d a feature's own dim.
+Shapes: H outputs of the first layer, U and I vectors of the user and the items, D embedding dim, d a feature's own
+dim.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from recmill.embeddings.table import as_keys
 
 @dataclass(frozen=True)
 class SideFeatures:
-    """What the ranker reads of the user and the context, or of an item: names in the order of the layers' columns."""
+    """The ranker's features of the user and the context, or of an item, in the order of the layers' columns."""
 
     numbers: Sequence[str]
     keys: Sequence[str]
@@ -31,7 +32,7 @@ class SideFeatures:
 
 
 class NativeRanker:
-    """Layers, packed for the CPU at hand, and the tables whose rows they read."""
+    """Layers, packed for this CPU, and the tables whose rows they read."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class NativeRanker:
         self._native = self._build()
 
     def in_bytes(self, ranges: ByteRanges) -> NativeRanker:
-        """The same ranker with products in bytes. Layers without a hidden one stay as they are."""
+        """The ranker with int8 products. Layers without a hidden one stay as they are."""
         rounded = copy(self)
         rounded._native = self._build()
         if len(self._layers.top) > 1:
@@ -93,7 +94,7 @@ class NativeRanker:
         return logits, probabilities
 
     def _rank_stored(self, user: FeatureRows, items: EntityRows) -> tuple[Array, Array]:
-        """Items by index: their features are read where they are mapped."""
+        """Rank items by index: their features are read from the mapped files."""
         entities, tables = items.entities, self._item_tables_of(items.entities)
         once, wide = self._once(user), self._user_wide(user)
         added = entities.added_keys, entities.added_numbers
@@ -113,7 +114,7 @@ class NativeRanker:
         return self._item_tables
 
     def ranges(self, user: FeatureRows, items: FeatureRows) -> ByteRanges:
-        """What calibration needs of one request."""
+        """The ranges of one request, for calibration."""
         features: list[Any] = [self._rows(self._tables[n], n, items.keys[n]) for n in self._item.keys]
         inputs, hidden = self._native.ranges(*self._once(user), items.matrix(self._item.numbers), features)
         return ByteRanges(inputs, hidden)
@@ -138,14 +139,14 @@ class NativeRanker:
         return float(self._wide.pooled(user.keys, self._user.wide).sum())
 
     def _argument(self, tables: RowCollection | None, name: str, keys: Keys) -> Any:
-        """A feature of the items as the native ranker reads it: its table, or a row for each item."""
+        """A feature of the items for the native ranker: its table, or a row for each item."""
         assert tables is not None
         if keys.offsets is not None:
             return self._rows(tables, name, keys)
         return *tables.table_of(name).mapped(), as_keys(keys.values)
 
     def _own_rows(self, numbers: Sequence[int], items: FeatureRows) -> list[tuple[int, Array]]:
-        """A row for each item of some features, by number: those of the wide part are behind the others."""
+        """A row for each item of some features, by number: those of the wide part follow the others."""
         found = []
         for number in numbers:
             is_wide = number >= len(self._item.keys)
@@ -201,7 +202,7 @@ class NativeRanker:
         return len(self._columns_of_numbers([*self._user.numbers, *self._item.numbers]))
 
     def _dim(self, first: Array) -> int:
-        """Of the model's vectors."""
+        """The dim of the model's vectors."""
         if self._is_dot and self._layers.bottom:
             return self._width_below()
         own = {self._tables[name].dim for name in self._keys if name not in self._layers.projections}
@@ -209,14 +210,14 @@ class NativeRanker:
         return next(iter(own | projected), 1)
 
     def _heads(self) -> tuple[list[int], list[int]]:
-        """Columns of the user's and of the items' numbers, or of what the bottom makes of all of them."""
+        """Columns of the user's and of the items' numbers, or of the bottom's outputs."""
         if self._layers.bottom:
             below = list(range(self._width_below()))
             return ([], below) if self._item.numbers else (below, [])
         return self._columns_of_numbers(self._user.numbers), self._columns_of_numbers(self._item.numbers)
 
     def _cat_columns(self, first: Array) -> tuple[Array, Array]:
-        """The first layer's weights for the user and for an item. Projections are multiplied into them."""
+        """The first layer's weights for the user and for an item, multiplied by the projections."""
         start, dim = self._width_below(), self._dim(first)
         places = {name: start + index * dim for index, name in enumerate(self._keys)}
         parts = []
@@ -230,7 +231,7 @@ class NativeRanker:
         return parts[0], parts[1]
 
     def _dot_columns(self, first: Array) -> tuple[Array, Array]:
-        """Products stand behind what is below, in the order of all pairs of the model's vectors."""
+        """Products follow the bottom's outputs, in the order of all pairs of the model's vectors."""
         below = [0] if self._layers.bottom else []
         order = {name: index + len(below) for index, name in enumerate(self._keys)}
         user, item = ([order[name] for name in side.keys] for side in (self._user, self._item))

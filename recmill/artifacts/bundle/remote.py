@@ -1,9 +1,9 @@
-"""Folders of bundles in object storage: what servers copy of them while they run, and what export publishes.
+"""Folders of bundles in object storage: copied by servers while they run, and published by export.
 
-URL/index.json                         `current`, and an index for each version and each checkpoint that is kept
+URL/index.json                         `current`, and an index for each version and each kept checkpoint
 URL/<version>/                         the objects of a version
 URL/checkpoints/<version>/             those of the checkpoint that it was exported from
-URL/<version>.deltas/000001/index.json a delta, complete once this is there; the index above does not name it, so that a
+URL/<version>.deltas/000001/index.json a delta, complete once this exists; the index above does not name it, so that a
                                        delta costs the same however many there are
 """
 
@@ -36,20 +36,20 @@ _CHECKPOINTS = "checkpoints/"
 
 
 class BundleCopy:
-    """A local folder of bundles that follows one in object storage: its current version, the one before, their deltas.
+    """A local copy of a folder of bundles in object storage: its current and previous version, and their deltas.
 
-    All processes of a machine share it. What is in it stays when the storage is lost.
+    All processes of a machine share it. It keeps its content when the storage is unreachable.
     """
 
     def __init__(self, url: str, attempts: int = ATTEMPTS, part: str = "live") -> None:
-        """With few attempts, it is soon known that the storage is lost; `part` is that of the cache."""
+        """With few attempts, an unreachable storage is detected quickly; `part` is that of the cache."""
         self.store = ObjectStore(url, attempts)
         self.folder = folder_of(url, part)
         keep(self.folder)
         note_source(self.folder, url)
 
     def refresh(self) -> None:
-        """Copy what is new. A version or a delta gets its name when all of it is there."""
+        """Copy what is new. A version or a delta is renamed to its name when it is complete."""
         with locked(self.folder.with_name(f"{self.folder.name}.lock")):
             as_published(self._refresh, self.store.url)
 
@@ -69,7 +69,7 @@ class BundleCopy:
             shutil.rmtree(deltas_folder(self.folder, version), ignore_errors=True)
 
     def fetch_version(self, version: str) -> bool:
-        """Copy one more version; whether there is one of this name."""
+        """Copy another version; returns whether it exists."""
         if version in versions_of(self.folder):
             return True
         with locked(self.folder.with_name(f"{self.folder.name}.lock")):
@@ -80,7 +80,7 @@ class BundleCopy:
             return version in index.folders
 
     def index(self) -> Index:
-        """Of the folder of versions."""
+        """The index of the folder of versions."""
         index = read_index(self.store)
         if index is None:
             raise ArtifactError(
@@ -89,7 +89,7 @@ class BundleCopy:
         return index
 
     def _named(self, index: Index) -> tuple[str, str | None]:
-        """The current version and the one before, as the index has them; not yet in the folder."""
+        """The current version and the previous one in the index; perhaps not copied yet."""
         return _names(self.store, self._read_current(index))
 
     def _read_current(self, index: Index) -> bytes:
@@ -107,7 +107,7 @@ class BundleCopy:
             copy_folder(self.store.below(version), files, self.folder / version)
 
     def _fetch_deltas(self, version: str) -> None:
-        """The deltas after those that are there, up to the first that is not published yet."""
+        """Fetch the deltas after the local ones, up to the first that is not published yet."""
         number = len(deltas_of(self.folder, version)) + 1
         while (found := read_index(delta_store(self.store, version, number))) is not None:
             folder = deltas_folder(self.folder, version) / f"{number:06d}"
@@ -116,7 +116,7 @@ class BundleCopy:
 
 
 def copy_folder(store: ObjectStore, index: Index, folder: Path) -> None:
-    """Fetch a folder as a whole: it gets its name when all of it is there."""
+    """Fetch a folder atomically: it is renamed to its name when it is complete."""
     aside = unique_aside(folder)
     try:
         transfer(store, index.files, aside)
@@ -131,17 +131,17 @@ def delta_store(store: ObjectStore, version: str, number: int) -> ObjectStore:
 
 
 class BundleWorkspace(Workspace):
-    """Where versions are written that go to object storage. Those of other machines are there when they are named."""
+    """The local folder of versions for object storage. Versions of other machines are fetched on demand."""
 
     def pull(self) -> None:
-        """Only which version is current: versions that were published are not needed to write another."""
+        """Fetch only which version is current: published versions are not needed to write another."""
         index = read_index(self.store)
         if index is not None and CURRENT in index.files:
             self.path.mkdir(parents=True, exist_ok=True)
             write_whole(self.path / CURRENT, self.store.read(index.files[CURRENT].object).decode())
 
     def fetch_version(self, version: str) -> None:
-        """Copy a version that is published, if it is not here; an error that names the others."""
+        """Copy a published version, if it is not local; an error that names the others."""
         index = read_index(self.store) or Index()
         if version not in index.folders:
             known = ", ".join(_versions_in(index)) or "none"
@@ -152,7 +152,7 @@ class BundleWorkspace(Workspace):
             )
 
     def push_version(self, version: str, keep: int | None = None) -> list[str]:
-        """Publish a version, its checkpoint if one is kept, and which version is current; the versions that went."""
+        """Publish a version, its checkpoint if one is kept, and make it current; returns the removed versions."""
         before = read_index(self.store) or Index()
         folders = dict(before.folders)
         names = [version]
@@ -181,7 +181,7 @@ class BundleWorkspace(Workspace):
         return self.upload([CURRENT]) if (self.path / CURRENT).is_file() else {}
 
     def _surplus(self, folders: dict[str, StoredFile], keep: int | None) -> list[str]:
-        """Versions that are neither among the newest nor current nor the one before."""
+        """Versions that are neither among the newest nor current nor previous."""
         if keep is None:
             return []
         versions = _versions_in(Index(folders=folders))
@@ -190,20 +190,20 @@ class BundleWorkspace(Workspace):
 
 
 def _versions_in(index: Index) -> list[str]:
-    """The versions that an index names, in the order in which they were published."""
+    """The versions of an index, in the order in which they were published."""
     return [name for name in index.folders if not name.startswith(_CHECKPOINTS)]
 
 
 @contextmanager
 def bundles_written(address: str) -> Iterator[BundleWorkspace]:
-    """The folder in which to write versions that go to a URL."""
+    """The folder in which to write versions for a URL."""
     with written(address, BundleWorkspace) as target:
         assert isinstance(target, BundleWorkspace)
         yield target
 
 
 def named_at(address: str | Path) -> tuple[str | None, str | None]:
-    """The current version of a folder or a URL of versions, and the one before it; None for none yet."""
+    """The current version of a folder or a URL of versions, and the previous one; None for none yet."""
     if not is_url(address):
         return current_of(address), previous_of(address)
     store = ObjectStore(str(address))
@@ -227,7 +227,7 @@ def _names(store: ObjectStore, text: bytes) -> tuple[str, str | None]:
 
 
 def rollback_at(url: str, version: str | None) -> tuple[str, str | None]:
-    """Make a version of a URL current, by default the one that was so before; it, and the one that was current."""
+    """Make a version of a URL current, by default the previous one; returns it, and the formerly current one."""
     with bundles_written(url) as bundles:
         if not (bundles.path / CURRENT).is_file():
             raise ArtifactError(
@@ -244,7 +244,7 @@ def rollback_at(url: str, version: str | None) -> tuple[str, str | None]:
 
 @contextmanager
 def deltas_written(copy: BundleCopy, version: str) -> Iterator[DeltaPublisher]:
-    """Be the only one that publishes deltas of a version; those that are published are in the copy, and no others."""
+    """Become the only publisher of a version's deltas; the local copy has exactly the published ones."""
     address = copy.store.address(f"{version}.deltas")
     with written(address) as target:
         assert isinstance(target, Workspace)
@@ -254,7 +254,7 @@ def deltas_written(copy: BundleCopy, version: str) -> Iterator[DeltaPublisher]:
 
 
 class DeltaPublisher:
-    """Uploads deltas that were written to the local folder."""
+    """Uploads deltas from the local folder."""
 
     def __init__(self, copy: BundleCopy, version: str, workspace: Workspace) -> None:
         self.copy, self.version, self.lease = copy, version, workspace.lease

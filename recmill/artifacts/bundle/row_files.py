@@ -20,7 +20,7 @@ _MOST_FLOAT16 = float(np.finfo(np.float16).max)
 
 
 def write_rows(into: Path, table: EmbeddingTable, dtype: str = "float32") -> None:
-    """All rows of a table as files in the folder `into`. Counts as a snapshot: the table's next delta builds on it."""
+    """Write all rows of a table to the folder `into`. Counts as a snapshot: the table's next delta builds on it."""
     with table.begin_snapshot() as snapshot:
         write_records(into, table.spec, snapshot, snapshot.waiting.shared_rows, dtype)
 
@@ -28,7 +28,7 @@ def write_rows(into: Path, table: EmbeddingTable, dtype: str = "float32") -> Non
 def write_records(
     into: Path, spec: TableSpec, pieces: Iterable[KeyRecords], shared_rows: Array, dtype: str = "float32"
 ) -> None:
-    """The same for records that come from elsewhere, each key once. Holds no more than one table's rows in memory."""
+    """Write records with distinct keys. Holds no more than one table's rows in memory."""
     if dtype not in DTYPES:
         raise ValueError(f'rows are {", ".join(DTYPES)}, got "{dtype}"')
     into.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def _write_keyed(into: Path, spec: TableSpec, pieces: Iterable[KeyRecords], dtyp
 
 
 def _save_in_order(path: Path, pieces: list[Array], order: Array) -> None:
-    """Rows of the pieces together, in another order, written part by part."""
+    """Save the concatenated chunks in another order, written part by part."""
     values = np.concatenate(pieces)
     pieces.clear()
     file = open_memmap(path, mode="w+", dtype=values.dtype, shape=(len(order), *values.shape[1:]))
@@ -101,7 +101,7 @@ def _spec_to_dict(spec: TableSpec) -> dict[str, object]:
 
 
 def encode(rows: Array, dtype: str) -> tuple[Array, Array | None]:
-    """Rows as they are stored; for int8 also the scale of each row, its largest value / 127."""
+    """Rows in the stored format; for int8 also the scale of each row, its largest value / 127."""
     if dtype == "float32":
         return np.asarray(rows, np.float32), None
     if dtype == "float16":
@@ -112,7 +112,10 @@ def encode(rows: Array, dtype: str) -> tuple[Array, Array | None]:
 
 
 def absent_table(spec: TableSpec, shared_rows: Array | None) -> EmbeddingTable:
-    """An empty table of this spec, where every key reads as absent. Only training counts sightings, so it does not."""
+    """An empty table of this spec, where every key reads as absent.
+
+    Only training counts occurrences, so this does not.
+    """
     table = EmbeddingTable(replace(spec, bloom_counters=None))
     if spec.shared_rows:
         assert shared_rows is not None

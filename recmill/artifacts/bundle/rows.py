@@ -1,10 +1,10 @@
-"""Embedding rows of a bundle: mapped from disk, read by key or by slot, changed in memory.
+"""Embedding rows of a bundle: memory-mapped, read by key or by slot, changed in memory.
 
-    spec.json    what the table is
+    spec.json    the definition of the table
     keys.npy     int64, sorted; the slot of a key is its index here (bounded tables have no keys.npy: slot = key)
     rows.npy     [n, dim] float32, float16 or int8
     scales.npy   float32 [n], int8 only: a row is its int8 values times its scale
-    shared.npy   float32 [shared_rows, dim]: what keys read that have no row of their own yet
+    shared.npy   float32 [shared_rows, dim]: read for keys without a row of their own
 
 Shapes: B rows of a request, T features, D embedding dim.
 """
@@ -26,14 +26,14 @@ from recmill.embeddings.collection import EmbeddingFeature
 from recmill.embeddings.table import Array, EmbeddingTable, TableSpec, as_keys
 from recmill.errors import ArtifactError
 
-_MANY_KEYS = 64  # in one lookup: from here on a hash table is faster than a binary search
+_MANY_KEYS = 64  # in one lookup: from this number on a hash table is faster than a binary search
 
 
 MappedRows = tuple[_native.IntLookup | None, Array, Array | None]  # its keys, rows, scales
 
 
 class RowTable:
-    """One table. Readers may be many threads; the caller excludes them during a change."""
+    """One table. Many threads may read; the caller excludes them during a change."""
 
     def __init__(self, path: Path, spec: TableSpec) -> None:
         self.path = path
@@ -55,7 +55,7 @@ class RowTable:
             spec = TableSpec(**json.loads((path / "spec.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise ArtifactError(
-                f"{path} is no table of a bundle: {error}. Run `recmill export` again."
+                f"{path} is not a table of a bundle: {error}. Run `recmill export` again."
             ) from None
         return cls(path, spec)
 
@@ -71,7 +71,7 @@ class RowTable:
 
     @property
     def num_rows(self) -> int:
-        """Slots, those that were added in memory included."""
+        """Number of slots, including those added in memory."""
         return len(self._rows)
 
     @property
@@ -85,7 +85,7 @@ class RowTable:
         """The slot of each key; -1 for a key that has none."""
         keys = as_keys(keys)
         if self.spec.num_rows is not None:
-            # As unsigned numbers, negative keys are beyond the bound too.
+            # As unsigned numbers, negative keys are out of range too.
             if not len(keys) or keys.view(np.uint64).max() < self.spec.num_rows:
                 return keys
             return np.where((keys >= 0) & (keys < self.spec.num_rows), keys, -1)
@@ -97,7 +97,7 @@ class RowTable:
         return found
 
     def _find(self, keys: Array) -> Array:
-        """Slots of keys that the file has; -1 for others. Binary search for a user's few keys, hashing for many."""
+        """Slots of keys in the file; -1 for others. Binary search for a user's few keys, hashing for many."""
         if len(keys) < _MANY_KEYS:
             return search(self._keys, keys)
         return self._index.find(keys, None).astype(np.int64) - 1
@@ -107,16 +107,16 @@ class RowTable:
         return _native.IntLookup(self._keys)
 
     def mapped(self) -> MappedRows:
-        """The rows as native code reads them: those of the file, with their changes."""
+        """The rows for native code: those of the file, with their changes."""
         index = self._index if self.spec.num_rows is None else None
         return index, self._rows.mapped, self._scales.mapped if self._scales is not None else None
 
     def some_keys(self, number: int) -> Array:
-        """At most so many keys that have rows in the file."""
+        """Some keys with rows in the file, at most this many."""
         return np.arange(min(number, self.spec.num_rows)) if self.spec.num_rows else self._keys[:number]
 
     def gather(self, slots: Array, out: Array | None = None) -> Array:
-        """Rows of slots (all of them >= 0), float32 [n, dim]; `out` may be a view whose rows lie apart."""
+        """Rows of slots (all of them >= 0), float32 [n, dim]; `out` may be a strided view."""
         rows = self._rows.take(slots)
         if self._scales is not None:
             scales = self._scales.take(slots)
@@ -127,7 +127,7 @@ class RowTable:
         return out
 
     def lookup(self, keys: Array, out: Array | None = None) -> Array:
-        """Rows of keys, float32 [n, dim]. An absent key reads what the trainer's prediction reads for it."""
+        """Rows of keys, float32 [n, dim]. An absent key reads the same as in the trainer's prediction."""
         slots = self.slots(keys)
         if not len(slots) or slots.min() >= 0:
             return self.gather(slots, out)
@@ -139,7 +139,7 @@ class RowTable:
         return out
 
     def absent_rows(self, keys: Array) -> Array:
-        """What keys read that have no row; a key outside a bounded table is an IndexError."""
+        """The rows of absent keys; a key outside a bounded table is an IndexError."""
         return self._absent.pool(self._absent.lookup(keys, train=False))
 
     @cached_property
@@ -149,7 +149,7 @@ class RowTable:
     # changing
 
     def update(self, keys: Array, rows: Array) -> None:
-        """Rows of keys change, new keys are appended; in memory only. Of equal keys the last one counts."""
+        """Change rows of known keys and append new keys, in memory only. Of equal keys the last one wins."""
         self.check(keys, rows)
         keys, rows = as_keys(keys), np.asarray(rows, np.float32)
         keys, last = np.unique(keys[::-1], return_index=True)
@@ -183,7 +183,7 @@ class RowTable:
                 )
 
     def remove(self, keys: Array) -> None:
-        """Keys read as absent from now on. They keep their slots."""
+        """Make keys read as absent. They keep their slots."""
         keys = np.unique(as_keys(keys))
         slots = self.slots(keys)
         keys = keys[slots >= 0]
@@ -192,7 +192,7 @@ class RowTable:
             self._note_shared(keys)
 
     def update_shared(self, shared_rows: Array) -> None:
-        """Other rows for keys that have none of their own yet. A number that is not finite is a ValueError."""
+        """Replace the rows of keys that have none of their own. A number that is not finite is a ValueError."""
         assert self._shared is not None, "only tables with shared_rows have them"
         shared = np.asarray(shared_rows, np.float32).reshape(self._shared.shape)
         self._absent = absent_table(self.spec, shared)
@@ -205,7 +205,7 @@ class RowTable:
             self._reading_shared.update(keys.tolist())
 
     def _append(self, keys: Array, rows: Array) -> None:
-        """Slots for keys that are sorted, unique and new."""
+        """Add slots for keys that are sorted, unique and new."""
         if self.spec.num_rows is not None:
             raise IndexError(
                 f'Table "{self.spec.name}": key {keys[0]} is outside 0..{self.spec.num_rows - 1}'
@@ -226,7 +226,7 @@ class RowTable:
 
 
 class RowCollection:
-    """Tables of one dim and the features that read them, as the trainer's EmbeddingCollection."""
+    """Tables of one dim and the features that read them, like the trainer's EmbeddingCollection."""
 
     def __init__(self, rows: Mapping[str, RowTable], features: Sequence[EmbeddingFeature]) -> None:
         self.rows = dict(rows)
@@ -243,7 +243,7 @@ class RowCollection:
         return cls({name: RowTable.open(path / file_name(name)) for name in names}, features)
 
     def pooled(self, keys: Mapping[str, Keys], names: Sequence[str]) -> Array:
-        """Vectors of keys, float32 [B, T, D]: of a list, the mean, and zeros when it is empty."""
+        """Vectors of keys, float32 [B, T, D]: for a list, the mean, and zeros when it is empty."""
         pooled_BTD = np.empty((_size_of(keys, names), len(names), self.dim), np.float32)
         if not pooled_BTD.size:
             return pooled_BTD
@@ -271,7 +271,7 @@ class RowCollection:
         return self._rows_of[feature]
 
     def padded(self, name: str, column: Keys) -> tuple[Array, Array]:
-        """A feature's lists unpooled: vectors [B, L, D], zeros behind each list, and a mask [B, L] of what is real.
+        """A feature's lists unpooled: vectors [B, L, D] padded with zeros, and a mask [B, L] of the real ones.
 
         L is the length of the longest list, and at least 1.
         """

@@ -1,1 +1,1 @@
-"""Models as of one step on disk: full and delta, whole or not there."""
+"""Checkpoints of models on disk: full ones and deltas, written atomically."""

@@ -1,20 +1,21 @@
-"""Checkpoints: models as of one step, on disk, in open formats that any number of workers and a plain script can read.
+"""Checkpoints: models as of one step, in open formats that any number of workers and a plain script can read.
 
-    manifest.json  plan/          the recipe, the columns and the fitted features that the models were trained with
+    manifest.json  plan/          the recipe, the columns and the fitted features of the models
     ranking/                      the checkpoints of one model
       step-00001000/              full
         manifest.json             step, metrics, state of the run, and size and SHA-256 of every file
         dense.safetensors         model.<weight>, optimizer.<weight>.<slot>, random.<source>
         tables/deep/c1.arrow      Arrow IPC: key, row, state, count, step; one line for each key
-        admission.safetensors     <table>.<what>: keys that have no row yet, and keys removed since the last checkpoint
+        admission.safetensors     <table>.<what>: keys without a row, and keys removed since the last checkpoint
       step-00002000/              a delta: only the keys that changed since the checkpoint that its manifest names
 
-Of several workers each writes the keys that it holds: c1.0-2.arrow and admission.0-2.safetensors are those of worker 0
-of 2. The manifest names all files of a table; what is in which of them means nothing, so that any number of workers can
-go on. A checkpoint is written aside and renamed when all of it is on the disk: what has its name is whole.
+Of several workers each writes the keys that it owns: c1.0-2.arrow and admission.0-2.safetensors are those of worker 0
+of 2. The manifest names all files of a table; how keys are distributed over them has no meaning, so that any number
+of workers can resume. A checkpoint is written aside and renamed when it is completely on disk: whatever has its name
+is complete.
 
-A recipe with `refit = true` leaves a second folder of checkpoints inside of the first one: refit/ has the models that
-learned from the eval rows too.
+A recipe with `refit = true` has a second folder of checkpoints inside the first one: refit/ has the models that were
+trained on the eval rows too.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from recmill.recipe.tuning import quality_of
 from recmill.storage.view import opened
 
 REFIT = "refit"
-WITH_EVAL_ROWS = ", train and eval rows"  # how the source of a refit ends
+WITH_EVAL_ROWS = ", train and eval rows"  # suffix of the source of a refit
 
 
 @dataclass(frozen=True, repr=False)
 class Checkpoint(PlanArtifact):
-    """What `recmill train` writes: the models of one recipe, and the Plan and columns they were trained with."""
+    """The output of `recmill train`: the models of one recipe, with their Plan and columns."""
 
     path: Path
     manifest: Mapping[str, Any]
@@ -65,13 +66,13 @@ class Checkpoint(PlanArtifact):
         source: str,
         data: str | None = None,
     ) -> Checkpoint:
-        """A folder for checkpoints; those that are there stay.
+        """Create a folder for checkpoints, or open an existing one.
 
-        `source` names the rows that they learn from, `data` is where the log of these rows is.
+        `source` names the training rows, `data` is the directory of their log.
         """
         path.mkdir(parents=True, exist_ok=True)
         if not is_published(path):
-            # A plan that is there may be of a run that was killed, with another recipe.
+            # An existing plan may be of a killed run with another recipe.
             remove_folder(path / "plan")
             remove_folder(path / "plan.partial")
             plan.save(path / "plan.partial")
@@ -88,11 +89,11 @@ class Checkpoint(PlanArtifact):
 
     @property
     def is_refit(self) -> bool:
-        """Whether these models learned from the eval rows too."""
+        """Whether these models were trained on the eval rows too."""
         return str(self.manifest["source"]).endswith(WITH_EVAL_ROWS)
 
     def to_serve(self, which: str = "best") -> Checkpoint:
-        """The checkpoints that are measured on test and exported: those of the refit, if the recipe asks for one.
+        """The checkpoints that are measured on test and exported: those of the refit, if the recipe has one.
 
         `last` and steps are those of the run that eval chose from.
         """
@@ -107,7 +108,7 @@ class Checkpoint(PlanArtifact):
         return refit
 
     def selection(self) -> Checkpoint:
-        """The checkpoints that know nothing of the eval rows: of a refit, those of the run before it."""
+        """The checkpoints that were not trained on the eval rows: of a refit, those of the run before it."""
         return Checkpoint.open(self.path.parent) if self.is_refit else self
 
     def _unfinished_refit(self) -> ArtifactError:
@@ -132,7 +133,7 @@ class Checkpoint(PlanArtifact):
         return Checkpoints(self.path / model, self.metric(model), saving or Saving(), writers)
 
     def metric(self, model: str) -> str:
-        """By which the best checkpoint of a model is chosen."""
+        """The metric that chooses the best checkpoint of a model."""
         return quality_of(model, self.recipe.ranking)
 
 

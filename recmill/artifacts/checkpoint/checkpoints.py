@@ -1,4 +1,4 @@
-"""All checkpoints of one model: the last, the best, those that a delta stands on; new ones in the background."""
+"""All checkpoints of one model: the last, the best, and the bases of deltas; new ones are written in the background."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recmill.recipe.recipe import Saving
 
 
 class Checkpoints:
-    """All checkpoints of one model: saves in the background, finds the last and the best, removes the old."""
+    """All checkpoints of one model: saves in the background, finds the last and the best, removes old ones."""
 
     def __init__(
         self,
@@ -28,18 +28,18 @@ class Checkpoints:
         saving: Saving = Saving(),  # noqa: B008, frozen
         writers: Writers | None = None,
     ) -> None:
-        """With `writers`, every worker calls `save`, `wait` and `restore`; worker 0 alone looks after the folder."""
+        """With `writers`, every worker calls `save`, `wait` and `restore`; worker 0 alone manages the folder."""
         self.folder = folder
         self.metric = metric
         self.saving = saving
         self.writers = writers
         self._writing: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self.on_published: Callable[[], None] | None = None  # called on the thread that writes
-        self._saved: str | None = None  # the checkpoint since which tables count their changes
+        self.on_published: Callable[[], None] | None = None  # called on the writing thread
+        self._saved: str | None = None  # the checkpoint since which tables track their changes
 
     def paths(self) -> list[Path]:
-        """Where published checkpoints are, damaged ones too, oldest first."""
+        """Paths of published checkpoints, including damaged ones, oldest first."""
         return [path for path in self._folders() if (path / MANIFEST).is_file()]
 
     def _folders(self) -> list[Path]:
@@ -47,11 +47,11 @@ class Checkpoints:
         return sorted(paths, key=step_of)
 
     def all(self) -> list[StepCheckpoint]:
-        """Every whole checkpoint, oldest first; a damaged manifest is an error."""
+        """All intact checkpoints, oldest first; a damaged manifest is an error."""
         return [StepCheckpoint.open(path) for path in self.paths()]
 
     def readable(self) -> list[StepCheckpoint]:
-        """Those of them whose manifest is not damaged."""
+        """Those whose manifest is intact."""
         checkpoints = []
         for path in self.paths():
             with suppress(ArtifactError):
@@ -59,7 +59,7 @@ class Checkpoints:
         return checkpoints
 
     def find(self, which: str) -> StepCheckpoint:
-        """`last`, `best` (by the metric; the last when there is none) or a step. No other needs to be whole."""
+        """Find `last`, `best` (by the metric; the last when there is none) or a step. Others may be damaged."""
         paths = self.paths()
         if not paths:
             raise ArtifactError(f"{self.folder} has no checkpoint. Run `recmill train` first.")
@@ -73,7 +73,7 @@ class Checkpoints:
         return StepCheckpoint.open(paths[-1] if which == "last" else steps[which])
 
     def chain(self, checkpoint: StepCheckpoint) -> list[StepCheckpoint]:
-        """The full checkpoint that this one stands on, the deltas after it, and itself; all verified, by one worker."""
+        """The full checkpoint that this one is based on, the deltas after it, and itself; verified by one worker."""
         chain = self._bases(checkpoint)
         if self.is_first:
             for part in chain:
@@ -87,25 +87,25 @@ class Checkpoints:
             path = self.folder / name
             if not (STEP_NAME.fullmatch(name) and path.is_dir() and step_of(path) < chain[0].step):
                 raise ArtifactError(
-                    f"Checkpoint {checkpoint.path} is damaged: it stands on {name}, which is not there."
+                    f"Checkpoint {checkpoint.path} is damaged: its base {name} does not exist."
                 )
             chain.insert(0, StepCheckpoint.open(path))
         return chain
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker looks after the folder."""
+        """Whether this worker manages the folder."""
         return self.writers is None or self.writers.rank == 0
 
     def last_good(self, warn: Callable[[str], None]) -> StepCheckpoint | None:
-        """The newest checkpoint that can be restored. Damaged ones are named, set aside and passed over."""
+        """The newest checkpoint that can be restored. Damaged ones are reported, set aside and skipped."""
         good = None
         for path in reversed(self._folders()):
             try:
                 checkpoint = StepCheckpoint.open(path)
                 if good is None:
                     self.chain(checkpoint)
-                else:  # only its manifest: files are compared with their digests when they are read
+                else:  # only its manifest: other files are verified when they are read
                     self._bases(checkpoint)
                 good = good or checkpoint
             except (ArtifactError, OSError, KeyError, TypeError, ValueError) as error:
@@ -116,7 +116,7 @@ class Checkpoints:
         return good
 
     def restore(self, checkpoint: StepCheckpoint, tables: Mapping[str, EmbeddingTable]) -> dict[str, Array]:
-        """Fill empty tables; the dense arrays are returned. The next delta stands on this checkpoint."""
+        """Fill empty tables; returns the dense arrays. The next delta is based on this checkpoint."""
         for part in self.chain(checkpoint):
             part.restore_into(tables)
         for table in tables.values():
@@ -132,7 +132,7 @@ class Checkpoints:
         state: Mapping[str, Any],
         metrics: Mapping[str, float],
     ) -> Path:
-        """Fix this moment and write it on another thread while training goes on; where it will be.
+        """Snapshot this moment and write it on another thread while training continues; returns its path.
 
         `arrays` must be a copy.
         """
@@ -153,7 +153,7 @@ class Checkpoints:
         def write() -> None:
             try:
                 self._write(pending)
-            except BaseException as error:  # raised by `wait`, on the thread that trains
+            except BaseException as error:  # raised by `wait`, on the training thread
                 self._failure = error
 
         self._writing = threading.Thread(target=write, name="checkpoint")
@@ -170,7 +170,7 @@ class Checkpoints:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is under way, as far as this worker is concerned."""
+        """Whether this worker is writing a checkpoint."""
         return self._writing is not None and self._writing.is_alive()
 
     def _base_for_all(self) -> str | None:
@@ -179,7 +179,7 @@ class Checkpoints:
         return name if self.writers is None else self.writers.steps.all_gather(name)[0]
 
     def wait(self) -> None:
-        """Until the checkpoint under way is published; what went wrong with it is raised here."""
+        """Wait until the pending checkpoint is published; its errors are raised here."""
         if self._writing is not None:
             self._writing.join()
             self._writing = None
@@ -193,12 +193,12 @@ class Checkpoints:
             raise failure
 
     def settle(self) -> None:
-        """Until nothing is written any more, after a run that failed. Of several workers, others may be gone."""
+        """Wait until nothing is written any more, after a failed run. Other workers may be gone."""
         if self._writing is not None and self.writers is None:
             self._writing.join()
 
     def forget_after(self, step: int) -> None:
-        """Drop what a run that goes on from `step` will write again, and what an interrupted write or prune left."""
+        """Remove what a run that resumes from `step` will rewrite, and the remains of an interrupted write or prune."""
         if not self.is_first:
             return
         for path in self.paths():
@@ -209,7 +209,7 @@ class Checkpoints:
         self.prune()
 
     def prune(self, keep: int | None = None) -> list[StepCheckpoint]:
-        """Keep the last ones, the best one and what they stand on; returns what went."""
+        """Keep the last ones, the best one and their bases; returns what was removed."""
         known = self.readable()
         best = best_of(known, self.metric)
         wanted = {checkpoint.path.name for checkpoint in known[-(keep or self.saving.keep) :]}
@@ -223,7 +223,7 @@ class Checkpoints:
         return gone
 
     def _base(self) -> StepCheckpoint | None:
-        """What the next delta stands on; None when the next checkpoint is to be full."""
+        """The base of the next delta; None when the next checkpoint is to be full."""
         known = self.readable()
         if not known or known[-1].path.name != self._saved:  # a delta holds what changed since that one
             return None

@@ -1,4 +1,4 @@
-"""What changed from one checkpoint to another."""
+"""Differences between two checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recmill.embeddings.table import Array
 
 
 def diff(checkpoints: Checkpoints, first: StepCheckpoint, second: StepCheckpoint) -> dict[str, Any]:
-    """What changed from one checkpoint to another: keys that came and went, and how far weights moved."""
+    """The differences between two checkpoints: added and removed keys, and how far weights moved."""
     chains = checkpoints.chain(first), checkpoints.chain(second)
     before, after = first.arrays(), second.arrays()
     names = [name for name in after if name.startswith("model.") and name in before]
@@ -35,7 +35,7 @@ def diff(checkpoints: Checkpoints, first: StepCheckpoint, second: StepCheckpoint
 
 
 def _rows_by_key(chain: Sequence[StepCheckpoint], table: str) -> tuple[Array, Array]:
-    """The keys of a table, sorted, and their rows, as a full checkpoint and its deltas add up to."""
+    """The sorted keys of a table and their rows, from a full checkpoint and its deltas."""
     keys, rows = np.empty(0, np.int64), np.empty((0, chain[0].manifest["tables"][table]["dim"]), np.float32)
     for part in chain:
         removed = part.admission()[f"{table}.removed"]

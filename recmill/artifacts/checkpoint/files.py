@@ -1,4 +1,4 @@
-"""Files of checkpoints: digests, and folders that appear and disappear as a whole."""
+"""Files of checkpoints: digests, and folders that are created and removed atomically."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def digest_of(path: Path) -> str:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove it as a whole: it is renamed first, so that an interrupted removal leaves no damaged checkpoint."""
+    """Remove a folder: it is renamed first, so that an interrupted removal leaves no damaged checkpoint."""
     if path.exists():
         aside = path if path.name.endswith(".partial") else path.with_name(path.name + ".gone.partial")
         if aside != path:

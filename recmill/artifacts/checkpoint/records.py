@@ -25,7 +25,7 @@ def _schema(dim: int, num_states: int) -> pa.Schema:
 
 
 def write_records(path: Path, snapshot: Snapshot, table: Mapping[str, Any]) -> int:
-    """All records of a snapshot as one Arrow file; how many there were."""
+    """Write all records of a snapshot to an Arrow file; returns their number."""
     path.parent.mkdir(parents=True, exist_ok=True)
     schema = _schema(table["dim"], table["num_states"])
     num_keys = 0
@@ -53,7 +53,7 @@ def _record_batch(records: KeyRecords, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def read_records(path: Path) -> Iterator[KeyRecords]:
-    """The records of a file, piece by piece; the file is mapped, not read."""
+    """The records of a file in chunks; the file is mapped, not read."""
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
         for number in range(file.num_record_batches):
             yield _records(file.get_batch(number))

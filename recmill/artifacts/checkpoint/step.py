@@ -1,4 +1,4 @@
-"""One model as of one step: what is read of a published checkpoint."""
+"""A published checkpoint of one model at one step."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class StepCheckpoint:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the run needs to go on: where it reads, what it measured so far."""
+        """The state that a resumed run needs: its cursor, and its measurements so far."""
         return dict(self.manifest["state"])
 
     @property
     def delta_of(self) -> str | None:
-        """The name of the checkpoint that this one adds to; None when it is full."""
+        """The name of the checkpoint that this one is based on; None when it is full."""
         return self.manifest["delta_of"]  # type: ignore[no-any-return]
 
     @property
@@ -58,7 +58,7 @@ class StepCheckpoint:
         return sum(int(file["num_bytes"]) for file in self.manifest["files"].values())
 
     def verify(self) -> None:
-        """Read every file and compare it with its digest."""
+        """Verify every file against its digest."""
         for name, file in self.manifest["files"].items():
             if digest_of(self.path / name) != file["sha256"]:
                 raise ArtifactError(
@@ -70,12 +70,12 @@ class StepCheckpoint:
         return load_file(self.path / "dense.safetensors")
 
     def records(self, table: str) -> Iterator[KeyRecords]:
-        """The keys of a table that this checkpoint holds, some at a time."""
+        """The keys of a table in this checkpoint, in chunks."""
         for name in self.manifest["tables"][table]["files"]:
             yield from read_records(self.path / name)
 
     def restore_into(self, tables: Mapping[str, EmbeddingTable]) -> None:
-        """Apply this checkpoint alone; `Checkpoints.restore` applies all that it stands on before."""
+        """Apply this checkpoint alone; `Checkpoints.restore` applies its bases first."""
         expected = self.manifest["tables"]
         if set(expected) != set(tables):
             raise ArtifactError(
@@ -93,7 +93,7 @@ class StepCheckpoint:
             )
 
     def admission(self) -> dict[str, Array]:
-        """`<table>.removed`, and `<table>.<what>` of keys that have no row yet."""
+        """`<table>.removed`, and `<table>.<what>` of keys without a row."""
         names = [name for name in self.manifest["files"] if name.startswith("admission.")]
         parts = [load_file(self.path / name) for name in sorted(names, key=_rank_of)]
         every = {key: [part[key] for part in parts if key in part] for part in parts for key in part}
@@ -101,16 +101,16 @@ class StepCheckpoint:
 
 
 def _rank_of(name: str) -> int:
-    """Of the worker that wrote `admission.RANK-SIZE.safetensors`."""
+    """The rank of the worker that wrote `admission.RANK-SIZE.safetensors`."""
     numbers = name.split(".")[1]
     return int(numbers.split("-")[0]) if "-" in numbers else 0
 
 
 def _merged(key: str, of_workers: Sequence[Array]) -> Array:
-    """What several workers saved, as one process would have it."""
+    """The files of several workers, merged into those of a single process."""
     what = key.rsplit(".", 1)[1]
     if what == "bloom":
-        # Each worker counted its own keys: the largest counters are too low for none of them.
+        # Each worker counted its own keys: the maximum of the counters is too low for none of them.
         return np.asarray(np.maximum.reduce(of_workers))
     if what in ("shared_rows", "shared_states"):
         merged = of_workers[0].copy()

@@ -21,27 +21,27 @@ T = TypeVar("T")
 
 class Gathering(Protocol):
     def all_gather(self, value: T) -> list[T]:
-        """The values of all workers, in their order."""
+        """The values of all workers, in order of rank."""
 
 
 class Writers(Protocol):
-    """The workers that write one checkpoint together, as one of them sees them."""
+    """The workers that write one checkpoint together, from the point of view of one."""
 
     rank: int
     size: int
 
     @property
     def steps(self) -> Gathering:
-        """For the thread that trains."""
+        """The group of the training thread."""
 
     @property
     def saving(self) -> Gathering:
-        """For the thread that writes."""
+        """The group of the writing thread."""
 
 
 @dataclass(frozen=True)
 class WrittenFiles:
-    """What one process wrote: the file and number of keys of each table, and size and digest of every file."""
+    """The files of one process: file and number of keys of each table, and size and digest of every file."""
 
     tables: Mapping[str, str]
     keys: Mapping[str, int]
@@ -52,7 +52,7 @@ class WrittenFiles:
 class PendingCheckpoint:
     """This process's part of a checkpoint, fixed at one step and ready to be written on another thread."""
 
-    path: Path  # where it will be
+    path: Path  # the final path
     manifest: Mapping[str, Any]
     tables: Mapping[str, EmbeddingTable]
     snapshots: Mapping[str, Snapshot]
@@ -65,16 +65,16 @@ class PendingCheckpoint:
 
     @property
     def partial(self) -> Path:
-        """Where files are until all of them are on the disk."""
+        """The path until all files are on disk."""
         return self.path.with_name(f"{self.path.name}.partial")
 
     def write(self) -> None:
-        """Write and publish. With several workers each calls this; the first one publishes when all have written."""
+        """Write and publish. All workers call this; the first one publishes when all have written."""
         if self.writers is None:
             self._make_folder()
             self._publish([self._write_files()])
             return
-        # An error of the disk travels as a value, so that all workers raise it.
+        # A disk error is sent as a value, so that all workers raise it.
         group = self.writers.saving
         _value(group.all_gather(_caught(self._make_folder) if self.is_first else None)[0])
         parts = group.all_gather(_caught(self._write_files))

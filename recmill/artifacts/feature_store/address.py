@@ -1,10 +1,10 @@
 """Addresses of Redis: URLs of single servers, sentinels and clusters, and their clients.
 
 redis://[user:password@]host[:port][/db]                             one server; rediss:// with TLS
-redis+sentinel://[user:password@]host:port,host:port/service[/db]    the master that sentinels name
-redis+cluster://[user:password@]host:port,host:port                  a cluster, known by some of its nodes
+redis+sentinel://[user:password@]host:port,host:port/service[/db]    the master of a service, found through sentinels
+redis+cluster://[user:password@]host:port,host:port                  a cluster, found through some of its nodes
 
-rediss+sentinel:// and rediss+cluster:// speak TLS. Settings behind a `?`: ca, cert and key are files for TLS,
+rediss+sentinel:// and rediss+cluster:// use TLS. Settings after a `?`: ca, cert and key are files for TLS,
 sentinel_password is the sentinels' own.
 """
 
@@ -47,7 +47,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """An invalid URL is an error that quotes nothing of it: it may hold a password."""
+        """Parse a URL. Errors quote nothing of it: it may hold a password."""
         try:
             parts = urlsplit(url)
             return _address_of(parts)
@@ -103,7 +103,7 @@ def _host(address: str, port: int) -> tuple[str, int]:
 
 
 class Servers:
-    """The Redis servers behind an address: one, or those of a cluster. Thread-safe; connects on first use."""
+    """The Redis servers of an address: one, or those of a cluster. Thread-safe; connects on first use."""
 
     def __init__(self, address: Address, timeout_seconds: float) -> None:
         self.address = address
@@ -114,7 +114,7 @@ class Servers:
 
     @property
     def client(self) -> Any:
-        """The client; to make one of a cluster, some node must answer."""
+        """The client; creating that of a cluster needs a live node."""
         with self._lock:
             if self._client is None:
                 self._client = _MAKERS[self.address.kind](self.address, self._options())
@@ -147,7 +147,7 @@ class Servers:
         return options
 
     def pool_of(self, key: bytes) -> ConnectionPool:
-        """Connections to the server that has this key."""
+        """Connections to the server that holds this key."""
         if not self.is_cluster:
             return self.client.connection_pool  # type: ignore[no-any-return]
         client = self.client
@@ -172,7 +172,7 @@ def _single(address: Address, options: dict[str, Any]) -> Any:
 def _sentinel(address: Address, options: dict[str, Any]) -> Any:
     from redis import sentinel
 
-    # Sentinels have logins of their own.
+    # Sentinels have their own credentials.
     own = {name: value for name, value in options.items() if name not in ("username", "password")}
     own["password"] = address.sentinel_password
     sentinels: Any = sentinel

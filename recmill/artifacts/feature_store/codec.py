@@ -1,7 +1,7 @@
-"""Rows as bytes, for stores that keep one value for each key. See docs/stores.md for the bytes.
+"""Encodes rows as bytes, for key-value stores. See docs/stores.md for the format.
 
-NumPy codes and decodes all rows at once: the part of fixed size first, then the elements of lists.
-Every row ends in a checksum.
+NumPy encodes and decodes all rows at once: the fixed-size part first, then the elements of lists. Every row ends in a
+checksum.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NARROW = 1 << 31  # ids below it take one word, other keys two
 
 
 class CodedRows(NamedTuple):
-    """Rows by position: which were found, and where there was a value that is damaged or of another bundle."""
+    """Rows by position: which were found, and which values were damaged or of another bundle."""
 
     batch: Batch  # default features where nothing was found
     found: Array  # bool
@@ -36,10 +36,10 @@ class CodedRows(NamedTuple):
 
 
 class RowCodec:
-    """Codes rows of one layout. Rows of any other layout, or of other features under the same names, are not found."""
+    """Encodes rows of one layout. Rows of any other layout, or of other features with the same names, are not found."""
 
     def __init__(self, layout: Layout, unknown_row: Batch, plan_digest: str) -> None:
-        """`unknown_row` is one row, decoded where there is none. Its offsets show which features are lists."""
+        """`unknown_row` is one row, returned for missing ones. Its offsets show which features are lists."""
         self.layout = layout
         self.number_lists = layout.lists
         self.key_lists = tuple(name for name in layout.keys if unknown_row.keys[name].offsets is not None)
@@ -110,7 +110,7 @@ class RowCodec:
         return [coded[start:end] for start, end in pairwise(ends)]
 
     def decode(self, rows: Sequence[bytes | None]) -> CodedRows:
-        """Rows as a batch. A row that is damaged or has ids out of range counts as not found."""
+        """Decode rows to a batch. A row that is damaged or has ids out of range counts as not found."""
         least, unknown_row = self.fixed.itemsize + CHECKSUM_BYTES, self.unknown_row
         kept = [row if row is not None and len(row) >= least else unknown_row for row in rows]
         found = np.fromiter((row is not unknown_row for row in kept), bool, len(kept))
@@ -153,7 +153,7 @@ class RowCodec:
         return Batch(len(rows), numbers, ordered, lists, {}), found
 
     def _decode_others(self, rows: list[bytes], found: Array, whole: Array) -> tuple[Batch, Array]:
-        """Damaged rows count as not found."""
+        """Decode again without damaged rows, which count as not found."""
         kept = [row if is_whole else self.unknown_row for row, is_whole in zip(rows, whole, strict=True)]
         return self._decode(kept, found & whole)
 
@@ -166,7 +166,7 @@ class RowCodec:
         return inside
 
     def _rows_outside(self, name: str, elements: Array, offsets: Array) -> Array | None:
-        """Which rows have a list with an id beyond its table; None when none has."""
+        """Which rows have a list with an id out of range; None when there are none."""
         bound = self.layout.bounds.get(name) if name in self.key_lists else None
         if bound is None or (inside := _is_below(elements, bound)).all():
             return None
@@ -189,7 +189,7 @@ class RowCodec:
 
 
 class RawCodec:
-    """Codes raw columns of one side. A value that is damaged, or of a bundle with other columns, decodes to None."""
+    """Encodes raw columns of one side. A value that is damaged, or of a bundle with other columns, decodes to None."""
 
     def __init__(self, side: str, columns: Sequence[tuple[str, str]]) -> None:
         """`columns` are names and types."""
@@ -214,7 +214,7 @@ def _digest(*facts: Any) -> bytes:
 
 
 def _is_below(ids: Array, bound: int) -> Array:
-    """Which ids are from 0 up to a bound: as unsigned numbers, negative ones are above every bound."""
+    """Which ids are from 0 up to a bound: as unsigned numbers, negative ones are out of range too."""
     below: Array = ids.view(f"<u{ids.dtype.itemsize}") < bound
     return below
 
@@ -226,7 +226,7 @@ def _list_of(batch: Batch, name: str) -> tuple[Array, Array]:
 
 
 def _starts(sizes: Array) -> Array:
-    """Where each part begins, and where the last one ends."""
+    """The offset of each part, and the end of the last one."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
@@ -258,7 +258,7 @@ def add_checksums(values: Sequence[bytes]) -> list[bytes]:
 
 
 def has_checksum(joined: bytes, ends: Array) -> Array:
-    """Which of some values, one behind the other, have their checksum. Each has at least that many bytes."""
+    """Which of some concatenated values have a valid checksum. Each has at least that many bytes."""
     offsets = np.zeros(2 * len(ends) + 1, np.int64)
     offsets[1::2], offsets[2::2] = ends - CHECKSUM_BYTES, ends
     expected = hash_bytes(joined, offsets)[::2]

@@ -9,16 +9,14 @@ from recmill.config import COUNT, Flag, ValueKind
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """Which rows go into a feature store, under which keys, and how fast."""
+    """The rows to load into a feature store, the key prefix, and the rate."""
 
     side: Annotated[Literal["user", "item", "both"], Flag("whose rows")] = "both"
     parquet: Annotated[
         Path | None,
-        Flag("raw columns of one side to load instead of the bundle's own rows", ValueKind(Path, "FILE")),
+        Flag("raw columns of one side to load instead of the bundle's rows", ValueKind(Path, "FILE")),
     ] = None
     rate: Annotated[float | None, Flag("rows per second at most (default: no bound)", COUNT, "ROWS")] = None
-    ttl: Annotated[int | None, Flag("rows vanish after this time (default: they stay)", COUNT, "SECONDS")] = (
-        None
-    )
+    ttl: Annotated[int | None, Flag("rows expire after this time (default: never)", COUNT, "SECONDS")] = None
     prefix: Annotated[str, Flag("what keys begin with", metavar="TEXT")] = "recmill"
-    resume: Annotated[bool, Flag("leave out what an interrupted load of the same rows has written")] = False
+    resume: Annotated[bool, Flag("skip what an interrupted load of the same rows has written")] = False

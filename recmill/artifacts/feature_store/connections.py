@@ -1,4 +1,4 @@
-"""Connections to Redis. A thread opens new ones, so that callers can stop waiting at their deadline."""
+"""Connections to Redis. A thread opens new ones, so that callers can give up at their deadline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Connections:
         self._makers = ThreadPoolExecutor(_MAX_CONNECTING, thread_name_prefix="redis-connect")
 
     def find_servers(self, ends_at: float) -> None:
-        """Connect, so that `pool_of` does not block."""
+        """Connect in advance, so that `pool_of` does not block."""
         if not self._servers.is_found:
             self._makers.submit(lambda: self._servers.client).result(seconds_left(ends_at))
 
@@ -76,7 +76,7 @@ class Connections:
 
 
 class Exchange:
-    """Commands to some servers and their answers, until a deadline. Connections are reused if nothing failed."""
+    """Commands to some servers and their answers, until a deadline. Connections are reused after success."""
 
     def __init__(self, connections: Connections, ends_at: float) -> None:
         self._from = connections

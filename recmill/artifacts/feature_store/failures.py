@@ -1,4 +1,4 @@
-"""What Redis refuses and what to do about it; and how long one that does not answer is left alone."""
+"""Explains refusals of Redis; a circuit breaker for servers that do not answer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from recmill.errors import StoreError
 
 _REST_SECONDS = 0.25  # how long the circuit breaker stays open
 _TIMEOUTS_IN_A_ROW = 3
-# What Redis refuses, without a word of the command: it may hold columns of users.
+# What Redis refuses, without quoting the command: it may hold columns of users.
 _OUT_OF_MEMORY = (
     "its memory is full. Raise maxmemory or load one side only (--side), then load again with --resume. "
     "Keep maxmemory-policy noeviction: others evict rows."
 )
 _BY_CODE = {
     "MISCONF": "it cannot save to its disk. Free the disk, or turn its snapshots off.",
-    "NOREPLICAS": "too few of its replicas are there.",
+    "NOREPLICAS": "too few of its replicas are connected.",
     "WRONGTYPE": "other values are under its keys. Use a prefix of their own (--prefix).",
 }
 
 
 def refusal_of(error: Exception) -> str | None:
-    """Why Redis refused a command and what to do about it; None when it gave no answer."""
+    """Why Redis refused a command and what to do about it; None when it did not answer."""
     from redis import exceptions as kinds
 
     if not isinstance(error, kinds.ResponseError) or isinstance(error, kinds.ClusterDownError):
@@ -33,7 +33,7 @@ def refusal_of(error: Exception) -> str | None:
     if isinstance(error, kinds.OutOfMemoryError):
         return _OUT_OF_MEMORY
     if isinstance(error, kinds.NoPermissionError):
-        return "its user may not. Give it read and write permission for these keys."
+        return "its user lacks permission. Give it read and write permission for these keys."
     if isinstance(error, kinds.ReadOnlyError):
         return "it is a replica. Name its master or its sentinels."
     if isinstance(error, kinds.AskError):
@@ -80,7 +80,7 @@ class CircuitBreaker:
             self.open_until = time.monotonic() + _REST_SECONDS
 
     def timed_out(self) -> None:
-        """One timeout may be due to a short deadline; several in a row are a failure of Redis."""
+        """Count a timeout. One may be due to a short deadline; several in a row are a failure of Redis."""
         with self.lock:
             self.timeouts += 1
             if self.timeouts >= _TIMEOUTS_IN_A_ROW:

@@ -1,4 +1,4 @@
-"""Fill a store: rows of a bundle, or raw rows of a Parquet file, chunk by chunk. An interrupted load can resume."""
+"""Fill a store with rows of a bundle, or raw rows of a Parquet file, in chunks. An interrupted load can resume."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LoadResult:
 
     side: Side
     num_rows: int  # written now
-    num_skipped: int  # that an earlier load had written
+    num_skipped: int  # written by an earlier load
     seconds: float
 
 
@@ -48,7 +48,7 @@ class _Progress(msgspec.Struct):
 
 
 def sides_to_load(bundle: Bundle, side: Side | Literal["both"]) -> tuple[Side, ...]:
-    """The side that is asked for; of both, those that the bundle has."""
+    """The requested side; by default, both that the bundle has."""
     if side != "both":
         return (side,)
     sides: tuple[tuple[Side, Entities | None], ...] = (("user", bundle.users), ("item", bundle.items))
@@ -64,7 +64,7 @@ def load(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[LoadResult]:
-    """Write every user or item, what deltas changed of them, then the bundle's version under `<prefix>:loaded`.
+    """Write every user or item, the changes of deltas, then the bundle's version under `<prefix>:loaded`.
 
     With `resume`, rows that an earlier load of the same bundle and file has written are skipped.
     """
@@ -80,7 +80,7 @@ def load(
 def load_at(
     features: str, bundle: Bundle, config: LoadConfig, progress: Progress | None = None
 ) -> tuple[str, list[LoadResult]]:
-    """The same for the address of a store: as it may be shown, without a password, and what was written."""
+    """`load` for the address of a store; returns the address without a password, and the results."""
     if config.parquet is not None and config.side == "both":
         raise RecmillError('A Parquet file holds rows of one side: "user" or "item".')
     store = RedisStore(features, bundle, config.prefix, timeout_seconds=10.0, ttl_seconds=config.ttl)
@@ -107,7 +107,7 @@ def _load_side(
     source = f"{bundle.version} {rows.name}"
     skipped = done = _rows_done(store, key, source) if resume else 0
     pace = Pace(rows_per_second)
-    # A bound on the rate is a bound on each burst too.
+    # The rate limit applies to each burst too.
     size = (
         ROWS_PER_CHUNK if rows_per_second is None else max(1, min(ROWS_PER_CHUNK, int(rows_per_second / 10)))
     )
@@ -122,7 +122,7 @@ def _load_side(
 
 
 def _load_deltas(store: RedisStore, bundle: Bundle, sides: tuple[Side, ...]) -> int:
-    """Write what deltas changed since the export, up to the first that is not whole; how many there are."""
+    """Write the changes of deltas since the export, up to the first incomplete one; returns their number."""
     from recmill.artifacts.bundle.delta import Delta, deltas_folder
 
     number, folder = 0, deltas_folder(bundle.path.parent, bundle.version)
@@ -154,7 +154,7 @@ def _rows_done(store: RedisStore, key: bytes, source: str) -> int:
 
 
 class BundleEntities:
-    """A side's own rows of a bundle, in the order of their indices."""
+    """The rows of one side of a bundle, in the order of their indices."""
 
     name = "bundle"
 
@@ -171,7 +171,7 @@ class BundleEntities:
 
 
 class ParquetEntities:
-    """Raw rows of a Parquet file, taken through the bundle's Plan. A column that it lacks is missing in every row."""
+    """Raw rows of a Parquet file, transformed by the bundle's Plan. An absent column is missing in every row."""
 
     def __init__(self, bundle: Bundle, side: Side, path: Path) -> None:
         self._entities = bundle.entities(side)
@@ -218,7 +218,7 @@ def _with_schema(rows: pl.DataFrame, entities: Entities, path: Path) -> pl.DataF
 
 
 def _column(rows: pl.DataFrame, name: str, dtype: pl.DataType, path: Path) -> pl.Series:
-    """A column as the bundle has it, or nulls. Polars' own error would quote values, which may be a user's."""
+    """A column in the bundle's type, or nulls. Polars' own error would quote values, which may be a user's."""
     if name not in rows.columns:
         return pl.Series(name, [None], dtype).new_from_index(0, rows.height)
     try:
@@ -231,7 +231,7 @@ def _column(rows: pl.DataFrame, name: str, dtype: pl.DataType, path: Path) -> pl
 
 
 def _digest_of(path: Path) -> str:
-    """Enough to tell one file from another: its size and its last bytes, where Parquet has its footer."""
+    """A digest that distinguishes files: of the size and the last bytes, where Parquet has its footer."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         file.seek(max(0, size - (1 << 20)))
@@ -247,7 +247,7 @@ class Pace:
         self._next_at = time.monotonic()
 
     def wait(self, num_rows: int) -> None:
-        """Return when these rows may be written."""
+        """Wait until these rows may be written."""
         now = time.monotonic()
         if now < self._next_at:
             self._sleep(self._next_at - now)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from recmill.artifacts.bundle.bundle import Bundle
 
 DEFAULT_PREFIX = "recmill"
-_NUM_BUCKETS = 64  # of a cluster: keys of one bucket lie together, so that one command fetches many
+_NUM_BUCKETS = 64  # of a cluster: keys of one bucket are on one node, so that one command fetches many
 _KEYS_PER_COMMAND = 1_000  # Redis executes one command at a time, so long ones delay all clients
 _PROBE_SECONDS = 0.25
 _LOADED_SECONDS = 1.0  # how long `is_loaded` is cached
@@ -35,7 +35,10 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
 class RedisStore:
-    """Rows that `recmill load` wrote, by id. StoreError when Redis does not answer in time; it reconnects by itself."""
+    """Rows written by `recmill load`, by id.
+
+    StoreError when Redis does not answer in time; reconnects automatically.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class RedisStore:
         self._writes = WriteQueue()
 
     def get(self, side: Side, ids: Sequence[Id], deadline_seconds: float) -> CodedRows:
-        """Features in the order of the ids; defaults for those that are not found."""
+        """Features in the order of the ids; defaults for unknown ids."""
         codec = self.codec(side)
         return codec.decode(self._fetch(self.keys(side, "f", ids), deadline_seconds))
 
@@ -70,7 +73,7 @@ class RedisStore:
         return self._raw_codec(side).decode(row)
 
     def is_loaded(self, deadline_seconds: float) -> bool:
-        """Whether `recmill load` has finished and its last key still exists; checked once a second at most."""
+        """Whether `recmill load` has finished and its last key still exists; checked at most once per second."""
         now = time.monotonic()
         if now >= self._ask_loaded_at:
             (version,) = self._fetch([self.loaded_key], deadline_seconds)
@@ -78,7 +81,7 @@ class RedisStore:
         return self._is_loaded
 
     def put(self, side: Side, raw: pl.DataFrame, features: pl.DataFrame) -> None:
-        """Write rows: raw columns with the id, and what the Plan makes of them. Known ones are replaced."""
+        """Write rows: raw columns with the id, and their features by the Plan. Known ones are replaced."""
         layout = self.codec(side).layout
         self.put_rows(side, raw, collate(features, layout, with_labels=False))
 
@@ -94,7 +97,7 @@ class RedisStore:
             for kind, values in (("f", features), ("r", columns)):
                 for key, value in zip(self.keys(side, kind, ids), values, strict=True):
                     pipeline.set(key, value, ex=self.ttl_seconds)
-            # An error that the client raises by itself quotes the command, and with it columns of a user.
+            # The client's own errors quote the command, and with it columns of a user.
             for answer in pipeline.execute(raise_on_error=False):
                 if isinstance(answer, Exception):
                     raise answer
@@ -102,7 +105,7 @@ class RedisStore:
                 self.servers.client.set(key, value)
 
     def value(self, key: bytes) -> bytes | None:
-        """A value of the store's own, such as which version was loaded."""
+        """A value of the store itself, such as the loaded version."""
         with self._calling():
             value: bytes | None = self.servers.client.get(key)
             return value
@@ -112,7 +115,7 @@ class RedisStore:
             self.servers.client.set(key, value)
 
     def loaded(self) -> str | None:
-        """The version of the bundle whose rows were loaded last; None when none were, or not to their end."""
+        """The version of the bundle that was loaded last; None without a completed load."""
         value = self.value(self.loaded_key)
         return value.decode() if value is not None else None
 
@@ -121,7 +124,7 @@ class RedisStore:
         return f"{self.prefix}:loaded".encode()
 
     def later(self, write: Callable[[], None], num_rows: int, wait_seconds: float) -> bool:
-        """Queue a write, which is retried until it succeeds; whether it did within this time."""
+        """Queue a write, which is retried until it succeeds; returns whether it succeeded within this time."""
         return self._writes.add(write, num_rows, wait_seconds)
 
     @property
@@ -238,7 +241,7 @@ class RedisStore:
             self._breaker.worked()
 
     def _rediscover(self) -> None:
-        """The slots of a cluster may have moved: discover its nodes again before the next command."""
+        """After a move of cluster slots, discover the nodes again before the next command."""
         self._connections.close_idle()
         self.servers.close()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from recmill.errors import StoreError
 
-MAX_ROWS = 100_000  # that may wait
+MAX_ROWS = 100_000  # limit of waiting rows
 _RETRY_SECONDS = 0.25
 _logger = logging.getLogger("recmill.artifacts.feature_store")
 
@@ -24,24 +24,24 @@ class _Write:
 
 
 class WriteQueue:
-    """Does writes one after the other in a thread of its own. They must be idempotent.
+    """Executes writes one after the other in a thread of its own. They must be idempotent.
 
-    One that fails with StoreError is tried again, and all others wait behind it; when there are too many rows, the
-    oldest are dropped.
+    A write that fails with StoreError is retried, and all later ones wait; when there are too many rows, the oldest
+    are dropped.
     """
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
         self.num_dropped = 0  # rows
         self._max_rows = max_rows
         self._waiting: deque[_Write] = deque()
-        self._failure = ""  # of the first write that waits
+        self._failure = ""  # of the first waiting write
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
     @property
     def num_rows(self) -> int:
-        """Rows that wait."""
+        """Number of waiting rows."""
         with self._changed:
             return sum(one.num_rows for one in self._waiting)
 
@@ -54,7 +54,10 @@ class WriteQueue:
         return "; ".join(problems) or None
 
     def add(self, write: Callable[[], None], num_rows: int, wait_seconds: float = 0.0) -> bool:
-        """Queue a write; whether it was done within this time. While the store fails, the call does not wait."""
+        """Queue a write; returns whether it was done within this time.
+
+        While the store fails, the call does not wait.
+        """
         one = _Write(write, num_rows)
         with self._changed:
             self._make_room(num_rows)
@@ -67,7 +70,7 @@ class WriteQueue:
         return waits and one.is_done.wait(wait_seconds)
 
     def close(self, seconds: float = 1.0) -> None:
-        """Write what waits, if the store is up, within this time."""
+        """Write what is queued, if the store is up, within this time."""
         ends_at = time.monotonic() + seconds
         with self._changed:
             while self._waiting and not self._failure and time.monotonic() < ends_at:

@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 _ROWS = "rows"
 _OPSET = 20
-_TOLERANCE = 1e-4  # of the check, against the largest value: sums in another order differ by far less
+_TOLERANCE = 1e-4  # of the check, relative to the largest value: another summation order differs by far less
 
 
 def write_graphs(learner: Ranker | Retriever, into: Path, owners: Mapping[str, str]) -> dict[str, Path]:
-    """Write the learner's graphs as `into`/<name>.onnx and give their paths by name.
+    """Write the learner's graphs as `into`/<name>.onnx and return their paths by name.
 
     `owners` has the owner of each feature: user, item or context; any other word counts as item.
     """
@@ -63,7 +63,7 @@ def write_graphs(learner: Ranker | Retriever, into: Path, owners: Mapping[str, s
 
 
 class Graphs:
-    """The graphs of a learner that goes on learning: traced when first written, after that only given new weights."""
+    """The graphs of a learner that keeps training: traced on the first write, later only given new weights."""
 
     def __init__(self, learner: Ranker | Retriever, owners: Mapping[str, str]) -> None:
         check_packages()
@@ -72,7 +72,7 @@ class Graphs:
         self._traced: dict[str, ModelProto] = {}
 
     def write(self, into: Path) -> dict[str, Path]:
-        """Write the graphs with the weights that the learner has now; each was run and agrees with torch."""
+        """Write the graphs with the learner's current weights; each is run and compared with torch."""
         into.mkdir(parents=True, exist_ok=True)
         self.learner.model.eval()
         with torch.no_grad():
@@ -89,7 +89,7 @@ class Graphs:
 
 
 def check_packages() -> None:
-    """Everything that writing graphs needs is installed, or an error with the line that installs it."""
+    """Check that everything needed for writing graphs is installed; the error names the install line."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         try:
             __import__(package)
@@ -99,7 +99,7 @@ def check_packages() -> None:
 
 @dataclass(frozen=True)
 class _Dense:
-    """What becomes a graph: a module that takes inputs by name, and their shapes, of which named sizes vary."""
+    """A module to export, with inputs by name, and their shapes with named free sizes."""
 
     module: nn.Module
     shapes: Mapping[str, Sequence[int | str]]
@@ -119,7 +119,7 @@ class _Dense:
 
     @property
     def free_sizes(self) -> dict[str, dict[int, str]]:
-        """Of each input, the axes whose size may change, with their names."""
+        """The free axes of each input, with their names."""
         return {
             name: {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
             for name, shape in self.shapes.items()
@@ -127,14 +127,14 @@ class _Dense:
 
 
 def _random_mask(size: Sequence[int], drawn: torch.Generator) -> Tensor:
-    """Of lists of any length, empty ones too."""
+    """A mask of lists of any length, including empty ones."""
     rows, length = size
     lengths = torch.randint(0, length + 1, (rows, 1), generator=drawn)
     return (torch.arange(length) < lengths).float()
 
 
 class _Whole(nn.Module):
-    """A model that is called with numbers, pooled, lists and wide, also when a recipe has no numbers."""
+    """Calls a model with numbers, pooled, lists and wide, also when a recipe has no numbers."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ def _tower(learner: Retriever, side: Side) -> _Dense:
 
 
 def _lists(prefix: str, num_rows: int | str, number: int, dim: int) -> dict[str, Sequence[int | str]]:
-    """Shapes of the lists that are not pooled, and of their masks."""
+    """Shapes of the unpooled lists, and of their masks."""
     shapes: dict[str, Sequence[int | str]] = {}
     for index in range(number):
         shapes[f"{prefix}list{index}"] = (num_rows, f"length{index}", dim)
@@ -212,7 +212,7 @@ def _lists(prefix: str, num_rows: int | str, number: int, dim: int) -> dict[str,
 def _shapes(
     prefix: str, num_rows: int | str, numbers: int, pooled: IndicesByDim, wide: int, dim: int
 ) -> dict[str, Sequence[int | str]]:
-    """Shapes of numbers, pooled and wide, of those that have any feature."""
+    """Shapes of numbers, pooled and wide, where there are such features."""
     every: dict[str, Sequence[int | str]] = {
         f"{prefix}numbers": (num_rows, numbers),
         **{
@@ -227,7 +227,7 @@ def _shapes(
 def _trace(name: str, part: _Dense) -> ModelProto:
     """The graph as torch traces it. Weights stay inputs of its nodes under their own names: nothing is folded.
 
-    By torch's first exporter where that gives the right answers: it takes a tenth of a second. By torch.export, which
+    Uses torch's first exporter where it gives the right answers, in a tenth of a second, and torch.export, which
     takes several seconds, for forwards that the first cannot trace.
     """
     with _quiet():
@@ -243,7 +243,7 @@ def _trace(name: str, part: _Dense) -> ModelProto:
 
 
 class _Positional(nn.Module):
-    """A module that takes its inputs in order instead of by name."""
+    """Adapts a module to positional inputs."""
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def _traced_by_script(part: _Dense) -> ModelProto | None:
     import onnx
 
     inputs, content = part.random_inputs(num_rows=3), io.BytesIO()
-    # A new module is in training mode, and the exporter gives that mode to all of its parts when it is done.
+    # A new module is in training mode, and the exporter restores that mode in all of its parts.
     positional = _Positional(part.module, list(inputs)).eval()
     try:
         torch.onnx.export(
@@ -309,7 +309,7 @@ def _traced_by_export(name: str, part: _Dense) -> ModelProto:
 
 
 def _set_weights(graph: ModelProto, module: nn.Module) -> bool:
-    """Give a traced graph the module's weights; whether every weight had the shape that the graph has."""
+    """Set the weights of a traced graph; returns whether every shape matched."""
     from onnx import numpy_helper
 
     weights = dict((*module.named_parameters(), *module.named_buffers()))
@@ -324,7 +324,7 @@ def _set_weights(graph: ModelProto, module: nn.Module) -> bool:
 
 
 def _agrees(graph: ModelProto, part: _Dense) -> bool:
-    """Whether the graph gives what the module gives, for one row and for several."""
+    """Whether graph and module agree, for one row and for several."""
     served = Graph(graph.SerializeToString())
     for num_rows in (1, 5):
         inputs = part.random_inputs(num_rows)
@@ -337,7 +337,7 @@ def _agrees(graph: ModelProto, part: _Dense) -> bool:
 
 
 def _without_notes(graph: ModelProto) -> ModelProto:
-    """Without what torch notes about its tracing: half of a small graph, and paths of the machine."""
+    """Remove torch's notes about its tracing: half of a small graph, and local paths."""
     parts = graph.graph
     for message in (graph, parts, *parts.node, *parts.input, *parts.output):
         del message.metadata_props[:]
@@ -347,7 +347,7 @@ def _without_notes(graph: ModelProto) -> ModelProto:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what went wrong underneath."""
+    """The first line of the underlying error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().split("\n")[0] or type(error).__name__
@@ -361,7 +361,7 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.onnx warns of packages it could use and of its own deprecations; errors are raised anyway."""
+    """Silence torch.onnx's warnings about optional packages and its own deprecations; errors are raised anyway."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""The layers of rankers that servers multiply without a graph: DLRM with `cat` or `dot`, and Wide & Deep."""
+"""The layers of rankers that servers compute without a graph: DLRM with `cat` or `dot`, and Wide & Deep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recmill.models.wide_deep import WideDeep
 
 
 def layers_of(ranker: Ranker) -> RankerLayers | None:
-    """The layers with the weights of now; None for a model that is more than them."""
+    """The layers with the current weights; None for a model that has others."""
     model, projections = ranker.model, _projections(ranker)
     if ranker.spec.sequences:
         return None

@@ -1,8 +1,8 @@
-"""Rankers cut in two: what depends on the user and the context alone is computed once, the rest for each item.
+"""Rankers split in two: the part of user and context is computed once, the rest for each item.
 
-They hold slices of a trained model's weights and give the same logits. Their inputs come by name: user_numbers,
-user_pooled and user_wide have one row, item_numbers, item_pooled and item_wide one for each of B items; lists that are
-not pooled are the user's: user_list0 and user_mask0. What a recipe has no features for is left out.
+They hold slices of a trained model's weights and give the same logits. Their inputs have names: user_numbers,
+user_pooled and user_wide have one row, item_numbers, item_pooled and item_wide one for each of B items; unpooled
+lists are the user's: user_list0 and user_mask0. Inputs without features are left out.
 
 Shapes: B items, X columns of a layer's input, D embedding size, U and I vectors of the user and the item part.
 """
@@ -25,7 +25,7 @@ from recmill.models.sequences import ListVectors
 from recmill.models.wide_deep import WideDeep
 
 Inputs = Mapping[str, Tensor]
-IndicesByDim = Mapping[int, Sequence[int]]  # of features with one embedding a row, among those of their dim
+IndicesByDim = Mapping[int, Sequence[int]]  # of features with one embedding per row, among those of their dim
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class FeatureIndices:
 
     @classmethod
     def of(cls, names: Sequence[str], owners: Mapping[str, str]) -> FeatureIndices:
-        """Features of users and of the context are the user part; all others, crossed ones too, the item part."""
+        """Features of users and of the context are the user part; all others, including crossed ones, the item part."""
         is_once = [owners.get(name, "context") in ("user", "context") for name in names]
         user = [index for index, once in enumerate(is_once) if once]
         item = [index for index, once in enumerate(is_once) if not once]
@@ -48,12 +48,12 @@ class FeatureIndices:
 
 
 def is_mask(name: str) -> bool:
-    """Whether an input says which elements of a list are real."""
+    """Whether an input is the mask of a list."""
     return name.removeprefix("user_").startswith("mask")
 
 
 def lists_of(inputs: Inputs, prefix: str = "") -> list[ListVectors]:
-    """The lists that are not pooled, in the model's order."""
+    """The unpooled lists, in the model's order."""
     number = sum(name.startswith(f"{prefix}list") for name in inputs)
     return [
         ListVectors(inputs[f"{prefix}list{index}"], inputs[f"{prefix}mask{index}"]) for index in range(number)
@@ -62,7 +62,7 @@ def lists_of(inputs: Inputs, prefix: str = "") -> list[ListVectors]:
 
 @dataclass(frozen=True)
 class Parts:
-    """A ranker's features by kind, each cut into its user part and its item part."""
+    """A ranker's features by kind, each split into its user part and its item part."""
 
     numbers: FeatureIndices
     pooled: FeatureIndices
@@ -70,7 +70,7 @@ class Parts:
 
 
 def split_model(model: nn.Module, parts: Parts) -> nn.Module:
-    """The model cut in two; one that has no cut of its own is given the user part again for each item."""
+    """The split model; one without an implementation gets the user part repeated for each item."""
     if isinstance(model, NumberRanker):
         return SplitNumbers(model, parts)
     if isinstance(model, WideDeep):
@@ -81,7 +81,7 @@ def split_model(model: nn.Module, parts: Parts) -> nn.Module:
 
 
 class ProjectedInputs(nn.Module):
-    """A module that reads embeddings of one dim, with inputs for each dim that the tables have.
+    """A module that reads embeddings of one dim, with inputs for each dim of the tables.
 
     `parts` has the features of each input by its prefix: user_ and item_, or all under an empty one.
     """
@@ -107,7 +107,7 @@ class ProjectedInputs(nn.Module):
 
 
 class SplitNumbers(nn.Module):
-    """A ranker of numbers: its model is cut, and what that gives is put on the labels' scale."""
+    """A numeric ranker: its model is split, and the result is put on the labels' scale."""
 
     def __init__(self, ranker: NumberRanker, parts: Parts) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class TiledModel(nn.Module):
 
 
 class SplitMLP(nn.Module):
-    """An MLP whose first layer is two: columns that are the same for all rows, and columns of each row.
+    """An MLP with a split first layer: columns that are the same for all rows, and columns of each row.
 
     Without columns of each row the result has one row, which stands for all.
     """
@@ -168,7 +168,7 @@ class SplitMLP(nn.Module):
 
 
 class SplitWideDeep(nn.Module):
-    """Wide & Deep: the first layer is two, and so is the sum of wide weights."""
+    """Wide & Deep with a split first layer, and a split sum of wide weights."""
 
     def __init__(self, model: WideDeep, parts: Parts) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class SplitWideDeep(nn.Module):
 
 
 class SplitDLRM(nn.Module):
-    """DLRM with `cat` or `dot`: the top's first layer is two, and products of user vectors are made once."""
+    """DLRM with `cat` or `dot`: the top's first layer is split, and products of user vectors are computed once."""
 
     def __init__(self, model: DLRM, parts: Parts) -> None:
         super().__init__()
@@ -231,9 +231,9 @@ class SplitDLRM(nn.Module):
 
 
 class SplitBottom(nn.Module):
-    """DLRM's bottom: all of it once when items have no numbers, else its first layer is two.
+    """DLRM's bottom: computed once when items have no numbers, else with a split first layer.
 
-    Gives (what stands for all rows, what each row has), of which at most one is there.
+    Returns (the value for all rows, the value of each row), of which at most one is present.
     """
 
     def __init__(self, mlp: MLP, numbers: FeatureIndices) -> None:
@@ -255,7 +255,7 @@ class SplitBottom(nn.Module):
 
 
 class _ColumnsOfPooled:
-    """Which columns of a layer's input the embedded features are: they stand side by side after `start`."""
+    """The columns of the embedded features in a layer's input, where they are contiguous from `start`."""
 
     def __init__(self, mlp: MLP, start: int, num_features: int) -> None:
         self.start = start
@@ -274,7 +274,7 @@ def _with_wide(logits: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _vectors(parts: Parts, once_below: bool) -> FeatureIndices:
-    """Indices among the vectors that interact; numbers are the first of them, if there are any."""
+    """Indices among the interacting vectors; numbers are the first of them, if there are any."""
     if not len(parts.numbers):
         return parts.pooled
     user, item = (tuple(index + 1 for index in indices) for indices in (parts.pooled.user, parts.pooled.item))
@@ -287,7 +287,7 @@ def _pairs_among(vectors: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _pair_columns(start: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """Columns of the pairs' products, which stand after `start` among those of all vectors."""
+    """Columns of the pairs' products, from `start`, among those of all vectors."""
     return [start + max(pair) * (max(pair) - 1) // 2 + min(pair) for pair in pairs]
 
 

@@ -1,4 +1,4 @@
-"""Conditions and expressions over the columns of a row: what requests and recipes may ask, and nothing else."""
+"""Conditions and expressions over the columns of a row, for requests and recipes."""
 
 from recmill.recipe.expressions.parse import parse_condition, parse_expression, parse_filter, parse_score
 from recmill.recipe.expressions.syntax import Node, columns_of

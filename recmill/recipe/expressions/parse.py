@@ -1,4 +1,4 @@
-"""Reads conditions and expressions: a grammar of our own, of which nothing can reach beyond the columns of one row.
+"""Parser of conditions and expressions, with a grammar that cannot access anything beyond the columns of one row.
 
     condition   := conjunction ("or" conjunction)*            conjunction := negation ("and" negation)*
     negation    := "not" negation | predicate
@@ -7,8 +7,8 @@
     sum         := product (("+" | "-" | "||") product)*      product := unary (("*" | "/" | "%") unary)*
     unary       := "-" unary | column | constant | "(" condition ")" | function "(" ... ")" | case | cast
 
-Signs and functions of the last two lines are for expressions of recipes; the conditions of requests have columns and
-constants in their place. What is read is bounded in length, depth and number of nodes, so the work for a row is too.
+Operators and functions of the last two lines are for expressions of recipes; conditions of requests have columns and
+constants in their place. Length, depth and number of nodes are bounded, and so is the work per row.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ MAX_DEPTH = 32
 MAX_NODES = 500
 MAX_PATTERN = 200
 _COMPARISONS = ("=", "<>", "<=", ">=", "<", ">")
-# Where an operand is expected, these can only be names; in scores, where "like" is a common one, without quotes.
+# Where an operand is expected, these can only be names, unquoted in scores, where "like" is common.
 _INFIX = ("and", "between", "ilike", "in", "is", "like", "or")
 _LONGEST_NAME = 100
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
 def parse_condition(text: str, kinds: Mapping[str, str]) -> Node:
-    """A condition over columns and constants, as requests bring them; raises ExpressionError with the place."""
+    """A condition over columns and constants, as in requests; raises ExpressionError with the offset."""
     return _truth(_Parser(text, kinds, computes=False).whole())
 
 
 def parse_filter(text: str, kinds: Mapping[str, str]) -> Node:
-    """A condition of a recipe, which may compute; raises ExpressionError with the place."""
+    """A condition of a recipe, which may compute; raises ExpressionError with the offset."""
     return _truth(_Parser(text, kinds, computes=True).whole())
 
 
 def parse_expression(text: str, kinds: Mapping[str, str]) -> Node:
-    """A value of each row; raises ExpressionError with the place."""
+    """An expression with a value for each row; raises ExpressionError with the offset."""
     return _Parser(text, kinds, computes=True).whole()
 
 
 def parse_score(text: str, tasks: Sequence[str]) -> Node:
-    """A number made of the probabilities of some tasks; raises ExpressionError with the place."""
+    """A number computed from task probabilities; raises ExpressionError with the offset."""
     node = _Parser(
         text, dict.fromkeys(tasks, "float"), computes=True, unquoted=set(tasks) & set(_INFIX)
     ).whole()
@@ -134,7 +134,7 @@ class _Parser:
         return ""
 
     def _made(self, node: Node) -> Node:
-        """Every node passes here, so that there are not too many of them."""
+        """Every node passes here, so that their number stays bounded."""
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES:
             raise ExpressionError(node.at, f"expected at most {MAX_NODES} columns, constants and operators")
@@ -148,7 +148,7 @@ class _Parser:
         self._depth -= 1
         return node
 
-    # truth
+    # boolean level
 
     def _disjunction(self) -> Node:
         return self._deeper(lambda: self._logic("or", lambda: self._logic("and", self._negation)))
@@ -330,7 +330,7 @@ class _Parser:
         self._made(node)
         return node
 
-    # what only expressions have
+    # only in expressions
 
     def _call(self) -> Node:
         token = self._take()
@@ -342,7 +342,7 @@ class _Parser:
         if name in rules.AGGREGATES:
             raise ExpressionError(
                 token.at,
-                f"{token}() looks at several rows at once; an expression must treat rows one by one. "
+                f"{token}() needs several rows at once; an expression must treat rows one by one. "
                 "Use aggregate, count or target for statistics",
             )
         if name not in rules.FUNCTIONS:

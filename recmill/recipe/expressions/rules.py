@@ -1,4 +1,4 @@
-"""Which kinds go together in conditions and expressions, and what comes out."""
+"""Type rules of conditions and expressions: valid combinations of kinds, and kinds of results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recmill.errors import ExpressionError
 from recmill.recipe.expressions.syntax import ColumnNode, Literal, Node
 from recmill.recipe.kinds import NUMBERS, element_of, is_list
 
-# A constant with a decimal point and no exponent is a decimal, and so is what whole numbers give with it. Quotients of
+# A constant with a decimal point and no exponent is a decimal, and so is its result with whole numbers. Quotients of
 # decimals are rounded.
 _NUMBERS = (*NUMBERS, "decimal")
 ANY_NUMBER = (*_NUMBERS, "null")
@@ -22,10 +22,10 @@ CAST_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class FunctionRule:
-    """What a function takes (kinds of each argument, None: any) and gives (None: what the arguments have in common).
+    """Kinds of each argument of a function (None: any), and of its result (None: the common kind of the arguments).
 
-    `num_optional` of the last parameters may be left out; `repeats` lets the last one come again and again;
-    `constants` are parameters that cannot depend on the row, and what they may be.
+    `num_optional` of the last parameters may be left out; `repeats` allows any number of the last one; `constants`
+    are parameters that cannot depend on the row, and their allowed values.
     """
 
     parameters: tuple[tuple[str, ...] | None, ...]
@@ -68,7 +68,7 @@ AGGREGATES = {
 
 
 def common_kind(nodes: Sequence[Node], doing: str) -> str:
-    """The kind that holds the values of all of them."""
+    """The common kind of several nodes."""
     found = "null"
     for node in nodes:
         if is_list(node.kind):
@@ -78,7 +78,7 @@ def common_kind(nodes: Sequence[Node], doing: str) -> str:
 
 
 def together(left: str, right: str) -> str | None:
-    """The kind that holds values of both; None when there is none."""
+    """The common kind of two kinds; None when there is none."""
     if "null" in (left, right):
         return right if left == "null" else left
     if left == right:
@@ -89,7 +89,7 @@ def together(left: str, right: str) -> str | None:
 
 
 def kind_of_result(operator: str, left: str, right: str) -> str:
-    """What arithmetic gives: whole numbers of whole numbers, except that their quotients are floats."""
+    """The kind of an arithmetic result: whole numbers give whole numbers, except that their quotients are floats."""
     kind = together(left, right)
     if kind in ("float", "decimal"):
         return kind
@@ -104,7 +104,7 @@ def _clash(nodes: Sequence[Node], node: Node, doing: str) -> str:
 
 
 def need(node: Node, kinds: Sequence[str], what: str) -> None:
-    """Raises when a node has none of these kinds."""
+    """Raise when a node has none of these kinds."""
     if node.kind not in kinds and not ("list" in kinds and is_list(node.kind)):
         raise ExpressionError(node.at, f"expected {what}, but {named(node)} is {node.kind}")
 
@@ -114,7 +114,7 @@ def need_truth(node: Node) -> None:
 
 
 def need_member(node: Node, lists: Node) -> None:
-    """Raises when a value cannot be an element of a list."""
+    """Raise when a value cannot be an element of a list."""
     need(lists, ("list",), "a column of lists")
     element = element_of(lists.kind)
     if is_list(node.kind) or together(node.kind, element) is None:
@@ -124,7 +124,7 @@ def need_member(node: Node, lists: Node) -> None:
 
 
 def need_result(node: Node, kind: str) -> None:
-    """Raises when the values of a whole expression cannot be of the kind that is wanted."""
+    """Raise when the result of a whole expression cannot have the requested kind."""
     if is_list(node.kind) != is_list(kind):
         raise ExpressionError(node.at, f"the expression gives {node.kind}, but its type is {kind}")
     if element_of(node.kind) == "text" and element_of(kind) != "text":

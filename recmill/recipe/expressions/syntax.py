@@ -1,4 +1,4 @@
-"""What conditions and expressions are made of, once they are read: a small tree whose every node has a kind.
+"""The syntax tree of conditions and expressions: a few node types, each with a kind.
 
 Kinds are those of columns (`recmill.recipe.kinds`), "decimal" (see rules.py), and "null" for a missing constant.
 """
@@ -39,7 +39,7 @@ class Literal(Node):
 
 @dataclass(frozen=True)
 class Logic(Node):
-    """`and` or `or` of two or more."""
+    """`and` or `or` of two or more operands."""
 
     operator: str
     operands: tuple[Node, ...]
@@ -84,7 +84,7 @@ class Member(Node):
 
 @dataclass(frozen=True)
 class Is(Node):
-    """Is null, true or false: the answer itself is never null."""
+    """`is` null, true or false: never null itself."""
 
     operand: Node
     value: bool | None
@@ -92,7 +92,7 @@ class Is(Node):
 
 @dataclass(frozen=True)
 class Like(Node):
-    """`%` stands for any text, `_` for any one character."""
+    """`%` matches any text, `_` any one character."""
 
     operand: Node
     pattern: str
@@ -129,13 +129,13 @@ class Case(Node):
 
 @dataclass(frozen=True)
 class CastNode(Node):
-    """To the node's kind; what cannot be converted is null."""
+    """Cast to the node's kind; values that cannot be converted become null."""
 
     operand: Node
 
 
 def columns_of(node: Node) -> list[str]:
-    """The columns that a tree reads, in the order of the text, each once."""
+    """The distinct columns that a tree reads, in the order of the text."""
     found: dict[str, None] = {}
     waiting = [node]
     while waiting:

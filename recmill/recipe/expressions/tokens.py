@@ -1,4 +1,4 @@
-"""Text to tokens: words, numbers, texts and signs, each with its place."""
+"""Tokens of a text: words, numbers, texts and operators, each with its offset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SAME = {"==": "=", "!=": "<>"}
 
 @dataclass(frozen=True)
 class Token:
-    """`kind` keyword has its word in lower case; a name may have been in double quotes."""
+    """A token. `kind` keyword has its word in lower case; a name may have been in double quotes."""
 
     kind: Literal["keyword", "name", "number", "text", "sign", "end"]
     text: str
@@ -40,7 +40,7 @@ class Token:
 
 
 def tokens_of(text: str) -> Iterator[Token]:
-    """Every token and the end. Raises ExpressionError where there is none."""
+    """All tokens and an end token. Raises ExpressionError for invalid text."""
     if len(text) > MAX_CHARACTERS:
         raise ExpressionError(
             MAX_CHARACTERS, f"expected at most {MAX_CHARACTERS:,} characters, got {len(text):,}"

@@ -23,7 +23,7 @@ from recmill.reporting.html.markup import Markup, joined, tag
 from recmill.reporting.html.numbers import written
 from recmill.reporting.html.scale import AxisScale
 
-_LETTER_WIDTH = 6.5  # of the labels under the bars, about
+_LETTER_WIDTH = 6.5  # approximate width of a letter in the labels
 
 
 def histogram_figure(chart: HistogramChart, number: int) -> Markup:
@@ -64,7 +64,7 @@ def bar_figure(chart: BarChart, number: int) -> Markup:
 
 
 def _from_zero(axis: Axis, lowest: float = 0.0) -> Axis:
-    """Bars grow from zero, so zero is on the axis."""
+    """Bars start at zero, so the axis includes it."""
     return Axis(axis.label, axis.scale, 0.0, axis.high) if axis.low is None and lowest >= 0 else axis
 
 
@@ -130,7 +130,7 @@ def _error_bar(frame: ChartFrame, x: float, value: float, margin: float) -> Mark
 
 
 def _labels(frame: ChartFrame, labels: tuple[str, ...]) -> Markup:
-    """Names under the bars, cut to their room; when there are many, only every so manieth."""
+    """Names under the bars, truncated to their width; when there are many, only every n-th."""
     room = (WIDTH - LEFT - RIGHT) / max(1, len(labels))
     every = max(1, math.ceil(_LETTER_WIDTH * 7 / room))
     letters = max(2, int(room * every / _LETTER_WIDTH))
@@ -154,7 +154,7 @@ def _cut(label: str, letters: int) -> str:
 
 
 def _ends(series: Heights) -> list[float]:
-    """What the axis must have room for."""
+    """The values that the axis must cover."""
     bars = [(value, margin) for value, margin in _with_margins(series) if math.isfinite(value)]
     return [end for value, margin in bars for end in (value, value + margin)]
 

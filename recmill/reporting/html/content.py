@@ -1,4 +1,4 @@
-"""What a report says, as plain values. How it looks is the business of `page` and the chart modules."""
+"""The content of a report, as plain values. `page` and the chart modules render it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing to know at a glance: a name, its value, and perhaps a few words about it."""
+    """A key figure: a name, its value, and perhaps a few words about it."""
 
     name: str
     value: Cell
@@ -19,17 +19,17 @@ class Fact:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Rows of cells. A column of numbers is aligned to the right; missing and infinite numbers show as a dash."""
+    """Rows of cells. A column of numbers is right-aligned; missing and infinite numbers show as a dash."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     title: str = ""
-    folded: bool = False  # shown only when asked for
+    folded: bool = False  # collapsed by default
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What one direction of a chart means; ends that are not given follow the data. `logit` is for probabilities."""
+    """An axis of a chart; missing ends follow the data. `logit` is for probabilities."""
 
     label: str
     scale: Literal["linear", "log", "logit"] = "linear"
@@ -39,12 +39,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """One named line through points, in the order given, or only the points; what is not finite leaves a gap."""
+    """A named line through points, in the given order, or only the points; values that are not finite leave a gap."""
 
     name: str
     x: tuple[float, ...]
     y: tuple[float, ...]
-    notes: tuple[str, ...] = ()  # words shown with each point, none or one for each
+    notes: tuple[str, ...] = ()  # texts of the points: none, or one for each
     dots: bool = False
     line: bool = True
 
@@ -96,7 +96,7 @@ Chart = LineChart | HistogramChart | BarChart
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a report; whatever it has appears in this order."""
+    """A section of a report; its parts appear in this order."""
 
     title: str
     text: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole page: what matters most as facts on top, then the sections."""
+    """A whole page: key figures on top, then the sections."""
 
     title: str
     facts: tuple[Fact, ...] = ()

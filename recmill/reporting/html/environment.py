@@ -1,4 +1,4 @@
-"""What a run ran on and with."""
+"""The environment of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recmill.reporting.machine import available_cores
 _CPU_INFO = Path("/proc/cpuinfo")
 _PACKAGES = ("torch", "numpy", "polars", "pyarrow")  # named when the run has loaded them
 
-# Instruction sets that decide how fast vectors and matrices are, on x86 and ARM.
+# Instruction sets that decide the speed of vector and matrix operations, on x86 and ARM.
 _SIMD = frozenset(
     {
         "sse4_2",
@@ -34,12 +34,12 @@ _SIMD = frozenset(
 
 
 def environment_section() -> Section:
-    """Python, packages, processor and date, as of now."""
+    """Python, packages, processor and date."""
     return Section("Environment", tables=(ReportTable(("what", "value"), tuple(environment().items())),))
 
 
 def environment() -> dict[str, str]:
-    """Name -> value; nothing in it names the machine or its user."""
+    """Name -> value; nothing in it identifies the machine or its user."""
     model, flags = cpu(_CPU_INFO)
     return {
         "recmill": __version__,
@@ -55,7 +55,7 @@ def environment() -> dict[str, str]:
 
 
 def cpu(info: Path) -> tuple[str, frozenset[str]]:
-    """Model name and feature flags, as Linux tells them; elsewhere what Python knows."""
+    """Model name and feature flags from Linux; elsewhere what Python reports."""
     if not info.is_file():
         return platform.processor() or platform.machine(), frozenset()
     fields: dict[str, str] = {}
@@ -67,7 +67,7 @@ def cpu(info: Path) -> tuple[str, frozenset[str]]:
 
 
 def _cores() -> str:
-    """How many we may use, and of how many."""
+    """The number of usable cores, and the total."""
     usable = available_cores()
     return f"{usable} of {os.cpu_count() or usable}"
 

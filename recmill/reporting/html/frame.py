@@ -1,4 +1,4 @@
-"""What all charts share: the picture's size, its axes, its legend, and the values shown under the pointer."""
+"""Common to all charts: the size of the picture, its axes, its legend, and the values shown on hover."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_COLOURS = 6
 
 @dataclass
 class Hovers:
-    """What to show where: for places along x, a heading and a line for each series."""
+    """Hover texts: for positions along x, a heading and a line for each series."""
 
     lines: dict[float, dict[int, tuple[float, str]]] = field(default_factory=dict)
     headings: dict[float, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class ChartFrame:
         return self.height - BOTTOM - share * (self.height - TOP - BOTTOM)
 
     def at(self, x: float, y: float) -> tuple[float, float] | None:
-        """The place of a point; None when an axis cannot show it."""
+        """The coordinates of a point; None outside of an axis."""
         across, up = self.x.place(x), self.y.place(y)
         return None if across is None or up is None else (self.across(across), self.up(up))
 
@@ -110,7 +110,7 @@ class ChartFrame:
 def picture(
     number: int, title: str, description: str, height: int, hovers: Hovers, axes: Markup, *shapes: Markup
 ) -> Markup:
-    """The SVG of one chart. Readers of screens get the title and the description."""
+    """The SVG of one chart. Screen readers get the title and the description."""
     body = shapes if hovers.lines else (_nothing(height),)
     return tag(
         "svg",
@@ -132,7 +132,7 @@ def figure(title: str, legend: Markup, svg: Markup) -> Markup:
 
 
 def legend(names: list[str], shapes: list[str], diagonal: str = "") -> Markup:
-    """Names beside their shapes (bar, line or dot) and colours; nothing when there is only one thing to name."""
+    """Names with their shapes (bar, line or dot) and colours; nothing when there is only one."""
     entries = [
         _entry(f"{shape} s{number % NUM_COLOURS}", name)
         for number, (name, shape) in enumerate(zip(names, shapes, strict=True))

@@ -51,7 +51,7 @@ def points_of(series: Series) -> list[Point]:
 
 
 def thinned(points: list[Point]) -> list[Point]:
-    """Few enough points to draw; the highest, the lowest and a gap of every stretch stay, so no spike is lost."""
+    """Reduce the points to draw; the highest, the lowest and a gap of every stretch stay, so no spike is lost."""
     if len(points) <= _MOST_POINTS:
         return points
     edges = [len(points) * part // (_MOST_POINTS // 3) for part in range(_MOST_POINTS // 3 + 1)]
@@ -59,7 +59,7 @@ def thinned(points: list[Point]) -> list[Point]:
 
 
 def _telling(points: list[Point], start: int, end: int) -> set[int]:
-    """Of a stretch, the lowest and the highest point and the first that cannot be shown."""
+    """The lowest and the highest point of a stretch, and the first that cannot be shown."""
     shown = [index for index in range(start, end) if math.isfinite(points[index][1])]
     gaps = [index for index in range(start, end) if not math.isfinite(points[index][1])]
     ordered = sorted(shown, key=lambda index: points[index][1])
@@ -67,7 +67,7 @@ def _telling(points: list[Point], start: int, end: int) -> set[int]:
 
 
 def described(chart: LineChart) -> str:
-    """The chart in words: of each line, how many points, from where to where, and how high."""
+    """A description of the chart: for each line, the number of points, its range, and its extremes."""
     return " ".join([f"{chart.y.label} over {chart.x.label}.", *map(_described, chart.series)])
 
 
@@ -99,7 +99,7 @@ def _line(frame: ChartFrame, points: list[Point], index: int, series: Series, ho
 
 
 def _pieces(frame: ChartFrame, points: list[Point]) -> Iterator[list[tuple[float, float]]]:
-    """Stretches of points that the axes can show, without the gaps between them."""
+    """Stretches of visible points, without the gaps between them."""
     piece: list[tuple[float, float]] = []
     for x, y, _ in points:
         place = frame.at(x, y)

@@ -1,11 +1,11 @@
-"""HTML that is safe by construction: whatever is not Markup already is escaped on its way in."""
+"""HTML that is safe by construction: everything that is not Markup already is escaped."""
 
 from __future__ import annotations
 
 import html
 import re
 
-# What neither HTML nor UTF-8 can hold: control characters and halves of surrogate pairs.
+# Characters that neither HTML nor UTF-8 can represent: control characters and lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _CHILDLESS = {"meta", "path", "line", "circle", "rect"}
 
@@ -24,7 +24,7 @@ def escaped(text: str) -> Markup:
 
 
 def tag(name: str, /, *children: str, **attributes: str | float | None) -> Markup:
-    """One element. In attribute names _ stands for -, but at the end for nothing (`class_`); None leaves one out."""
+    """One element. In attribute names _ stands for -, a final _ is dropped (`class_`); None leaves one out."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escaped(_text(value))}"'
         for key, value in attributes.items()

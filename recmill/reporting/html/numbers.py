@@ -1,4 +1,4 @@
-"""How numbers are written for people."""
+"""Formats numbers for people."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def is_number(cell: Cell) -> bool:
 
 
 def written(cell: Cell) -> str:
-    """One value on its own."""
+    """Format a single value."""
     return written_alike([cell])[0]
 
 
 def written_alike(cells: Sequence[Cell]) -> list[str]:
-    """Values of one column: fractions with as many decimals as the largest of them needs for four digits or so."""
+    """Format the values of a column: fractions with as many decimals as the largest needs for about four digits."""
     fractions = [abs(cell) for cell in cells if isinstance(cell, float) and math.isfinite(cell)]
     decimals = _decimals(max(fractions, default=0.0))
     return [_written(cell, decimals) for cell in cells]
@@ -49,7 +49,7 @@ def _written(cell: Cell, decimals: int | None) -> str:
 
 
 def short(value: float) -> str:
-    """A few characters, as beside an axis: 0.25, 1.5k, 2M."""
+    """A few characters, as on an axis: 0.25, 1.5k, 2M."""
     for size, unit in _UNITS:
         if abs(value) >= size:
             return f"{value / size:.4g}{unit}"

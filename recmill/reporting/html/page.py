@@ -1,4 +1,4 @@
-"""The page itself: one file that needs nothing else, on a screen, on a phone or on paper, by day or by night."""
+"""The page: one self-contained file for screens, phones and paper, with a dark mode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LEAST_SECTIONS_FOR_CONTENTS = 3
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Write the page; it is whole or not there."""
+    """Write the page atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, page(report))
 
@@ -61,7 +61,7 @@ def _own_file(name: str) -> str:
 
 
 def _policy(script: str) -> str:
-    """Browsers enforce it: whatever got into the page, nothing is fetched and only our script runs."""
+    """A policy that browsers enforce: whatever the page contains, nothing is fetched and only our script runs."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 

@@ -1,4 +1,4 @@
-"""From values to places along an axis, and the round values to mark there."""
+"""Maps values to positions along an axis, and chooses round tick values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class AxisScale:
-    """An axis with its ends decided."""
+    """An axis with fixed ends."""
 
     axis: Axis
     low: float
@@ -31,7 +31,7 @@ class AxisScale:
 
     @classmethod
     def fitted(cls, axis: Axis, values: Iterable[float], is_tight: bool) -> AxisScale:
-        """Room for all values that the axis can show; unless tight, the ends are round."""
+        """An axis for all values that it can show; unless tight, the ends are round."""
         shown = [value for value in values if _is_shown(axis, value)]
         low = min(shown, default=_default_ends(axis)[0]) if axis.low is None else axis.low
         high = max(shown, default=_default_ends(axis)[1]) if axis.high is None else axis.high
@@ -43,7 +43,7 @@ class AxisScale:
         return cls(axis, low, high)
 
     def place(self, value: float) -> float | None:
-        """Where a value is, from 0 to 1 between the ends; None when it cannot be shown."""
+        """The position of a value, from 0 to 1 between the ends; None when it cannot be shown."""
         if not _is_shown(self.axis, value):
             return None
         low, high = _bent(self.axis, self.low), _bent(self.axis, self.high)
@@ -100,9 +100,9 @@ def _apart(axis: Axis, low: float, high: float) -> tuple[float, float]:
 
 
 def _round_step(length: float) -> float:
-    """1, 2 or 5 times a power of ten, so that four to eight of it make the length."""
+    """1, 2 or 5 times a power of ten, so that four to eight steps cover the length."""
     power = 10.0 ** math.floor(math.log10(length / 4))
-    # The logarithm rounds: four times the power may come out a little above the length.
+    # The logarithm rounds: four times the power may slightly exceed the length.
     return next(power * factor for factor in (10, 5, 2, 1) if length / (power * factor) >= 4 - 1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Sections that the verbs put into their reports, from what they measured."""
+"""Sections of the stages' reports."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from recmill.reporting.html.content import (
 
 _MOST_SEGMENT_ROWS = 50
 _NUM_SCORE_BINS = 48
-_TAIL = 0.0005  # part of the rows that may lie beyond each end of the histogram
+_TAIL = 0.0005  # fraction of the rows that may lie beyond each end of the histogram
 _NUM_CURVE_POINTS = 200
 _OWN_NAMES = {"step", "time_ms"}
 
-# Names in a run's history that share a chart: title -> what the y axis says, and name -> what its line is called.
+# Names in a run's history that share a chart: title -> label of the y axis, and name -> label of its line.
 CURVES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "Loss": ("log loss", {"loss": "training", "log_loss": "held-out"}),
     "AUC": ("AUC", {"auc": "ROC AUC", "pr_auc": "PR AUC"}),
     "R2": ("R2", {"r2": "held-out"}),
     "Normalised entropy": ("normalised entropy", {"normalised_entropy": "held-out"}),
     "Throughput": ("samples per second", {"samples_per_second": "training"}),
-    "Waiting for data": ("share of the time", {"wait_share": "training"}),
+    "Data wait": ("share of the time", {"data_wait": "training"}),
 }
-_FROM_ZERO = {"Throughput", "Waiting for data"}
+_FROM_ZERO = {"Throughput", "Data wait"}
 
 
 def ranking_sections(
     sums: ScoreSums, segments: Mapping[str, Mapping[str, BinaryMetrics]] | None = None
 ) -> tuple[Section, ...]:
-    """How well probabilities fit the labels; `segments` are metrics by column and its value."""
+    """The fit of probabilities to the labels; `segments` are metrics by column and its value."""
     if not sums.num_rows:
         return (Section("Scores", ("No rows were measured.",)),)
     whole = Section(
@@ -63,7 +63,7 @@ def ranking_sections(
 
 
 def number_sections(sums: NumberSums) -> tuple[Section, ...]:
-    """How well predicted numbers fit the labels."""
+    """The fit of predicted numbers to the labels."""
     if not sums.num_rows:
         return (Section("Predictions", ("No rows were measured.",)),)
     metrics = sums.metrics()
@@ -104,7 +104,7 @@ def roc_chart(sums: ScoreSums) -> LineChart:
 
 
 def precision_recall_chart(sums: ScoreSums) -> LineChart:
-    """Precision over recall, with the precision of showing everything as the line to beat."""
+    """Precision over recall, with the precision of a random order as baseline."""
     true, shown = np.cumsum(sums.positives[::-1]), np.cumsum((sums.positives + sums.negatives)[::-1])
     recall = true / max(1, sums.num_positive)
     chosen = np.unique(np.searchsorted(recall, np.linspace(1 / _NUM_CURVE_POINTS, 1, _NUM_CURVE_POINTS)))
@@ -126,7 +126,7 @@ def precision_recall_chart(sums: ScoreSums) -> LineChart:
 
 
 def calibration_chart(sums: ScoreSums) -> LineChart:
-    """Observed over predicted rates, in buckets of about as many rows each."""
+    """Observed over predicted rates, in buckets of about equally many rows."""
     curve = sums.calibration_curve()
     highest = max((max(predicted, observed) for predicted, observed, _ in curve), default=1.0)
     end = min(1.0, highest * 1.05) or 1.0
@@ -142,7 +142,10 @@ def calibration_chart(sums: ScoreSums) -> LineChart:
 
 
 def score_histogram(sums: ScoreSums) -> HistogramChart:
-    """How scores of positives and negatives spread, each as shares of its own class; the outer bins hold the tails."""
+    """Distributions of the scores of positives and negatives, as fractions of each class.
+
+    The outer bins hold the tails.
+    """
     first, last = _score_range(sums.positives + sums.negatives)
     cuts = np.unique(np.linspace(first, last, _NUM_SCORE_BINS + 1).round().astype(int))
     classes = (("positives", sums.positives), ("negatives", sums.negatives))
@@ -156,7 +159,7 @@ def score_histogram(sums: ScoreSums) -> HistogramChart:
 
 
 def _score_range(rows: Array) -> tuple[int, int]:
-    """Bins between which nearly all rows are, and a little room on both sides."""
+    """A range that holds nearly all rows, with a little room on both sides."""
     room = NUM_BINS // 128
     total = np.cumsum(rows)
     first, last = np.searchsorted(total, np.array([_TAIL, 1 - _TAIL]) * total[-1])
@@ -172,7 +175,7 @@ def _shares(counts: Array, cuts: Array) -> tuple[float, ...]:
 
 
 def training_sections(history: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
-    """Curves over steps from the lines of a run's history; null leaves a gap, and unknown names get their own chart."""
+    """Curves over steps from a run's history; null leaves a gap, and unknown names get their own chart."""
     lines = [line for line in history if "step" in line and "event" not in line]
     if not lines:
         return (Section("Training", ("No steps were logged.",)),)
@@ -222,7 +225,7 @@ def retrieval_sections(
     margins: Mapping[str, float] | None = None,
     comparison: Mapping[str, Mapping[str, float]] | None = None,
 ) -> tuple[Section, ...]:
-    """Metrics such as recall@10 over users, and the same of other contestants by name."""
+    """Metrics such as recall@10 over users, and those of other contestants by name."""
     margins, comparison = margins or {}, comparison or {}
     table = ReportTable(
         ("metric", "mean over users", "± 95%"),
@@ -252,7 +255,7 @@ def _cutoff_charts(means: Mapping[str, float]) -> tuple[LineChart, ...]:
 def _comparison_section(
     means: Mapping[str, float], margins: Mapping[str, float], comparison: Mapping[str, Mapping[str, float]]
 ) -> Section:
-    """A chart for each kind of metric that others have too; the table holds everything."""
+    """A chart for each kind of metric that others have too; the table holds all."""
     everyone = {"this run": means, **comparison}
     shared = [name for name in means if any(name in found for found in comparison.values())]
     charts = []
@@ -287,9 +290,9 @@ def tradeoff_chart(
     front: Sequence[tuple[float, float, str]],
     own: Sequence[tuple[float, float, str]] = (),
 ) -> LineChart:
-    """Every trial as a point (cost, quality, what to say about it), and a line through those that nothing beats.
+    """Every trial as a point (cost, quality, text), and a line through the Pareto front.
 
-    `own` is where the search began: the recipe as it was.
+    `own` is the starting point: the recipe itself.
     """
     series = [_points("front", sorted(front)), _points("trials", trials, line=False)]
     series += [_points("recipe as it was", own, line=False)] if own else []
@@ -300,7 +303,7 @@ def tradeoff_chart(
 def slice_chart(
     key: str, quality: str, trials: Sequence[tuple[float, float, str]], is_log: bool
 ) -> LineChart:
-    """Quality over the values that one key had."""
+    """Quality over the values of one key."""
     axis = Axis(key, "log" if is_log else "linear")
     return LineChart(key, axis, Axis(_spaced(quality)), (_points("trials", trials, line=False),))
 
@@ -320,7 +323,7 @@ def tables_section(statistics: Sequence[Mapping[str, Cell]]) -> Section:
 
 
 def recipe_section(text: str) -> Section:
-    """The recipe as it was run."""
+    """The recipe of the run."""
     return Section("Recipe", code=text)
 
 

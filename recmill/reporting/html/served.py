@@ -1,4 +1,4 @@
-"""What a report shows of served lists: first of all whether they beat what is simpler."""
+"""The section about served lists: first of all whether they beat simpler baselines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def served_facts(served: Mapping[str, Any]) -> tuple[Fact, ...]:
 
 
 def served_sections(served: Mapping[str, Any]) -> tuple[Section, ...]:
-    """Lists beside baselines, by group of users, by stage, and what recall was fitted to be."""
+    """Lists next to baselines, by group of users, by stage, and the fitted parameters of recall."""
     metrics, names = served["metrics"], [name for name in _SHOWN if name in served["metrics"]]
     lists = {"served": metrics, **served["baselines"]}
     mean, margin = served["differences"]["popular"]

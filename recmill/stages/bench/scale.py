@@ -156,7 +156,7 @@ def _train_entry(setup: TrainSetup, runs: list[Result]) -> Result:
         "workers": setup.workers,
         "threads": setup.threads,
         "samples_per_second": median_and_range([run["samples_per_second"] for run in runs]),
-        "data_wait": round(statistics.median(run["wait_share"] for run in runs), 3),
+        "data_wait": round(statistics.median(run["data_wait"] for run in runs), 3),
         "wire_bytes_per_sample": round(statistics.median(wire_bytes)),
         "auc": round(statistics.median(run["metrics"]["auc"] for run in runs), 4),
     }

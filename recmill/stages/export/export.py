@@ -59,7 +59,7 @@ class ExportResult:
     num_rows: int  # read from the log
     num_bad: int
     seconds: float
-    was_there: bool = False
+    was_complete: bool = False
     removed: tuple[str, ...] = ()  # older versions
 
 
@@ -80,8 +80,8 @@ def export(
     version = _version(folder, chosen, inputs, options)
     num_rows = num_bad = 0
     with exporting(into):
-        was_there = is_whole(into / version)
-        if not was_there:
+        was_complete = is_whole(into / version)
+        if not was_complete:
             with written_aside(into, version) as aside:
                 sampled = products.SAMPLED_ROWS if options.products == "int8" else SAMPLED_ROWS
                 snapshot = read_snapshot(
@@ -100,7 +100,7 @@ def export(
             set_current(into, version)
         removed = keep_newest(into, options.keep) if options.keep is not None else []
     bundle = Bundle.open(into / version)
-    return ExportResult(bundle, num_rows, num_bad, time.monotonic() - started, was_there, tuple(removed))
+    return ExportResult(bundle, num_rows, num_bad, time.monotonic() - started, was_complete, tuple(removed))
 
 
 def export_at(

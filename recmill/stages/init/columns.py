@@ -1,4 +1,4 @@
-"""The columns of a file: a sample of its rows, and what each column holds."""
+"""Column profiles of a file: a sample of its rows, and the type and format of each column."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ColumnType = Literal["int", "float", "text", "bool", "time"]
 
 _SAMPLE_BYTES = 64 << 20
 _SAMPLE_ROWS = 2_000_000
-_LOOKED_AT = 5_000  # values that formats of times are tried on
+_LOOKED_AT = 5_000  # values that time formats are tried on
 _INT = r"^-?(0|[1-9]\d{0,17})$"
 _POINT_ZERO = r"^-?(0|[1-9]\d{0,14})\.0$"
 _FLOAT = r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?$"
@@ -44,14 +44,14 @@ _LIST_SEPARATORS = ("|", "; ", ";", ", ", ",")
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """What a column holds, as far as the sample tells."""
+    """The type and values of a column, as far as the sample shows."""
 
     name: str
     type: ColumnType
     values: pl.Series = field(repr=False)  # typed; times as seconds since 1970
-    time_formats: tuple[str, ...] = ()  # that fit all values, if it takes one
+    time_formats: tuple[str, ...] = ()  # time formats that fit all values, if it needs one
     list_separator: str = ""
-    in_file: str = ""  # its name there, if it got another one
+    in_file: str = ""  # its name in the file, if it was renamed
 
     @cached_property
     def present(self) -> pl.Series:
@@ -77,7 +77,7 @@ class ColumnProfile:
 
 @dataclass(frozen=True)
 class FileProfile:
-    """A file, how it is read, and its columns; those that no recipe can name are `left_out`, with the reason."""
+    """A file, its format, and its columns; columns that no recipe can name are in `left_out`, with the reason."""
 
     path: str
     form: FileFormat
@@ -89,14 +89,14 @@ class FileProfile:
 
     @property
     def has_names(self) -> bool:
-        """Whether its columns have names of their own."""
+        """Whether the file has column names of its own."""
         return self.form.header or self.form.format != "delimited"
 
     def named(self, name: str) -> ColumnProfile | None:
         return next((column for column in self.columns if column.name == name), None)
 
     def renamed(self, names: dict[str, str]) -> FileProfile:
-        """With other names for some columns."""
+        """The file with other names for some columns."""
         columns = tuple(
             replace(column, name=names[column.name], in_file=column.name if self.has_names else "")
             if names.get(column.name, column.name) != column.name
@@ -114,7 +114,7 @@ def profile(
     known: tuple[str, ...] = (),
     max_bad: float = 0.0,
 ) -> FileProfile:
-    """Read a file's first rows, up to 64 MB, by what it is found to be."""
+    """Sample a file's first rows, up to 64 MB, in the format that is detected."""
     file = _find(path)
     form = sniff(file, separator, header, known)
     if form.format == "parquet":
@@ -144,7 +144,7 @@ def _of_delimited(path: str, file: LogFile, form: FileFormat, max_bad: float) ->
     names = [name for name in form.names if name not in unusable]
     if not names:
         raise LogError(
-            f"{path}: its header has no usable names: {', '.join(form.names[:8])}. Name the columns."
+            f"{path}: its header has no valid names: {', '.join(form.names[:8])}. Name the columns."
         )
     if unusable and not form.header:
         raise AssertionError("columns without a header are named by us")
@@ -185,7 +185,7 @@ def _why(name: str, form: FileFormat) -> str:
 
 
 def _is_usable(name: str) -> bool:
-    """Whether recipes can name a column so."""
+    """Whether recipes can use this column name."""
     return (
         bool(name)
         and "," not in name
@@ -216,12 +216,12 @@ def _printable(text: bytes) -> str:
 
 
 def profile_text(texts: pl.Series, is_json: bool = False) -> ColumnProfile:
-    """What texts hold: numbers, times, true and false, lists or text. Texts of JSON are never numbers."""
+    """The type of text values: numbers, times, booleans, lists or text. Texts of JSON are never numbers."""
     present = texts.drop_nulls()
     unique = present.unique(maintain_order=True) if len(present) > _LOOKED_AT else present
     name = texts.name
     if len(present) and not is_json:
-        # 17850.0 is how pandas writes a whole number beside missing ones.
+        # pandas writes whole numbers next to missing ones as 17850.0.
         has_points = _all(unique, _POINT_ZERO)
         if has_points or _all(unique, _INT):
             return ColumnProfile(
@@ -261,27 +261,27 @@ def _formats() -> tuple[str, ...]:
 
 
 def _different(texts: pl.Series, formats: list[str]) -> list[str]:
-    """Formats that read these texts as different times."""
-    found: dict[tuple[float, ...], str] = {}
+    """Formats that parse these texts to different times."""
+    by_result: dict[tuple[float, ...], str] = {}
     for format in formats:
-        found.setdefault(tuple(parse_times(texts, format)[0].to_list()), format)
-    return list(found.values())
+        by_result.setdefault(tuple(parse_times(texts, format)[0].to_list()), format)
+    return list(by_result.values())
 
 
 def _list_separator(texts: pl.Series) -> str:
-    """What separates the elements of a text that is a list, such as `Action|Drama`."""
+    """The separator of a text that is a list, such as `Action|Drama`."""
     for separator in _LIST_SEPARATORS:
         has_several = texts.str.contains(separator, literal=True)
         if len(texts) < 2 or has_several.mean() < 0.2:  # type: ignore[operator]
             continue
         elements = texts.str.split(separator).explode()
-        # Sentences have commas too, but their parts do not come back.
+        # Sentences have commas too, but their parts do not recur.
         if elements.str.len_chars().mean() < 30 and elements.n_unique() < 0.5 * len(elements):  # type: ignore[operator]
             return separator
     return ""
 
 
-# frames with types of their own
+# typed frames
 
 
 def _of_parquet(path: str, file: LogFile, form: FileFormat) -> FileProfile:
@@ -348,7 +348,7 @@ def _profile_typed(values: pl.Series, is_json: bool = False) -> ColumnProfile:
         return ColumnProfile(name, "int", values.cast(pl.Int64))
     if dtype.is_float() or dtype.is_decimal():
         numbers = values.cast(pl.Float64).fill_nan(None)
-        # How pandas writes whole numbers beside missing ones.
+        # pandas writes whole numbers next to missing ones like this.
         is_whole = (
             len(numbers.drop_nulls()) > 0 and bool((numbers.drop_nulls() % 1 == 0).all()) and not is_json
         )

@@ -1,4 +1,4 @@
-"""The config of init: what is given is not guessed."""
+"""The config of init: a given value replaces a guess."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -9,7 +9,7 @@ from recmill.logs.config import DEFAULT_MAX_BAD
 
 @dataclass(frozen=True, kw_only=True)
 class InitConfig:
-    """Which columns are what; without them, the files tell. Columns without a header have numbers, from 1."""
+    """Which column has which role; without these, the files decide. Columns without a header are numbered from 1."""
 
     user: Annotated[str | None, Flag("the column of users (default: by its name)", metavar="COLUMN")] = None
     item: Annotated[str | None, Flag("the column of items (default: by its name)", metavar="COLUMN")] = None

@@ -1,4 +1,4 @@
-"""All that is decided about a log before its recipe is written: split, features, models and their sizes."""
+"""Decisions about a log before its recipe is written: split, features, models and their sizes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from recmill.stages.init.positives import Positives
 from recmill.stages.init.roles import TimeColumn, seconds_of
 from recmill.stages.init.sides import Role, SideFile, is_category
 
-_ENOUGH_USERS = 200  # who are known before a cut by time and come back after it
+_ENOUGH_USERS = 200  # users known before a cut by time who must come back after it
 _MAX_CONTEXT = 20
-_TRAINED_ROWS = 2_000_000  # positive rows that training sees: about a minute
+_TRAINED_ROWS = 2_000_000  # positive rows per training run: about a minute
 _SMALL_LOG = 50_000
 _STEPS_IN_EPOCH = 50
 _MANY_IDS, _RARE = 50_000, 0.3
@@ -27,7 +27,7 @@ _MANY_IDS, _RARE = 50_000, 0.3
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """How large the towers are and how long they train."""
+    """The sizes of the towers, and how long they train."""
 
     embedding_dim: int
     batch_size: int
@@ -37,7 +37,7 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class Decisions:
-    """A log, its columns' roles, and what follows from them."""
+    """A log, its columns' roles, and the decisions that follow."""
 
     events: FileProfile
     user: ColumnProfile
@@ -76,19 +76,19 @@ class Decisions:
     # columns
 
     def min_count(self, key: ColumnProfile) -> int:
-        """2 for ids of which many occur once: one row tells nothing of a vector, and most of the work is for them."""
+        """2 for ids of which many occur once: one row cannot train a vector, and they would be most of the work."""
         if key.num_unique < _MANY_IDS:
             return 1
         once = int((key.present.value_counts(name="rows")["rows"] == 1).sum())
         return 2 if once >= _RARE * key.num_unique else 1
 
     def missing(self, column: ColumnProfile) -> float:
-        """The share of rows that have no value of it."""
+        """The fraction of rows without a value in it."""
         return 1 - len(column.present) / max(1, len(column.values))
 
     @property
     def context(self) -> list[ColumnProfile]:
-        """Columns of the events that are known when a request comes; only a ranker has a use for them."""
+        """Columns of the events that are known at request time; only a ranker uses them."""
         if not self.positives.has_impressions:
             return []
         roles = {self.user.name, self.item.name, *(column.name for column in self.label_columns)}
@@ -111,7 +111,7 @@ class Decisions:
         return [column.name for column in self.events.columns if column.name not in used]
 
     def columns_of(self, side: SideFile) -> list[ColumnProfile]:
-        """The columns of a side table: those that the rows do not have already; all, for a file without a header."""
+        """The columns of a side table that the rows do not have already; all, for a file without a header."""
         if not side.file.has_names:
             return list(side.file.columns)
         taken = {column.name for column in self.used_columns} - {side.key.name}
@@ -135,14 +135,14 @@ class Decisions:
 
     @property
     def numbers(self) -> list[ColumnProfile]:
-        """Numbers that the ranker reads."""
+        """Numeric features of the ranker."""
         if not self.positives.has_impressions:
             return []
         of_sides = [c for s in self.sides for c in s.others if c.type == "float" and c in self.columns_of(s)]
         return [*of_sides, *(column for column in self.context if column.type == "float")]
 
     def type_of(self, column: ColumnProfile) -> ColumnType:
-        """As the recipe has it. Ids that are numbers here may be texts in rows that were not looked at."""
+        """The type in the recipe. Numeric ids may be text in rows outside the sample."""
         if self.time is not None and column.name == self.time.name:
             return "time" if self.time.is_time else column.type
         for key, role in ((self.user, "user"), (self.item, "item")):
@@ -168,7 +168,7 @@ class Decisions:
     def split(self) -> Holdout:
         if self.time is None:
             return Holdout(by="random", column=self.user.name, held_out=0.2, halve=True)
-        # The last impression of a user is rarely a positive row, so impressions are always cut by time.
+        # A user's last impression is rarely a positive row, so impressions are always cut by time.
         if self.time.is_time and (self.positives.has_impressions or self._users_come_back):
             return Holdout(by="time", column=self.time.name, held_out=0.2, halve=True)
         return Holdout(by="last", column=self.user.name, order=self.time.name)
@@ -188,7 +188,7 @@ class Decisions:
 
     @cached_property
     def _users_come_back(self) -> bool:
-        """Whether a cut by time leaves enough users whose past is known."""
+        """Whether enough users after a cut by time have history before it."""
         assert self.time is not None
         rows = pl.DataFrame([self.user.values.alias("user"), seconds_of(self.time).alias("time")])
         rows = rows.filter(self.is_positive).drop_nulls()
@@ -227,6 +227,6 @@ class Decisions:
 
 
 def _batch_size(num_positive: int) -> int:
-    """The power of two nearest to so many rows that an epoch has about fifty steps, from 64 to 1024."""
+    """The power of two nearest to the size that gives about fifty steps per epoch, from 64 to 1024."""
     nearest = 1 << round(math.log2(max(1.0, num_positive / _STEPS_IN_EPOCH)))
     return min(max(nearest, 64), 1024)

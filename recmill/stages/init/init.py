@@ -1,4 +1,4 @@
-"""init: look at files of rows, decide what they are, and write a recipe that a person can edit."""
+"""init: profile files of rows, decide their roles, and write a recipe for a person to edit."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class InitResult:
-    """A recipe as text and as what it means, the directory that its files are in, and what was decided."""
+    """A recipe as text and parsed, the directory of its files, and the decisions behind it."""
 
     text: str
     recipe: Recipe
     data: str
     lines: tuple[str, ...]
     max_bad: float
-    titles: tuple[str, ...] = ()  # columns that people call items by
+    titles: tuple[str, ...] = ()  # names of columns that hold what people call items
 
 
 def init(files: Sequence[str], config: InitConfig, name: str | None = None) -> InitResult:
-    """A recipe for a log and the files of items and users beside it.
+    """Write a recipe for a log and the files of items and users that belong to it.
 
-    Raises Unclear for what the files do not tell, and LogError for files that cannot be read.
+    Raises Unclear for questions that the files do not answer, and LogError for files that cannot be read.
     """
     events = _profile_events(files[0], config)
     others = [profile(path, known=KNOWN, max_bad=config.max_bad) for path in files[1:]]
@@ -88,14 +88,14 @@ def _profile_events(path: str, config: InitConfig) -> FileProfile:
 
 
 def _separator(given: str | None) -> str | None:
-    """As a shell passes it: \\t is a tab."""
+    """The separator as a shell passes it: \\t is a tab."""
     return None if given is None else given.replace("\\t", "\t").replace("\\x01", "\x01")
 
 
 def decide(
     events: FileProfile, others: Sequence[FileProfile], config: InitConfig, file_names: tuple[str, ...]
 ) -> Decisions:
-    """What the columns are, and all that follows from it."""
+    """Decide the columns' roles, and everything that follows from them."""
     if not events.has_names:
         events, config = _named_by_values(events, others, config)
     user = find_key(events, "user", config.user, [config.item or ""])
@@ -103,7 +103,7 @@ def decide(
     if user.name == item.name:
         raise Unclear(f'{events.path}: user and item are both "{user.name}".', "item")
     keys = (user.name, item.name)
-    # Whether a number orders events or is a position on a page depends on whether there are impressions.
+    # A number may order events or be a position on a page; the presence of impressions decides.
     first = find_time(events, config.time, config.time_format, keys, has_impressions=True)
     taken = keys if first is None else (*keys, first.name)
     positives = find_positives(events, config.positive, taken)
@@ -117,12 +117,12 @@ def decide(
 def _named_by_values(
     events: FileProfile, others: Sequence[FileProfile], config: InitConfig
 ) -> tuple[FileProfile, InitConfig]:
-    """A log without a header with names for what its values tell: user, item, time, rating or label."""
-    found = find_keys_by_values(events, others) if config.user is None or config.item is None else {}
+    """Name the columns of a log without a header by their values: user, item, time, rating or label."""
+    by_values = find_keys_by_values(events, others) if config.user is None or config.item is None else {}
     keys: dict[Role, str] = {}
     roles: tuple[tuple[Role, str | None], ...] = (("user", config.user), ("item", config.item))
     for role, given in roles:
-        keys[role] = find_key(events, role, given or found.get(role), keys.values()).name
+        keys[role] = find_key(events, role, given or by_values.get(role), keys.values()).name
     names: dict[str, str] = {name: role for role, name in keys.items()}
     if config.time not in (None, NO_TIME):
         names[column_named(events, str(config.time), "time").name] = "time"
@@ -141,7 +141,7 @@ def _named_by_values(
 
 
 def data_directory(files: Sequence[str]) -> str:
-    """The directory below which all files are."""
+    """The common directory of all files."""
     folders = [os.path.dirname(os.path.abspath(path)) for path in files]
     common = os.path.commonpath(folders)
     relative = os.path.relpath(common)
@@ -153,13 +153,13 @@ def _names_below(data: str, files: Sequence[str]) -> tuple[str, ...]:
 
 
 def name_for(path: str) -> str:
-    """A recipe's name for a file: `runs/My Events.csv.gz` -> My-Events."""
+    """A file's name as a recipe name: `runs/My Events.csv.gz` -> My-Events."""
     stem = os.path.basename(path).partition(".")[0]
     return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "mine"
 
 
 def _check_first_rows(recipe: Recipe, data: str, max_bad: float) -> None:
-    """The recipe reads the files as they were read here; if not, the guess is wrong and not the file."""
+    """Check that the recipe parses the files like the sample; a failure means a wrong guess, not a bad file."""
     specs: dict[str, Log | SideTable] = {"log": recipe.log, **recipe.tables}
     for name, spec in specs.items():
         report = describe_files(spec, data)
@@ -173,11 +173,11 @@ def _check_first_rows(recipe: Recipe, data: str, max_bad: float) -> None:
             )
 
 
-# what was decided, in words
+# the decisions in words
 
 
 def _describe(decided: Decisions) -> Iterator[str]:
-    """At most 18 lines."""
+    """A summary of at most 18 lines."""
     events = decided.events
     yield f"read   {_file_line(events)}"
     for side in decided.sides[:3]:

@@ -1,4 +1,4 @@
-"""Names that tell what a column is, as `plain_name` gives them: in lower case, without signs."""
+"""Column names that reveal a role, as `plain_name` gives them: lower case, without punctuation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ def words(*texts: str) -> tuple[str, ...]:
     return tuple(word for text in texts for word in text.split())
 
 
-# Of several columns, the one that is in the first group that has any.
+# Groups in order of preference: the first group that matches any column wins.
 USERS = (
     words("user userid uid useridx userkey"),
     words(
@@ -62,7 +62,7 @@ NEGATIVE_EVENTS = words(
 VIEW_EVENTS = words("view views pv pageview")
 CLICK_EVENTS = words("click clicks clicked")
 
-# What is known when a request comes. Other columns may be outcomes, such as is_like, which would leak the label.
+# Columns known at request time. Other columns may be outcomes, such as is_like, which would leak the label.
 CONTEXTS = words(
     "device platform browser hour weekday dayofweek page position slot rank country region city language locale",
     "channel source referrer campaign placement tab section network connection price discount",
@@ -71,7 +71,7 @@ CONTEXTS = words(
 USER_FILES = words("user customer member account visitor client reviewer person people profile")
 ITEM_FILES = ("item", *_NOUNS)
 
-# What else a header has.
+# Other common header words.
 _OTHERS = words("genre genres category brand price name age")
 KNOWN = tuple(
     name

@@ -25,22 +25,22 @@ from recmill.stages.init.names import (
 from recmill.stages.init.roles import Unclear
 
 ALL = "all"
-_HIGH = 0.75  # of the scale: 4 of 1..5, 8 of 1..10
-_UNRATED = 0.3  # share of zeros from which a zero means that nothing was rated
+_HIGH = 0.75  # fraction of the rating scale: 4 of 1..5, 8 of 1..10
+_UNRATED = 0.3  # fraction of zeros from which a zero means "not rated"
 
 
 @dataclass(frozen=True)
 class Positives:
-    """A condition over the log's columns, or None when every row counts; and why."""
+    """A condition over the log's columns, or None when every row is positive; and the reason."""
 
     sql: str | None
     why: str
     share: float = 1.0
-    has_impressions: bool = False  # whether the other rows are items that were shown and not wanted
+    has_impressions: bool = False  # whether the other rows are impressions without interest
 
 
 def find_positives(events: FileProfile, given: str | None, taken: tuple[str, ...]) -> Positives:
-    """What --positive says, a label, a rating, a kind of event, or every row."""
+    """Decide by --positive, a label, a rating, a kind of event, or take every row."""
     if given is not None:
         return _given(events, given)
     left = [column for column in events.columns if column.name not in taken and len(column.present)]
@@ -48,21 +48,21 @@ def find_positives(events: FileProfile, given: str | None, taken: tuple[str, ...
     labels = [column for column in left if column.plain in LABELS and is_binary(column)]
     ratings = [column for column in left if column.plain in RATINGS]
     kinds = [column for column in left if column.plain in EVENTS and column.num_unique <= 50]
-    found = clicks if len(clicks) == 1 else [*clicks, *labels, *ratings]
-    found = found or kinds
-    if not found:
+    candidates = clicks if len(clicks) == 1 else [*clicks, *labels, *ratings]
+    candidates = candidates or kinds
+    if not candidates:
         return Positives(None, "every row is an interaction")
-    if len(found) > 1:
-        options = [f'"{_example(column)}"' for column in found]
+    if len(candidates) > 1:
+        options = [f'"{_example(column)}"' for column in candidates]
         raise Unclear(f"{events.path}: which rows are positive?", "positive", [*options, ALL])
-    column = found[0]
+    column = candidates[0]
     if column in kinds:
         return _of_kinds(events, column)
     return _of_label(column) if is_binary(column) else _of_rating(events, column)
 
 
 def is_like_rating(column: ColumnProfile) -> bool:
-    """Whether numbers are those of a usual scale, such as 1 to 5 or 0.5 to 10, all of it."""
+    """Whether numbers cover a usual rating scale, such as 1 to 5 or 0.5 to 10."""
     is_small = column.is_number and 4 <= column.num_unique <= 21
     return is_small and column.bounds[0] in (0, 0.5, 1) and column.bounds[1] in (5, 10)
 
@@ -72,7 +72,7 @@ def is_binary(column: ColumnProfile) -> bool:
 
 
 def quoted(name: str) -> str:
-    """A column as conditions write it."""
+    """A column name as conditions quote it."""
     return name if name.isidentifier() and name.isascii() and name.lower() not in KEYWORDS else f'"{name}"'
 
 
@@ -130,7 +130,7 @@ def _of_rating(events: FileProfile, column: ColumnProfile) -> Positives:
 
 
 def _of_kinds(events: FileProfile, column: ColumnProfile) -> Positives:
-    """Kinds of events: all count, except those that say that an item was only shown, or not wanted."""
+    """Kinds of events: all count, except impressions and dislikes."""
     counts = column.present.cast(pl.String).value_counts(sort=True)
     kinds = counts.to_series(0).to_list()
     plain = {str(kind).lower().replace("_", "").replace("-", ""): str(kind) for kind in kinds}

@@ -1,4 +1,4 @@
-"""Which columns of a log are the user, the item and the time."""
+"""The user, item and time columns of a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 
 class Unclear(RecmillError):
-    """A question that the files do not answer; `name` is the field of InitConfig that does."""
+    """A question that the files do not answer; `name` is the InitConfig field that does."""
 
     exit_code = 2
 
@@ -28,7 +28,7 @@ class Unclear(RecmillError):
         super().__init__(f"{question} Give --{name.replace('_', '-')}{choices}.")
 
     def answer(self, typed: str) -> str:
-        """What was meant: an option by its number or as it is, or another value."""
+        """Parse an answer: the number or text of an option, or another value."""
         if self.name in ("user", "item") and any(option == typed for option in self.options):
             return typed
         is_number = typed.isdigit() and 1 <= int(typed) <= len(self.options)
@@ -41,7 +41,7 @@ class Unclear(RecmillError):
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """What orders the events of a user: a time, or a number that only orders."""
+    """The column that orders the events of a user: a time, or a number that only orders."""
 
     column: ColumnProfile
     is_time: bool
@@ -53,17 +53,19 @@ class TimeColumn:
 
 
 def find_key(events: FileProfile, role: str, given: str | None, taken: Iterable[str] = ()) -> ColumnProfile:
-    """The column of users or of items."""
+    """The user or item column."""
     if given is not None:
         return column_named(events, given, role)
     left = [column for column in events.columns if column.name not in taken and _may_be_key(column)]
     for names in USERS if role == "user" else ITEMS:
-        found = [column for column in left if column.plain in names]
-        if len(found) == 1:
-            return _with_values(events, found[0], role, [column for column in left if column is not found[0]])
-        if found:
+        matches = [column for column in left if column.plain in names]
+        if len(matches) == 1:
+            return _with_values(
+                events, matches[0], role, [column for column in left if column is not matches[0]]
+            )
+        if matches:
             raise Unclear(
-                f"{events.path}: which column is the {role}?", role, [column.name for column in found]
+                f"{events.path}: which column is the {role}?", role, [column.name for column in matches]
             )
     missing = f" Left out: {', '.join(events.left_out)}." if events.left_out else ""
     which = "no name of a column tells:" if events.has_names else "has no header:"
@@ -81,7 +83,7 @@ def _with_values(
 
 
 def _option(events: FileProfile, column: ColumnProfile) -> str:
-    """A column as the flag takes it; without a header, its number and what is in it."""
+    """A column as the flag accepts it; without a header, its number and some values."""
     if events.has_names:
         return column.name
     examples = column.present.head(3).to_list()
@@ -108,9 +110,9 @@ def _may_be_key(column: ColumnProfile) -> bool:
 
 
 def only(test: Callable[[ColumnProfile], bool], events: FileProfile, taken: Collection[str]) -> list[str]:
-    """The one column beside those taken that passes a test; nothing if there are several."""
-    found = [column.name for column in events.columns if column.name not in taken and test(column)]
-    return found if len(found) == 1 else []
+    """The one free column that passes a test; nothing if there are several."""
+    matches = [column.name for column in events.columns if column.name not in taken and test(column)]
+    return matches if len(matches) == 1 else []
 
 
 # time
@@ -127,21 +129,21 @@ def find_time(
     taken: Sequence[str],
     has_impressions: bool,
 ) -> TimeColumn | None:
-    """What orders the events; None when nothing does, or nothing should."""
+    """The column that orders the events; None when nothing does or nothing should."""
     if given == NO_TIME:
         return None
     if given is not None:
         return _as_time(column_named(events, given, "time"), time_format, True)
     left = [column for column in events.columns if column.name not in taken and len(column.present)]
-    found = [
+    ranked = [
         (rank, timed)
         for column in left
         if (rank := _time_rank(column)) is not None
         and (timed := _as_time(column, time_format, False)) is not None
     ]
-    if found:
-        best = min(rank for rank, _ in found)
-        first = [timed for rank, timed in found if rank == best]
+    if ranked:
+        best = min(rank for rank, _ in ranked)
+        first = [timed for rank, timed in ranked if rank == best]
         if len(first) > 1:
             raise Unclear(
                 f"{events.path}: which column is the time?", "time", [t.name for t in first] + [NO_TIME]
@@ -159,7 +161,7 @@ def find_time(
 
 
 def _time_rank(column: ColumnProfile) -> int | None:
-    """How much a column is like a time: the lower, the more; None for what is none."""
+    """How well a column fits as the time, lower is better; None if it does not."""
     for rank, names in enumerate(TIMES):
         if column.plain in names:
             return 2 * rank + (column.type == "time" and column.time_formats != ("",))
@@ -196,7 +198,7 @@ def _unambiguous(events: FileProfile, time: TimeColumn, time_format: str | None)
 
 
 def epoch_unit(column: ColumnProfile) -> str | None:
-    """s, ms, us or ns, if all of a column's numbers are times of our days."""
+    """The unit, s, ms, us or ns, if all numbers of a column are recent times."""
     if not column.is_number or not len(column.present):
         return None
     low, high = column.bounds
@@ -207,14 +209,14 @@ def epoch_unit(column: ColumnProfile) -> str | None:
 
 
 def seconds_of(time: TimeColumn) -> pl.Series:
-    """Seconds since 1970 of a time; the numbers themselves of what only orders."""
+    """Seconds since 1970 of a time column; the plain numbers of a column that only orders."""
     unit = epoch_unit(time.column)
     values = time.column.values.cast(pl.Float64)
     return values / _UNITS[unit] if time.is_time and unit is not None else values
 
 
 def _orders(events: FileProfile, column: ColumnProfile, user: str) -> bool:
-    """Whether a user's events have different values of it."""
+    """Whether a user's events have different values in it."""
     owner = events.named(user)
     assert owner is not None
     pairs = pl.DataFrame([owner.values.alias("user"), column.values.alias("order")])

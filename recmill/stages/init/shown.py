@@ -1,4 +1,4 @@
-"""Logs of shown ads or items without users: a label of 0 and 1 and many columns, for a ranker alone."""
+"""Impression logs without users: a 0/1 label and many columns, for a ranker alone."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from recmill.stages.init.positives import is_binary
 from recmill.stages.init.roles import TimeColumn, Unclear, find_key, find_time
 
 _FEWEST_INPUTS = 8
-_MOST_OF_ROWS = 0.5  # of one "user": then it stands for unknown ones
+_MOST_OF_ROWS = 0.5  # fraction of rows of one "user" above which it stands for unknown users
 _NEARLY_UNIQUE = 0.9
 _ROW_IDS = ("id", "rowid", "index", "requestid", "impressionid")
-_MAX_CODES = 1_000  # different whole numbers that may be codes as well as counts
+_MAX_CODES = 1_000  # distinct whole numbers that may be codes as well as counts
 
 
 @dataclass(frozen=True)
 class ShownRows:
-    """A log of rows that were shown, each with what came of it."""
+    """An impression log: rows with a label, without users."""
 
     events: FileProfile
     label: ColumnProfile
@@ -32,7 +32,7 @@ class ShownRows:
 
     @property
     def columns(self) -> list[ColumnProfile]:
-        """Those that are read; all of them, in their order, for a file without a header."""
+        """The columns that are read; all of them, in order, for a file without a header."""
         return [c for c in self.events.columns if not self.events.has_names or c in self._used]
 
     @property
@@ -54,7 +54,7 @@ class ShownRows:
 
     @property
     def categories(self) -> list[ColumnProfile]:
-        """Texts, and whole numbers that may be codes."""
+        """Text columns, and whole numbers that may be codes."""
         return [c for c in self.inputs if not c.is_number or (c.type == "int" and c.num_unique <= _MAX_CODES)]
 
     @cached_property
@@ -68,7 +68,7 @@ class ShownRows:
 
 
 def is_input(column: ColumnProfile) -> bool:
-    """Whether values come back, so that a model can learn something of them."""
+    """Whether values recur, so that a model can learn from them."""
     if column.type == "time" or column.num_unique < 2 or column.plain in _ROW_IDS:
         return False
     return column.type == "float" or column.num_unique < _NEARLY_UNIQUE * len(column.present)
@@ -77,7 +77,7 @@ def is_input(column: ColumnProfile) -> bool:
 def find_shown_rows(
     events: FileProfile, config: InitConfig, num_files: int, file_name: str
 ) -> ShownRows | None:
-    """None for a log of users and items, which most are, and for one that does not tell what its label is."""
+    """None for a log of users and items, which most are, and for one without a recognisable label."""
     if num_files > 1 or config.user or config.item or config.positive:
         return None
     if _has_users(events):
@@ -101,7 +101,7 @@ def _has_users(events: FileProfile) -> bool:
     try:
         user = find_key(events, "user", None)
     except Unclear:
-        # Several columns may be the user: a question, unless none that has more than one value is named so.
+        # Several columns may be the user: ask, unless no column with more than one value has such a name.
         named = [c for c in events.columns if any(c.plain in group for group in USERS)]
         return any(column.num_unique > 1 for column in named)
     largest = user.present.value_counts(name="rows", sort=True)["rows"][0]
@@ -109,11 +109,11 @@ def _has_users(events: FileProfile) -> bool:
 
 
 def _label(events: FileProfile) -> ColumnProfile | None:
-    """The one column of 0 and 1 with the name of a label; without a header, the first column."""
-    found = [column for column in events.columns if len(column.present) and is_binary(column)]
+    """The one 0/1 column with the name of a label; without a header, the first column."""
+    binary = [column for column in events.columns if len(column.present) and is_binary(column)]
     if not events.has_names:
-        return found[0] if found and found[0] is events.columns[0] else None
-    named = [column for column in found if column.plain in CLICKS + LABELS]
+        return binary[0] if binary and binary[0] is events.columns[0] else None
+    named = [column for column in binary if column.plain in CLICKS + LABELS]
     return named[0] if len(named) == 1 else None
 
 

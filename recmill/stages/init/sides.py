@@ -1,4 +1,4 @@
-"""Files of items and users beside the log: which key joins them, and which of their columns are attributes."""
+"""Side files of items and users: the key that joins each to the log, and its attributes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from recmill.stages.init.columns import ColumnProfile, FileProfile
 from recmill.stages.init.names import ITEM_FILES, USER_FILES
 
 Role = Literal["user", "item"]
-_CONTAINED = 0.9  # of the log's ids are in the side file
+_CONTAINED = 0.9  # minimal fraction of the log's ids in the side file
 _MAX_CATEGORIES = 20_000
 _MAX_ATTRIBUTES = 8
 
 
 @dataclass(frozen=True)
 class SideFile:
-    """A file with one row for each user or item."""
+    """A file with one row per user or item."""
 
     role: Role
-    name: str  # of the side table
+    name: str  # name of the side table
     file: FileProfile
     key: ColumnProfile
 
@@ -38,14 +38,16 @@ class SideFile:
 
     @property
     def categories(self) -> list[ColumnProfile]:
-        """Attributes that models read: values or elements of lists that come back in other rows."""
+        """Attributes that models read: values or list elements that recur in other rows."""
         title = self.title
-        found = [column for column in self.others if is_category(column, self.file.num_rows)]
-        return [column for column in found if title is None or column.name != title.name][:_MAX_ATTRIBUTES]
+        categories = [column for column in self.others if is_category(column, self.file.num_rows)]
+        return [column for column in categories if title is None or column.name != title.name][
+            :_MAX_ATTRIBUTES
+        ]
 
     @property
     def title(self) -> ColumnProfile | None:
-        """What people call an item: the column that is named so, or the first text that is nearly unique."""
+        """The name of an item: the column that is called so, or the first nearly unique text."""
         texts = [column for column in self.others if column.type == "text" and not column.list_separator]
         named = [column for column in texts if is_title(column.name)]
         unique = [c for c in texts if c.num_unique > 0.5 * len(c.present) and not _is_address(c)]
@@ -67,25 +69,25 @@ def _is_address(column: ColumnProfile) -> bool:
 
 
 def role_by_name(path: str) -> Role:
-    """What a file's name says it is about; what is not about users is about items."""
+    """The role that a file's name indicates: user, else item."""
     name = os.path.basename(path).lower()
     return "user" if any(word in name for word in USER_FILES) else "item"
 
 
 def find_keys_by_values(events: FileProfile, sides: Sequence[FileProfile]) -> dict[Role, str]:
     """For a log without a header: the columns whose values are the keys of the side files."""
-    found: dict[Role, str] = {}
+    keys: dict[Role, str] = {}
     for side in sides:
         role = role_by_name(side.path)
         overlaps = {}
         for column in events.columns:
-            if column.type in ("int", "text") and column.name not in found.values():
+            if column.type in ("int", "text") and column.name not in keys.values():
                 contained, alike = _overlap(column, _first_key(side))
                 if contained >= _CONTAINED:
                     overlaps[column.name] = alike
-        if overlaps and role not in found:
-            found[role] = max(overlaps, key=lambda name: overlaps[name])
-    return found
+        if overlaps and role not in keys:
+            keys[role] = max(overlaps, key=lambda name: overlaps[name])
+    return keys
 
 
 def _first_key(side: FileProfile) -> ColumnProfile:
@@ -102,16 +104,16 @@ def _first_key(side: FileProfile) -> ColumnProfile:
 
 
 def _overlap(column: ColumnProfile, key: ColumnProfile) -> tuple[float, float]:
-    """The share of a column's values that a key has, and of all values the share that both have."""
+    """The fraction of a column's values that a key covers, and the fraction of all values that both have."""
     left, right = (one.present.cast(pl.String).unique() for one in (column, key))
     both = int(left.is_in(right.implode()).sum())
     return both / max(1, len(left)), both / max(1, len(left) + len(right) - both)
 
 
 def link(side: FileProfile, user: ColumnProfile, item: ColumnProfile, taken: set[str]) -> SideFile:
-    """How a file belongs to the log: by a column of the same name, or of the same values.
+    """Join a file to the log, by a column of the same name or of the same values.
 
-    The key gets the name that the log has for it.
+    The key is renamed to the log's name for it.
     """
     role, key = _key_of(side, user, item)
     if key.num_unique < side.num_rows:
@@ -135,7 +137,7 @@ def link(side: FileProfile, user: ColumnProfile, item: ColumnProfile, taken: set
 
 
 def _is_about(path: str, role: Role, column: ColumnProfile, key: ColumnProfile) -> bool:
-    """Whether `id` of artists.csv is what the log calls artistID: equal values alone could be those of anything."""
+    """Whether `id` of artists.csv is the log's artistID: equal values alone could be those of anything."""
     name = os.path.basename(path).lower()
     nouns = USER_FILES if role == "user" else ITEM_FILES
     noun = key.plain.removesuffix("id")

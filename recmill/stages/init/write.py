@@ -1,4 +1,4 @@
-"""What was decided about a log, as a recipe with comments."""
+"""Write a recipe with comments from the decisions about a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COUNT = '{ fill = 0 }, { clip = { min = 0 } }, "log", "standardise"'
 
 
 def recipe_text(name: str, decided: Decisions) -> str:
-    """The TOML file."""
+    """The TOML file of a log with users and items."""
     sections = [_head(name, decided), _log(decided)]
     sections += [_side_table(side, decided) for side in decided.sides]
     sections += [_rows(decided), _split(decided), _label(decided), _features(decided), _table(decided)]
@@ -38,7 +38,7 @@ def _head(name: str, decided: Decisions) -> list[str]:
 
 
 def ranker_text(name: str, shown: ShownRows) -> str:
-    """The TOML file for a log without users."""
+    """The TOML file of a log without users."""
     sections = [_shown_log(name, shown), _shown_split(shown), _shown_features(shown), _shown_ranking(shown)]
     return "\n".join("\n".join(section) + "\n" for section in sections)
 
@@ -84,7 +84,7 @@ def _shown_split(shown: ShownRows) -> list[str]:
 
 
 def _shown_features(shown: ShownRows) -> list[str]:
-    # Counts span orders of magnitude: on a linear scale nearly all of them would be zero.
+    # Counts span orders of magnitude: on a linear scale nearly all of them would be close to zero.
     counts = [c.name for c in shown.numbers if c.type == "int"]
     floats = [c.name for c in shown.numbers if c.type == "float"]
     ids = [column.name for column in shown.categories]
@@ -148,7 +148,7 @@ def _form(form: FileFormat) -> Iterator[str]:
     if form.format != "delimited":
         yield f"format = {_toml(form.format)}"
         return
-    for key in ("separator", "header", "quote"):  # also what is not there, so that nothing is guessed again
+    for key in ("separator", "header", "quote"):  # defaults too, so that nothing is guessed again
         yield f"{key} = {_toml(getattr(form, key))}"
     if form.escape:
         yield f"escape = {_toml(form.escape)}"
@@ -161,7 +161,7 @@ def _columns(columns: Iterable[str]) -> list[str]:
 
 
 def _log_columns(decided: Decisions) -> Iterator[str]:
-    """Those that are used; all of them, in their order, for a file without a header."""
+    """The columns that are read; all of them, in order, for a file without a header."""
     used = {column.name for column in decided.used_columns}
     for column in decided.events.columns:
         if column.name in used or decided.is_by_position:
@@ -244,7 +244,7 @@ def _label(decided: Decisions) -> list[str]:
 
 
 def _never_null(sql: str, columns: Sequence[ColumnProfile]) -> str:
-    """A condition that is false where a column is missing, instead of unknown."""
+    """A condition that is false where a column is null, instead of null."""
     missing = [column for column in columns if len(column.present) < len(column.values)]
     present = " and ".join(f"{quoted(column.name)} is not null" for column in missing)
     return f"{present} and ({sql})" if present else sql

@@ -70,7 +70,7 @@ class PrepareResult:
     tally: Tally
     seconds_fit: float
     seconds_write: float
-    was_there: bool = False
+    was_complete: bool = False
     went_on: bool = False  # with work that an earlier run had begun
     crosses: tuple[str, ...] | None = None  # features that a search found; None when it was not asked for
 
@@ -418,5 +418,5 @@ def _already_there(into: Path, job: str) -> PrepareResult:
         )
     seconds = table.manifest["seconds"]
     return PrepareResult(
-        table, Tally(rows=table.manifest["rows_read"]), seconds["fit"], seconds["write"], was_there=True
+        table, Tally(rows=table.manifest["rows_read"]), seconds["fit"], seconds["write"], was_complete=True
     )

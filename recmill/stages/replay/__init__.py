@@ -1,1 +1,1 @@
-"""Held-out users through the pipeline that will serve them: recall is fitted on eval, the list is measured on test."""
+"""Replay of held-out users: recall is fitted on eval, the served list is measured on test."""

@@ -1,4 +1,4 @@
-"""Simple recommenders on the same split: what a user could have had without us."""
+"""Simple recommenders on the same split, as baselines of the served list."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recmill.recall.popularity import popularity
 from recmill.stages.replay.queries import HeldOutQueries
 
 POPULAR = "popular"
-Neighbours = Mapping[tuple[str, str], ItemNeighbours]  # channel and variant -> its model
+Neighbours = Mapping[tuple[str, str], ItemNeighbours]  # (channel, variant) -> its model
 
 
 def baseline_lists(
@@ -32,38 +32,41 @@ def baseline_lists(
     threads: int,
     k: int,
 ) -> dict[str, Array]:
-    """Name -> the k best items of each query. Users without clicks, and lists that are too short, get popular items."""
+    """Name -> the k best items of each query.
+
+    Popular items serve users without clicks, and fill lists that are too short.
+    """
     seen = seen_of(interactions, queries)
     popular = popular_lists(popularity(interactions, None), seen, k)
-    found = {POPULAR: popular}
+    lists_of = {POPULAR: popular}
     if popular_half_life is not None:
-        found["popular lately"] = popular_lists(popularity(interactions, popular_half_life), seen, k)
+        lists_of["popular lately"] = popular_lists(popularity(interactions, popular_half_life), seen, k)
     models = {"item-kNN": ("co_clicks", "cosine"), "EASE": ("ease", ease_variant)}
     for name, (channel, variant) in models.items() if interactions.num_items <= MAX_ITEMS else ():
         model = fit_neighbours(channel, variant, interactions, threads)
-        found[name] = filled(model.lists(seen, None, seen, k)[0].astype(np.int64), popular)
+        lists_of[name] = filled(model.lists(seen, None, seen, k)[0].astype(np.int64), popular)
     # EASE leaves out rare items of large catalogues.
     if interactions.num_items > MAX_EASE_ITEMS and len(interactions) <= MAX_INTERACTIONS:
         lists = als(interactions).lists(np.maximum(queries.indices, 0), seen, k)
         lists[queries.is_new] = -1
-        found["ALS"] = filled(lists, popular)
-    return found
+        lists_of["ALS"] = filled(lists, popular)
+    return lists_of
 
 
 def fit_all_neighbours(interactions: Interactions, threads: int, vectors: Array | None = None) -> Neighbours:
     """Every variant of every item-item model; none when there are too many items."""
     if interactions.num_items > MAX_ITEMS:
         return {}
-    found = {
+    models = {
         (channel, variant): fit(interactions, threads)
         for channel, variants in VARIANTS.items()
         for variant, fit in variants.items()
     }
-    return found if vectors is None else {**found, (CONTENT, "cosine"): content(vectors)}
+    return models if vectors is None else {**models, (CONTENT, "cosine"): content(vectors)}
 
 
 def seen_of(interactions: Interactions, queries: HeldOutQueries) -> Sequences:
-    """What the users of queries clicked before; nothing for new ones."""
+    """The items that the queries' users clicked before; none for new users."""
     nothing = Sequences(
         np.append(interactions.sequences.offsets, interactions.sequences.offsets[-1]),
         interactions.sequences.items,
@@ -82,16 +85,16 @@ def popular_lists(scores: Array, seen: Sequences, k: int) -> Array:
     order = np.lexsort((np.arange(len(scores)), -scores))
     rank_of = np.empty(len(order), np.int64)
     rank_of[order] = np.arange(len(order))
-    found = np.full((len(seen), k), -1, np.int64)
+    lists = np.full((len(seen), k), -1, np.int64)
     for number in range(len(seen)):
         ranks = rank_of[seen.of(number)]
         best = order[np.setdiff1d(np.arange(min(k + len(ranks), len(order))), ranks)][:k]
-        found[number, : len(best)] = best
-    return found
+        lists[number, : len(best)] = best
+    return lists
 
 
 def filled(lists: Array, popular: Array) -> Array:
-    """Lists with popular items behind their last one, each item once."""
+    """Fill lists up with popular items, each item once."""
     result = lists.copy()
     for number in np.flatnonzero((lists < 0).any(axis=1)):
         own = lists[number][lists[number] >= 0]

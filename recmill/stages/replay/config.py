@@ -11,7 +11,7 @@ DEFAULT_USERS = 2_000
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """Whose lists are asked for."""
+    """Which users' lists are measured."""
 
     served_users: Annotated[
         int, Flag("of how many held-out users the served list is measured; a sample if there are more")
@@ -20,4 +20,4 @@ class ReplayConfig:
         Path | None, Flag("keep the bundle that was measured there: users and items as of the held-out rows")
     ] = None
     which: str = "best"
-    threads: int | None = None  # all cores
+    threads: int | None = None  # None: all cores

@@ -1,4 +1,4 @@
-"""Recall fitted on eval: half-lives and variants of each channel alone, then the weights of all channels."""
+"""Fit recall on eval: half-lives and variants of each channel alone, then the weights of all channels."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from recmill.stages.serve import messages as m
 from recmill.stages.serve.recommender import Recommender
 
 K = 10
-_LIST_LENGTH = 100  # of each channel, for the weights
-_FEWEST_QUERIES = 30  # that weights can be fitted to
-_MAX_QUERIES = 1_000  # by which each channel's own parameters are chosen
-_MAX_FUSED = 3_000  # that weights are fitted to: there are more of them to choose from
-_LEAST_WEIGHT = 1e-3  # of a channel that only gives candidates
+_LIST_LENGTH = 100  # list length of each channel when weights are fitted
+_FEWEST_QUERIES = 30  # minimal number of eval users for weights
+_MAX_QUERIES = 1_000  # eval users by whom each channel's own parameters are chosen
+_MAX_FUSED = 3_000  # eval users for weights: more, because there are more weights to choose from
+_LEAST_WEIGHT = 1e-3  # weight of a channel that only adds candidates
 
 
 @dataclass(frozen=True)
 class ChannelFit:
-    """The best parameters of every channel alone; no weights yet."""
+    """The best parameters of each channel alone, without weights."""
 
     parameters: RecallParameters
-    ease_variant: str  # the best with every item of a profile counting alike: the baseline of that name
+    ease_variant: str  # the best one with equal weights for all items of a profile: the baseline of that name
 
 
 def fit_channels(interactions: Interactions, queries: HeldOutQueries, neighbours: Neighbours) -> ChannelFit:
     """Half-lives and variants by the quality of the channel's own list, for users who clicked before."""
     known = queries.take(np.flatnonzero(has_clicks(interactions, queries))).sample(_MAX_QUERIES)
     seen = seen_of(interactions, known)
-    # As numbers of interactions, so that they mean the same when the log has grown.
+    # Half-lives as numbers of interactions stay valid when the log has grown.
     half_lives = [None if part is None else part * len(interactions) for part in HALF_LIVES]
     popular = {
         half_life: _quality(popular_lists(popularity(interactions, half_life), seen, K), known)
         for half_life in half_lives
     }
-    found = {
+    quality = {
         (channel, variant, half_life): _quality(
             model.lists(seen, half_life, seen, K)[0].astype(np.int64), known
         )
@@ -51,16 +51,16 @@ def fit_channels(interactions: Interactions, queries: HeldOutQueries, neighbours
         for half_life in PROFILE_HALF_LIVES
     }
     best = {
-        channel: max((key for key in found if key[0] == channel), key=lambda key: found[key])
+        channel: max((key for key in quality if key[0] == channel), key=lambda key: quality[key])
         for channel in dict.fromkeys(channel for channel, _ in neighbours)
     }
-    plain = [key for key in found if key[0] == "ease" and key[2] is None]
+    plain = [key for key in quality if key[0] == "ease" and key[2] is None]
     return ChannelFit(
         RecallParameters(
             max(popular, key=lambda half_life: popular[half_life]),
             {channel: NeighbourParameters(key[1], key[2]) for channel, key in best.items()},
         ),
-        max(plain, key=lambda key: found[key])[1] if plain else "",
+        max(plain, key=lambda key: quality[key])[1] if plain else "",
     )
 
 
@@ -74,7 +74,7 @@ def _quality(lists: Array, queries: HeldOutQueries) -> float:
 
 @dataclass(frozen=True)
 class RecallFit:
-    """Parameters with weights, and the quality on eval that they were chosen by."""
+    """Parameters with weights, and the eval quality that they were chosen by."""
 
     parameters: RecallParameters
     known_users: FusionFit | None
@@ -90,7 +90,7 @@ def fit_weights(
     known = _fit_fusion(recommender, queries.take(np.flatnonzero(~is_new)))
     new = _fit_fusion(recommender, queries.take(np.flatnonzero(is_new)))
     if known is None:
-        # Too few to tell which channels help, or whether the ranker does: defaults, with the half-lives found.
+        # Too few users to tell which channels help, or whether the ranker does: defaults, with the fitted half-lives.
         fusion, cold = UNFITTED.fusion, UNFITTED.new_users
     else:
         fusion, cold = known.fusion, new.fusion if new is not None else Fusion({"popular": 1.0})
@@ -106,7 +106,7 @@ def _fit_fusion(recommender: Recommender, queries: HeldOutQueries) -> FusionFit 
     lists = [recommender.channel_lists(m.Recall(user=user, k=_LIST_LENGTH)) for user in queries.users]
     fitted = fit_fusion(RankedLists.of(lists), queries.relevant, K)
     if set(fitted.fusion.weights) == {RANKING}:
-        # It was measured on the candidates of all channels, so that all of them must find some.
+        # The ranker was measured on candidates of all channels, so every channel must contribute some.
         weights = {name: _LEAST_WEIGHT for name, alone in fitted.alone.items() if alone} | {RANKING: 1.0}
         return FusionFit(Fusion(weights, fitted.fusion.offset), fitted.quality, fitted.alone)
     return fitted

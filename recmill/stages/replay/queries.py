@@ -1,4 +1,4 @@
-"""Held-out users and what they went on to click: the queries that a list is fitted to or measured by."""
+"""Eval queries: held-out users and the items they clicked later, to fit or measure lists by."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SEED = 20_21
 
 @dataclass(frozen=True)
 class HeldOutQueries:
-    """Users by raw id and, as indices of the snapshot's items, the items that they clicked later, for the first time.
+    """Users by raw id, and the items that they clicked later for the first time, as indices of the snapshot's items.
 
-    An item that the snapshot does not have counts as relevant too; no list can hold it.
+    An item that is not in the snapshot counts as relevant too; no list can contain it.
     """
 
     users: list[Any]
-    indices: Array  # of users in the snapshot, -1 for new ones
+    indices: Array  # indices of users in the snapshot, -1 for new ones
     relevant: list[Array]  # int64; an unknown item has an index beyond all items
     num_repeats: int  # held-out clicks on items that the user had clicked before: nothing to recommend
 
@@ -51,7 +51,7 @@ class HeldOutQueries:
 
     @property
     def is_new(self) -> Array:
-        """Whether each user is unknown to the snapshot."""
+        """Whether each user is not in the snapshot."""
         return self.indices < 0
 
     def take(self, chosen: Array) -> HeldOutQueries:
@@ -63,13 +63,13 @@ class HeldOutQueries:
         )
 
     def sample(self, number: int) -> HeldOutQueries:
-        """So many of them at random, always the same."""
+        """A random sample of this many, always the same."""
         if len(self) <= number:
             return self
         return self.take(np.sort(np.argsort(self._hashes(), kind="stable")[:number]))
 
     def halves(self) -> tuple[HeldOutQueries, HeldOutQueries]:
-        """Two halves at random, always the same."""
+        """Two random halves, always the same."""
         is_first = self._hashes() % np.uint64(2) == 0
         return self.take(np.flatnonzero(is_first)), self.take(np.flatnonzero(~is_first))
 
@@ -91,5 +91,5 @@ def _indexed(entities: pl.DataFrame, name: str) -> pl.DataFrame:
 def _is_seen(rows: pl.DataFrame, seen: Sequences, num_items: int) -> Array:
     known = seen.users * np.int64(num_items) + seen.items
     users, items = rows["user_index"].to_numpy(), rows["item_index"].to_numpy()
-    asked = np.where((users >= 0) & (items < num_items), users * num_items + items, -1)
-    return np.isin(asked, known)
+    pairs = np.where((users >= 0) & (items < num_items), users * num_items + items, -1)
+    return np.isin(pairs, known)

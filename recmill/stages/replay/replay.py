@@ -1,6 +1,7 @@
-"""replay: the list that users will be served, measured before anybody sees it.
+"""replay: measure the list that users will be served, before it is served.
 
-A bundle is made as of the held-out rows, opened as a server opens it, and asked for every held-out user.
+A bundle is exported as of the cut before the held-out rows, opened as a server opens it, and queried for every
+held-out user.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from recmill.stages.serve.recommender import Recommender
 
 CUTOFFS = (10, 50)
 HEADLINE = "recall@10"
-_LIGHT = 10  # clicks of a user who is not yet a heavy one, and of an item that is hardly known
-_MAX_COMPARED = 100  # lists whose items are compared with one another
+_LIGHT = 10  # clicks up to which a user counts as light and an item as rare
+_MAX_COMPARED = 100  # lists whose items are compared for diversity
 
 
 _NOTHING = (
@@ -53,12 +54,12 @@ _NOTHING = (
 
 
 class NothingToMeasure(RecmillError):
-    """The held-out rows have no list's worth of clicks."""
+    """The held-out rows have no clicks to measure lists by."""
 
 
 @dataclass(frozen=True)
 class ServedResult:
-    """What the served lists hold of what users went on to click, beside simple baselines on the same users."""
+    """Metrics of the served lists on held-out clicks, next to simple baselines on the same users."""
 
     split: str
     steps: dict[str, int]
@@ -67,9 +68,11 @@ class ServedResult:
     baselines: dict[str, RankingSums]
     segments: dict[str, RankingSums]
     facts: dict[str, float]  # coverage, novelty and the like
-    losses: dict[str, float]  # the part of relevant items that is still there after each stage
+    losses: dict[str, float]  # the fraction of relevant items that remain after each stage
     left_out: dict[str, int]
-    differences: dict[str, tuple[float, float]]  # of recall@10 to each baseline, and half its 95% interval
+    differences: dict[
+        str, tuple[float, float]
+    ]  # recall@10 minus that of each baseline, and half of the 95% interval
     users: list[Any] = field(default_factory=list)
     lists: Array | None = None
     verdicts: list[Verdict] = field(default_factory=list)
@@ -87,12 +90,12 @@ class ServedResult:
 
     @property
     def passed(self) -> bool:
-        """All conditions hold, and the list does not lose to most popular beyond the 95% interval."""
+        """Whether all conditions hold, and the list does not lose to most popular beyond the 95% interval."""
         mean, margin = self.differences[POPULAR]
         return mean + margin >= 0 and all(verdict.passed for verdict in self.verdicts)
 
     def judged(self, gate: str | None) -> ServedResult:
-        """With the verdicts of a gate's conditions on served lists."""
+        """The result with the verdicts of a gate's conditions on served lists."""
         conditions = parse_gate(gate or "")
         return replace(
             self, verdicts=judge_served(conditions, self.sums.means(), self.baselines[POPULAR].means())
@@ -100,7 +103,7 @@ class ServedResult:
 
 
 def can_replay(recipe: Recipe) -> bool:
-    """Whether lists are recommended, and something is held out to measure them by."""
+    """Whether the recipe recommends lists and holds out rows to measure them by."""
     log = recipe.log
     return (
         recipe.split is not None
@@ -116,7 +119,7 @@ def replay(
     config: ReplayConfig = ReplayConfig(),  # noqa: B008, frozen
     progress: Progress | None = None,
 ) -> ServedResult:
-    """Fit recall on eval, then measure the served list on test; on two halves of eval without test rows."""
+    """Fit recall on eval, then measure the served list on test; without test rows, on two halves of eval."""
     recipe = folder.recipe
     if not can_replay(recipe):
         raise RecmillError(
@@ -149,7 +152,7 @@ def _interactions(snapshot: EntitySnapshot) -> Interactions:
 
 
 class _Models:
-    """Chosen checkpoints, and the part of a bundle that is made of them alone."""
+    """Chosen checkpoints, and the part of a bundle that depends on them alone."""
 
     def __init__(self, folder: Checkpoint, which: str, options: ExportConfig, path: Path) -> None:
         self.folder, self.path = folder, path
@@ -160,7 +163,7 @@ class _Models:
 
 
 class _BundleMaker:
-    """Bundles of one checkpoint as of earlier times, in a folder that goes away."""
+    """Makes bundles of one checkpoint as of earlier times, in a temporary folder."""
 
     def __init__(
         self, folder: Checkpoint, data: str, config: ReplayConfig, progress: Progress, work: Path
@@ -169,7 +172,7 @@ class _BundleMaker:
         self.options = ExportConfig(which=config.which, threads=config.threads)
         self.threads = config.threads or available_cores()
         self.measured = _Models(folder, config.which, self.options, work / "models")
-        # A refit knows the rows that recall is fitted to.
+        # A refit was trained on the rows that recall is fitted to.
         self.fitted = (
             _Models(folder.selection(), "best", self.options, work / "models-before-eval")
             if folder.is_refit
@@ -220,15 +223,15 @@ class _BundleMaker:
         ease_variant: str,
         split: str,
     ) -> ServedResult:
-        asked = queries.sample(self.config.served_users)
+        sampled = queries.sample(self.config.served_users)
         recommender = self.recommender(self.measured, snapshot, fitted.parameters, "measure")
-        with self.progress.stage("served lists", len(asked)) as bar:
-            answers = _answers(recommender, asked, max(CUTOFFS), bar.advance)
+        with self.progress.stage("served lists", len(sampled)) as bar:
+            answers = _answers(recommender, sampled, max(CUTOFFS), bar.advance)
         if self.config.served_bundle is not None:
             shutil.copytree(self.work / "measure", self.config.served_bundle)
         half_life = fitted.parameters.popular_half_life
-        others = baseline_lists(interactions, asked, half_life, ease_variant, self.threads, max(CUTOFFS))
-        seen = np.diff(seen_of(interactions, asked).offsets)
+        others = baseline_lists(interactions, sampled, half_life, ease_variant, self.threads, max(CUTOFFS))
+        seen = np.diff(seen_of(interactions, sampled).offsets)
         groups = {
             "new users": seen == 0,
             f"1 to {_LIGHT} clicks": (seen > 0) & (seen <= _LIGHT),
@@ -238,17 +241,17 @@ class _BundleMaker:
             split,
             {model: checkpoint.step for model, checkpoint in self.measured.chosen.items()},
             fitted,
-            sums_of(answers.lists, asked),
-            {name: sums_of(lists, asked) for name, lists in others.items()},
+            sums_of(answers.lists, sampled),
+            {name: sums_of(lists, sampled) for name, lists in others.items()},
             {
-                name: sums_of(answers.lists[rows], asked.take(np.flatnonzero(rows)))
+                name: sums_of(answers.lists[rows], sampled.take(np.flatnonzero(rows)))
                 for name, rows in groups.items()
             },
-            facts_of(answers.lists[:, : CUTOFFS[0]], asked, interactions),
+            facts_of(answers.lists[:, : CUTOFFS[0]], sampled, interactions),
             answers.losses,
-            {"users": len(queries) - len(asked), "repeated clicks": queries.num_repeats},
-            {name: _difference(answers.lists, lists, asked) for name, lists in others.items()},
-            asked.users,
+            {"users": len(queries) - len(sampled), "repeated clicks": queries.num_repeats},
+            {name: _difference(answers.lists, lists, sampled) for name, lists in others.items()},
+            sampled.users,
             answers.lists,
         )
 
@@ -260,16 +263,16 @@ class _Answers:
 
 
 def _answers(recommender: Recommender, queries: HeldOutQueries, k: int, advance: Any) -> _Answers:
-    """The served list of each query, and how many relevant items each stage still had."""
+    """The served list of each query, and the number of relevant items after each stage."""
     assert recommender.recaller is not None
     num_items = len(recommender.recaller.items)
     lists = np.full((len(queries), k), -1, np.int64)
     names = ("known items", "in a channel's list", "among the candidates", f"in the list of {CUTOFFS[0]}")
     kept = np.zeros(len(names))
     for number, (user, relevant) in enumerate(zip(queries.users, queries.relevant, strict=True)):
-        found = recommender.recommend_by_stage(m.Recommend(user=user, k=k))
-        lists[number, : len(found["list"])] = found["list"]
-        stages = (found["recall"], found["candidates"], found["list"][: CUTOFFS[0]])
+        by_stage = recommender.recommend_by_stage(m.Recommend(user=user, k=k))
+        lists[number, : len(by_stage["list"])] = by_stage["list"]
+        stages = (by_stage["recall"], by_stage["candidates"], by_stage["list"][: CUTOFFS[0]])
         kept += [(relevant < num_items).sum(), *(np.isin(relevant, items).sum() for items in stages)]
         advance(1, 1)
     total = max(1, sum(map(len, queries.relevant)))
@@ -284,7 +287,7 @@ def sums_of(lists: Array, queries: HeldOutQueries) -> RankingSums:
 
 
 def facts_of(lists: Array, queries: HeldOutQueries, interactions: Interactions) -> dict[str, float]:
-    """Beyond accuracy: how much of the catalogue is shown, how well known and how different the items of a list are."""
+    """Beyond accuracy: catalogue coverage, popularity and diversity of the listed items."""
     shown = lists[lists >= 0]
     shown = shown[shown < interactions.num_items]
     probability = (interactions.counts + 1) / (len(interactions) + interactions.num_items)
@@ -303,7 +306,7 @@ def facts_of(lists: Array, queries: HeldOutQueries, interactions: Interactions) 
 
 
 def _diversity(lists: Array, interactions: Interactions) -> float:
-    """1 minus the mean cosine of the users of two items of the same list."""
+    """1 minus the mean cosine similarity of the users of two items of the same list."""
     order = np.argsort(interactions.items, kind="stable")
     users, ends = interactions.users[order], np.cumsum(interactions.counts)
     starts = ends - interactions.counts
@@ -317,14 +320,14 @@ def _diversity(lists: Array, interactions: Interactions) -> float:
 
 
 def _recall_of_rare(lists: Array, queries: HeldOutQueries, interactions: Interactions) -> float:
-    counts = np.append(interactions.counts, 0)  # the last one stands for every unknown item
+    counts = np.append(interactions.counts, 0)  # the last bin stands for every unknown item
     rare = [items[counts[np.minimum(items, interactions.num_items)] <= _LIGHT] for items in queries.relevant]
-    found = sum(np.isin(items, row).sum() for items, row in zip(rare, lists, strict=True))
-    return float(found / max(1, sum(map(len, rare))))
+    hits = sum(np.isin(items, row).sum() for items, row in zip(rare, lists, strict=True))
+    return float(hits / max(1, sum(map(len, rare))))
 
 
 def _difference(lists: Array, other: Array, queries: HeldOutQueries) -> tuple[float, float]:
-    """Mean paired difference of recall@10 over users, and half its 95% interval."""
+    """Mean paired difference of recall@10 over users, and half of its 95% interval."""
     k = CUTOFFS[0]
     pairs = zip(lists[:, :k], other[:, :k], queries.relevant, strict=True)
     each = [

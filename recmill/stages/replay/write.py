@@ -1,4 +1,4 @@
-"""What the served evaluation leaves behind: recall.json, which export reads, and its part of evaluation.json."""
+"""The outputs of the served evaluation: recall.json, which export reads, and a section of evaluation.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recmill.stages.replay.replay import ServedResult, replay
 def replay_and_write(
     folder: Checkpoint, data: str, config: ReplayConfig, gate: str | None, progress: Progress
 ) -> ServedResult:
-    """Measure the served list, judge it by the gate, and write how bundles of these checkpoints recall from now on."""
+    """Measure the served list, judge it by the gate, and write the recall parameters of later bundles."""
     result = replay(folder, data, config, progress).judged(gate)
     content = {"steps": result.steps, "parameters": result.fit.parameters.as_dict()}
     write_whole(folder.path / RECALL, json.dumps(content, indent=1) + "\n", contended=True)
@@ -24,7 +24,7 @@ def replay_and_write(
 
 
 def served_json(result: ServedResult) -> dict[str, Any]:
-    """What evaluation.json and the report hold of it."""
+    """The section of evaluation.json and the report."""
     return {
         "split": result.split,
         "steps": result.steps,

@@ -55,7 +55,7 @@ class ScoreResult:
 
     path: Path
     manifest: Mapping[str, Any]
-    was_there: bool = False
+    was_complete: bool = False
     went_on: bool = False  # with work that an earlier run had begun
 
     @classmethod
@@ -160,7 +160,7 @@ def _already_there(into: Path, job: str) -> ScoreResult:
             f"{into} already holds scores of another model, other rows or other options. "
             "Choose another --into, or delete it first."
         )
-    return ScoreResult(into, found.manifest, was_there=True)
+    return ScoreResult(into, found.manifest, was_complete=True)
 
 
 class _Writer:

@@ -1,4 +1,4 @@
-"""A bounded queue before a few worker threads: what it could not answer in time is refused at once."""
+"""Admission control: a bounded queue before a few worker threads. Late requests are refused at once."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from recmill.errors import Overloaded, TooLate
 
 Result = TypeVar("Result")
 
-_NEW_WEIGHT = 0.1  # of the latest call in the running mean of how long calls take
-_USABLE = 0.7  # of the time that is left: estimates are means, and the way back takes time too
+_NEW_WEIGHT = 0.1  # weight of the latest call in the running mean of call durations
+# fraction of the time left that may be used: estimates are means, and sending the answer takes time too
+_USABLE = 0.7
 _TICK_SECONDS = 0.01
-_MANY = 8  # requests that wait for each thread
-_ALONE_SECONDS = 0.1  # that one thread waits for the others to finish while the loop is behind
-_MAX_OVERDUE = 16  # threads whose work is overdue and that were replaced
-_SECONDS_TO_END = 5.0  # that work which hangs is waited for at shutdown
-_BEHIND = 0.02  # seconds that the loop may be late while many wait; beyond, it would only read requests
+_FULL_PER_THREAD = 8  # waiting requests per thread from which lag matters
+_EXCLUSIVE_SECONDS = 0.1  # seconds that one thread waits for the others while the event loop lags
+_MAX_OVERDUE = 16  # limit of threads with overdue work that were replaced
+_SECONDS_TO_END = 5.0  # seconds that shutdown waits for work that hangs
+# Seconds that the loop may lag under load; beyond that it would do nothing but read requests.
+_MAX_LAG_SECONDS = 0.02
 
 
 class QueueFull(Overloaded):
-    """There is no room, or a request would wait longer than it may."""
+    """The queue is full, or the request would wait longer than allowed."""
 
     def __init__(self, message: str, retry_after_seconds: int) -> None:
         super().__init__(message)
@@ -34,10 +36,10 @@ class QueueFull(Overloaded):
 
 
 class Admission:
-    """A few worker threads behind a queue that refuses at once what it could not answer in time.
+    """A few worker threads behind a queue that refuses at once what it cannot answer in time.
 
-    The wait is estimated from how long such calls took lately. Work that still runs at its deadline loses
-    its thread to the others: a new one is started, and the old one ends with that work. Call it from one event loop.
+    The wait is estimated from the recent duration of such calls. A thread whose work is still running at its deadline
+    is replaced by a new one, and ends when that work ends. Use from one event loop only.
     """
 
     def __init__(self, threads: int, max_waiting: int, max_wait_seconds: float, name: str = "answer") -> None:
@@ -46,28 +48,28 @@ class Admission:
         self.max_wait_seconds = max_wait_seconds
         self._name = name
         self._jobs: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
-        self._overdue = 0  # threads that others were started for
+        self._overdue = 0  # threads that were replaced
         self._workers: set[threading.Thread] = set()
         self._lock = threading.Lock()
-        self._seconds: dict[str, float] = {}  # recent mean of each kind of call
+        self._seconds: dict[str, float] = {}  # recent mean duration by kind of call
         self._waiting = 0
         self._running = 0
-        self._waiting_seconds = 0.0  # that the waiting calls will take
+        self._waiting_seconds = 0.0  # estimated seconds of work in the queue
         self._running_seconds = 0.0
         self._lag = _Lag()
-        # While the loop is behind, one thread at a time works: more of them would only keep Python from the loop.
-        self._alone = threading.Lock()
+        # While the event loop lags, only one thread works: more would take the interpreter from the loop.
+        self._exclusive = threading.Lock()
         for _ in range(threads):
             self._start_worker()
 
     async def run(self, kind: str, work: Callable[[], Result], deadline: float | None = None) -> Result:
-        """Do one piece of work on a worker thread; raises Overloaded or TooLate instead of waiting too long."""
+        """Run a function on a worker thread. Raises Overloaded or TooLate instead of waiting too long."""
         return (await self.run_all(kind, [work], deadline))[0]
 
     async def run_all(
         self, kind: str, works: Sequence[Callable[[], Result]], deadline: float | None = None
     ) -> list[Result]:
-        """Do several pieces side by side, all of them or none. `deadline` is a time of `time.monotonic`."""
+        """Run several functions side by side, all of them or none. `deadline` is a `time.monotonic` time."""
         estimate = self._admit(kind, len(works), deadline)
         loop = asyncio.get_running_loop()
         jobs = [_QueuedCall(loop, kind, work, deadline, estimate) for work in works]
@@ -80,29 +82,29 @@ class Admission:
                 return list(await asyncio.gather(*(job.result for job in jobs)))
         except TimeoutError:
             for job in jobs:
-                self._give_up(job)
-            raise TooLate("The deadline passed before the answer was there.") from None
+                self._replace_thread(job)
+            raise TooLate("The deadline passed before the answer was ready.") from None
         finally:
             self._forget(sum(job.cancel() for job in jobs), estimate)
 
     @property
     def length(self) -> int:
-        """Calls that wait or are at work."""
+        """Number of calls that are waiting or running."""
         return self._waiting + self._running
 
     def wait_seconds(self) -> float:
-        """How long a call that arrives now would wait in the queue."""
+        """Estimated queue wait of a call that arrives now."""
         if not self._waiting and self._running < self.threads:
             return 0.0
         return (self._waiting_seconds + self._running_seconds / 2) / self.threads
 
     def check_room(self, kind: str, number: int, deadline: float | None) -> None:
-        """Raises what `run_all` would raise now."""
+        """Raise what `run_all` would raise now."""
         wait, lag = self.wait_seconds(), self._lag.seconds()
         left = math.inf if deadline is None else deadline - time.monotonic()
         if self._waiting + number > self.max_waiting:
             raise self._refusal(f"{self._waiting:,} requests are waiting, which is the limit", wait)
-        if lag > _BEHIND and self._waiting >= _MANY * self.threads:
+        if lag > _MAX_LAG_SECONDS and self._waiting >= _FULL_PER_THREAD * self.threads:
             raise self._refusal(f"the server is {lag * 1000:.0f} ms behind", wait)
         if wait > self.max_wait_seconds:
             raise self._refusal(f"a request would wait {wait * 1000:.0f} ms now", wait)
@@ -112,7 +114,7 @@ class Admission:
             )
 
     def close(self) -> None:
-        """End the threads once their work is done; work that is overdue is not waited for."""
+        """Stop the threads when their work is done. Overdue work is not waited for."""
         while not self._jobs.empty():
             with contextlib.suppress(queue.Empty):
                 if job := self._jobs.get_nowait():
@@ -124,7 +126,7 @@ class Admission:
             worker.join(max(0.0, end - time.monotonic()))
 
     def _start_worker(self) -> None:
-        # A daemon: work that hangs must not keep the process from ending.
+        # Daemon threads: work that hangs must not keep the process alive.
         worker = threading.Thread(target=self._work, name=f"recmill-{self._name}", daemon=True)
         self._workers.add(worker)
         worker.start()
@@ -138,8 +140,8 @@ class Admission:
                     self._overdue -= 1
                 return
 
-    def _give_up(self, job: _QueuedCall) -> None:
-        """Start another thread in place of the one that runs this overdue work."""
+    def _replace_thread(self, job: _QueuedCall) -> None:
+        """Replace the thread that runs this overdue work."""
         with self._lock:
             if not job.is_running or self._overdue >= _MAX_OVERDUE:
                 return
@@ -179,7 +181,9 @@ class Admission:
             self._running += 1
             self._waiting_seconds -= job.estimate
             self._running_seconds += job.estimate
-        is_alone = self._lag.seconds() > _BEHIND and self._alone.acquire(timeout=_ALONE_SECONDS)
+        is_exclusive = self._lag.seconds() > _MAX_LAG_SECONDS and self._exclusive.acquire(
+            timeout=_EXCLUSIVE_SECONDS
+        )
         try:
             if job.deadline is not None and time.monotonic() > job.deadline:
                 raise TooLate("The deadline passed while the request was waiting.")
@@ -191,8 +195,8 @@ class Admission:
         except BaseException as error:  # a panic of native code is not an Exception
             raise RuntimeError(f"{job.kind} panicked") from error
         finally:
-            if is_alone:
-                self._alone.release()
+            if is_exclusive:
+                self._exclusive.release()
             with self._lock:
                 job.is_running = False
                 if not job.is_overdue:
@@ -205,7 +209,7 @@ class Admission:
 
 
 class _QueuedCall:
-    """One piece of work, and the future of its result in the event loop that waits for it."""
+    """One queued function, and the future of its result in the event loop that waits for it."""
 
     def __init__(
         self,
@@ -221,10 +225,10 @@ class _QueuedCall:
         self.is_running = False
         self.is_overdue = False
         self._loop = loop
-        self._claims = [None]  # whoever takes it decides whether the work is done; a pop is atomic
+        self._claims = [None]  # Whoever pops the item owns the work; a pop is atomic.
 
     def begin(self) -> bool:
-        """Whether it is still wanted; this thread does it then."""
+        """Claim the work for the calling thread; False if it was cancelled."""
         self.worker = threading.current_thread()
         return self._claim()
 
@@ -233,11 +237,11 @@ class _QueuedCall:
             result, error = run(self), None
         except Exception as raised:
             result, error = None, raised
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended, so nobody awaits the result
             self._loop.call_soon_threadsafe(self._set, result, error)
 
     def cancel(self) -> bool:
-        """Whether it had not begun, and never will."""
+        """Cancel the work if it has not started; whether that succeeded."""
         if not self._claim():
             return False
         self.result.cancel()
@@ -251,7 +255,7 @@ class _QueuedCall:
         return True
 
     def _set(self, result: Any, error: Exception | None) -> None:
-        if self.result.done():  # nobody waits any more
+        if self.result.done():  # nobody awaits the result any more
             return
         if error is None:
             self.result.set_result(result)
@@ -260,14 +264,14 @@ class _QueuedCall:
 
 
 class _Lag:
-    """How late the event loop is: what a busy server adds to every answer, before and after its work."""
+    """Event loop lag: what a busy server adds to every answer, before and after its work."""
 
     def __init__(self) -> None:
-        self._due: float | None = None  # when the next tick should be
+        self._due: float | None = None  # when the next tick is due
         self._last = 0.0
 
     def seconds(self) -> float:
-        """The lateness of the last tick, or of the one that is due."""
+        """Lag of the last tick, or of the one that is due."""
         if self._due is None:
             self._tick()
         assert self._due is not None

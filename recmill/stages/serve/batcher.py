@@ -1,4 +1,4 @@
-"""Dynamic batching: small requests that arrive at about the same time are scored in one batch."""
+"""Dynamic batching: score small requests that arrive at about the same time in one batch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Work = Callable[[Sequence[Request]], Sequence[Result]]
 
 
 class Batcher(Generic[Request, Result]):
-    """Scores requests together that arrive at about the same time.
+    """Scores requests that arrive at about the same time in one batch.
 
-    `compute` takes requests of one `group` (any hashable; requests of equal groups can share a batch) and returns as
-    many results. A request waits only while another batch is running: at most `wait_seconds`, or until `max_rows`.
+    `compute` takes requests of one `group` (any hashable; requests of equal groups can share a batch) and returns one
+    result for each. A request waits only while another batch is running: until `wait_seconds` have passed or
+    `max_rows` are waiting.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Batcher(Generic[Request, Result]):
                 future.set_result(result)
 
     async def _fail(self, waiting: Sequence[_WaitingRequest[Request, Result]], error: Exception) -> None:
-        """A refusal holds for the whole batch; any other error is of one request, so each is tried alone."""
+        """Report an error: a refusal to all, any other to one request, so each is retried alone."""
         if len(waiting) > 1 and not isinstance(error, Overloaded | TooLate):
             for one in waiting:
                 await self._run([one])

@@ -15,7 +15,7 @@ from recmill.stages.serve.recall import Recaller
 
 
 def boosts_of(recaller: Recaller, boosts: Sequence[Boost], indices: Array, deadline: float | None) -> Array:
-    """What the score of each item is multiplied by: the product of all boosts whose condition it meets."""
+    """The factor of each item: the product of all boosts whose condition it meets."""
     product = np.ones(len(indices), np.float32)
     for boost in boosts:
         if not SMALLEST_BOOST <= boost.factor <= LARGEST_BOOST:
@@ -23,17 +23,17 @@ def boosts_of(recaller: Recaller, boosts: Sequence[Boost], indices: Array, deadl
                 f"factor of a boost must be from {SMALLEST_BOOST} to {LARGEST_BOOST:g}, got {boost.factor:g}; "
                 "to leave items out, use where."
             )
-        product[recaller.meets(boost.where, deadline)[indices]] *= boost.factor
+        product[recaller.matches(boost.where, deadline)[indices]] *= boost.factor
     return product
 
 
 def boosted(scores: Array, boosts: Array) -> Array:
-    """Scores times boosts. A factor above 1 lifts scores below 0, too, which serve_score may give."""
+    """Scores times boosts. A factor above 1 raises negative scores too, which serve_score may return."""
     return np.where(scores < 0, scores / boosts, scores * boosts).astype(scores.dtype)
 
 
 def with_boosts(answer: Answer, boosts: Array | None) -> Answer:
-    """The answer with the boost beside each item that has one."""
+    """The answer with the boost of each boosted item."""
     if boosts is None:
         return answer
     items = [

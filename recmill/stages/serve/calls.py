@@ -1,4 +1,4 @@
-"""What can be asked of a server: one table of calls that HTTP, gRPC and the split roles use, and their dispatcher."""
+"""The calls that a server offers, in one table that HTTP, gRPC and the split roles share, and their dispatcher."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from recmill.stages.serve.service import Service
     from recmill.stages.serve.telemetry import Telemetry
 
-_LARGE_BYTES = 64 << 10  # a request from here on is parsed on a thread
-_LARGE_WAITING = 16  # such requests, each held in memory
+_LARGE_BYTES = 64 << 10  # requests from this size on are parsed on a thread
+_LARGE_WAITING = 16  # how many such requests may wait: each is held in memory
 Parsed = TypeVar("Parsed")
 _logger = logging.getLogger("recmill.serve")
 
@@ -42,9 +42,9 @@ _EVERY = frozenset(ROLES)
 
 @dataclass(frozen=True)
 class ServerCall:
-    """One thing to ask for: what it takes and answers, which roles answer it, who may ask, and its HTTP endpoint.
+    """One call: its request and reply types, the roles that answer it, the required scope, and its HTTP endpoint.
 
-    `is_change`: it has a queue of its own, beside that of the answers. `takes_many` and `answers_many` are the forms
+    `is_change`: it has a queue of its own, separate from the answers. `takes_many` and `answers_many` are the types
     for several requests at once; `batch` is the list whose length is limited.
     """
 
@@ -222,7 +222,7 @@ INFER_ROLES = _roles("rank")  # that answer the Open Inference Protocol
 
 @dataclass(frozen=True)
 class CallError:
-    """Why a call has no answer, as each transport reports it."""
+    """Why a call failed, as each transport reports it."""
 
     http_status: int
     grpc_code: str
@@ -231,7 +231,7 @@ class CallError:
 
 
 class CallDispatcher:
-    """Takes the calls of all transports: checks the token, the role and the load, then lets the service answer."""
+    """Takes the calls of all transports: checks token, role and load, then calls the service."""
 
     def __init__(
         self,
@@ -248,9 +248,7 @@ class CallDispatcher:
         self.limits = limits or Limits()
         self.tokens = tokens
         self.role = role
-        self.admin_is_open = (
-            admin_is_open  # without tokens: whether anyone who can connect may make admin calls
-        )
+        self.admin_is_open = admin_is_open  # without tokens: whether any client may make admin calls
         self.is_draining = False
         waiting = self.limits.max_waiting
         self.queue = Admission(threads or available_cores(), waiting, self.limits.max_wait_seconds)
@@ -272,9 +270,9 @@ class CallDispatcher:
             )
 
     def check_offered(self, name: str, roles: frozenset[str], is_change: bool = False) -> None:
-        """Raise NotFound if this process has none of these roles, and Overloaded if its queue is full.
+        """Raise NotFound if this process has none of the call's roles, and Overloaded if its queue is full.
 
-        Called before a request is even read: a refusal must cost little.
+        Called before the request body is read: a refusal must cost little.
         """
         if not is_change:
             self.queue.check_room(name, 1, None)
@@ -285,7 +283,7 @@ class CallDispatcher:
             )
 
     async def read(self, num_bytes: int, parse: Callable[[], Parsed]) -> Parsed:
-        """Parse so many bytes: on a thread when they are many, so that the event loop stays free."""
+        """Parse a body of this many bytes: large ones on a thread, so that the event loop stays free."""
         return parse() if num_bytes < _LARGE_BYTES else await self.reading.run("read", parse)
 
     async def answer(
@@ -295,10 +293,10 @@ class CallDispatcher:
         remaining_seconds: float | None = None,
         pack: Callable[[Any], Any] = lambda answer: None,
     ) -> list[tuple[Any, Any]]:
-        """One answer for each request, with what `pack` makes of it for the transport; or an error for all.
+        """Answer all requests, each packed by `pack` for the transport; one error fails all of them.
 
-        The requests are within limits already. The earliest deadline of any of them holds for all. The thread that
-        answers packs too, so that the event loop stays free.
+        The requests have passed the limits. The earliest deadline applies to all. The thread that answers also packs,
+        so that the event loop stays free.
         """
         deadline = time.monotonic() + self.seconds_for(requests, remaining_seconds)
         works = [self._work(call, request, deadline, pack) for request in requests]
@@ -307,7 +305,7 @@ class CallDispatcher:
         return await self.queue.run_all(call.name, works, deadline)
 
     def seconds_for(self, requests: Sequence[Any], remaining_seconds: float | None) -> float:
-        """How long the answer may take: the shortest deadline of the requests and the connection, else the default."""
+        """Time budget of the answer: the shortest deadline of the requests and the connection, else the default."""
         deadlines = [ms / 1000 for request in requests if (ms := getattr(request, "deadline_ms", None))]
         if remaining_seconds is not None:
             deadlines.append(remaining_seconds)
@@ -344,14 +342,14 @@ class CallDispatcher:
 
 @dataclass(frozen=True)
 class BatchAnswer:
-    """What metrics need of several answers to one call."""
+    """What metrics need from several answers to one call."""
 
     degraded: list[str]
     version: str
 
 
 def for_metrics(answers: Sequence[Any]) -> Any:
-    """The answers of a call as one, for metrics; None for calls that cannot be degraded."""
+    """The answers of a call combined into one for metrics; None for calls that cannot be degraded."""
     if not hasattr(answers[0], "degraded"):
         return None
     if len(answers) == 1:
@@ -360,14 +358,14 @@ def for_metrics(answers: Sequence[Any]) -> Any:
 
 
 def _with_time_left(request: Any, deadline: float) -> Any:
-    """The request with the deadline that is left after it waited in the queue."""
+    """The request with the deadline that remains after queueing."""
     if not hasattr(request, "deadline_ms"):
         return request
     return msgspec.structs.replace(request, deadline_ms=max(0.1, (deadline - time.monotonic()) * 1000))
 
 
 def call_error(error: Exception) -> CallError:
-    """The error to report to the client. A bug of ours is logged under an id, and only the id is shown."""
+    """The error for the client. A bug is logged under an id, and the client gets only the id."""
     if isinstance(error, ServingError):
         retry = getattr(error, "retry_after_seconds", None)
         return CallError(error.http_status, error.grpc_code, str(error), retry)

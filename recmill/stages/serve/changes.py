@@ -1,4 +1,4 @@
-"""Live changes: items and events of requests, applied to open versions and kept for those opened later."""
+"""Live changes: items and events from requests, applied to open versions and kept for versions opened later."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from recmill.stages.serve import messages as m
 if TYPE_CHECKING:
     from recmill.stages.serve.recommender import Recommender
 
-_MAX_EVENTS = 10_000  # that are kept for versions opened later
+_MAX_EVENTS = 10_000  # changes kept for versions opened later
 
 
 class Change(m.Message, frozen=True, kw_only=True):
-    """Items to add or replace, items to remove, and events; the process that took them, and when."""
+    """Items to add or replace, items to remove, and events; which process took them, and when."""
 
     process: int = msgspec.field(default_factory=os.getpid)
     at: float = msgspec.field(default_factory=time.time)
@@ -27,7 +27,7 @@ class Change(m.Message, frozen=True, kw_only=True):
     events: list[m.Event] = msgspec.field(default_factory=list)
 
     def apply(self, recommender: Recommender, in_store: bool = True) -> int:
-        """How many things changed. `in_store`: whether to change the feature store too."""
+        """Apply the change and return how many things changed. `in_store`: also change the feature store."""
         number = 0
         if self.items:
             number += recommender.add_items(self.items, in_store)
@@ -39,7 +39,7 @@ class Change(m.Message, frozen=True, kw_only=True):
 
 
 class LiveChanges:
-    """Items that were added or removed, and the latest events, for versions that are opened later."""
+    """Added and removed items and the latest events, for versions that are opened later."""
 
     def __init__(self) -> None:
         self._added: dict[str, m.NewItem] = {}
@@ -48,7 +48,7 @@ class LiveChanges:
         self._events: deque[tuple[float, m.Event]] = deque(maxlen=_MAX_EVENTS)
 
     def without_outdated(self, change: Change) -> Change:
-        """The change without items that a later one has changed: processes get changes in different orders."""
+        """The change without items that a later change has touched: processes receive changes in different orders."""
         return msgspec.structs.replace(
             change,
             items=[item for item in change.items if self._is_latest(item.id, change.at)],
@@ -69,8 +69,8 @@ class LiveChanges:
             self._changed_at[str(id)] = change.at
         self._events.extend((change.at, event) for event in change.events)
 
-    def give_to(self, recommender: Recommender) -> None:
-        """Apply items and events that are newer than the version's log, and all removals."""
+    def apply_to(self, recommender: Recommender) -> None:
+        """Apply all removals, and the items and events that are newer than the version's log."""
         if recommender.recaller is None:
             return
         added = list(self._added.values())

@@ -1,4 +1,4 @@
-"""The time of one answer: of its stages, and until its deadline."""
+"""The clock of one answer: time per stage, and time until the deadline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from recmill.errors import TooLate
 
 
 class _Stage:
-    """A block of code whose time counts. A class: a generator would cost three times as much."""
+    """Measures a block of code. A class, because a generator would cost three times as much."""
 
     __slots__ = ("_begin", "_name", "_stages")
 
@@ -24,7 +24,7 @@ class _Stage:
 
 
 class Clock:
-    """Milliseconds of each stage, and the time left until the deadline."""
+    """Milliseconds per stage, and the time left until the deadline."""
 
     def __init__(self, deadline_ms: float | None) -> None:
         self.started = time.monotonic()
@@ -37,9 +37,9 @@ class Clock:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds until the deadline."""
         return float("inf") if self.deadline is None else self.deadline - time.monotonic()
 
     def check(self) -> None:
         if self.left <= 0:
-            raise TooLate("The deadline passed before there was anything to answer.")
+            raise TooLate("The deadline passed before any answer was ready.")

@@ -52,7 +52,7 @@ _CANARY = ValueKind(_parse_canary, "VERSION=5%")
 
 @dataclass(frozen=True)
 class LimitConfig:
-    """The largest request that is read, and the longest that one may wait."""
+    """The largest request that is accepted, and the longest that one may wait."""
 
     max_body: Annotated[int, Flag("bytes of a request's body", SIZE, group="limits")] = 16 << 20
     max_k: Annotated[int, Flag("items of an answer", group="limits")] = MAX_K
@@ -66,7 +66,8 @@ class LimitConfig:
         ),
     ] = 0.1
     deadline_seconds: Annotated[
-        float, Flag("of requests that bring none", _MILLISECONDS, name="--deadline-ms", group="limits")
+        float,
+        Flag("of requests that catch_up_version none", _MILLISECONDS, name="--deadline-ms", group="limits"),
     ] = 1.0
     max_connections: Annotated[
         int | None,
@@ -76,7 +77,7 @@ class LimitConfig:
         ),
     ] = None
     max_header: Annotated[int, Flag("headers of a request", SIZE, group="limits")] = 64 << 10
-    send_seconds: float = 10.0  # that the head of a request may take to come, and its body
+    send_seconds: float = 10.0  # seconds for the head of a request to arrive, and for its body
     idle_seconds: Annotated[
         float, Flag("a connection without a request is closed after", _SECONDS, group="limits")
     ] = 75.0
@@ -84,10 +85,10 @@ class LimitConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig(LimitConfig):
-    """Everything that `recmill serve` was told."""
+    """Everything that `recmill serve` can be configured with."""
 
     bundle: Path
-    bundle_url: str | None = None  # what `bundle` is the copy of, if it is one
+    bundle_url: str | None = None  # the address that `bundle` was copied from, if it is a copy
 
     host: Annotated[
         str, Flag("address to bind (default: 127.0.0.1, this machine alone)", metavar="HOST", group="where")

@@ -1,4 +1,4 @@
-"""How many connections a process keeps open, and which are closed first when there are too many."""
+"""Limits the open connections of a process, and closes the most silent ones first when there are too many."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from dataclasses import dataclass
 
 from recmill.errors import RecmillError
 
-RESERVED_FILES = 256  # descriptors for everything but connections: bundles, stores, logs, pipes
-MAX_CONNECTIONS = 10_000  # of one transport, unless --max-connections is higher
+RESERVED_FILES = 256  # descriptors for everything except connections: bundles, stores, logs, pipes
+MAX_CONNECTIONS = 10_000  # per transport, unless --max-connections is higher
 MIN_CONNECTIONS = 16
-_WANTED_FILES = 1 << 20  # where the system sets no limit
-_RESERVE = 0.2  # of the connections: as soon as they are in use, silent ones are closed
+_WANTED_FILES = 1 << 20  # where the system has no limit
+_RESERVE = 0.2  # fraction of the connections that is kept free; silent ones are closed for it
 _PERIOD_SECONDS = 0.25
-_QUIET_MS = 1_000  # a connection that sent something later than this is in use
+_QUIET_MS = 1_000  # a connection that sent data within this time is in use
 _FILES = "/proc/self/fd"
-# Offsets in Linux' struct tcp_info: milliseconds since data came, and how many bytes did.
+# Offsets in Linux' struct tcp_info: milliseconds since data arrived, and how many bytes did.
 _LAST_DATA_RECV, _BYTES_RECEIVED, _TCP_INFO_BYTES = 52, 128, 136
 _logger = logging.getLogger("recmill.serve")
 
 
 class TooFewFiles(RecmillError):
-    """The process may not open as many files as its connections need."""
+    """The process may not open enough files for its connections."""
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as the system lets it; the number."""
+    """Raise this process's limit of open files to the hard limit; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(soft, _WANTED_FILES) if hard == resource.RLIM_INFINITY else hard
     with contextlib.suppress(OSError, ValueError):
@@ -42,8 +42,8 @@ def raise_file_limit() -> int:
 
 
 def connections_for(requested: int | None, file_limit: int) -> int:
-    """Connections that each of the two transports may have. Raises TooFewFiles when there are not enough files."""
-    # Half as many again may have been accepted before the first of them is handled.
+    """Connections for each of the two transports. Raises TooFewFiles when the limit of open files is too low."""
+    # Half as many again may be accepted before the first of them is handled.
     room = (file_limit - RESERVED_FILES) * 2 // 5
     if requested is None:
         return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, room))
@@ -58,7 +58,7 @@ def connections_for(requested: int | None, file_limit: int) -> int:
 
 @dataclass(frozen=True)
 class _Connection:
-    """One accepted connection; `socket` is a second descriptor of it, so that it cannot become another one's."""
+    """An accepted connection. `socket` is a duplicate descriptor, so that its number cannot be reused."""
 
     socket: socket.socket
     port: int
@@ -70,12 +70,12 @@ class _Connection:
         return self.has_sent and self.quiet_ms < _QUIET_MS
 
     def __lt__(self, other: _Connection) -> bool:
-        """Those that never sent anything go first, then those that have been quiet for longest."""
+        """Connections that never sent anything come first, then those that have been silent for longest."""
         return (self.has_sent, -self.quiet_ms) < (other.has_sent, -other.quiet_ms)
 
 
 class ConnectionReaper:
-    """Keeps a reserve of connections free on each port by closing those that have been silent for longest.
+    """Keeps spare connections on each port by closing those that have been silent for longest.
 
     It reads the kernel's TCP info, which covers connections of every transport, also before their TLS handshake.
     """
@@ -92,15 +92,15 @@ class ConnectionReaper:
                 await asyncio.to_thread(self.reap)
 
     def reap(self) -> int:
-        """Close the excess connections; how many."""
+        """Close the excess connections and return how many."""
         number = 0
         with contextlib.ExitStack() as held:
             connections = list(self._open())
             for one in connections:
                 held.callback(one.socket.close)
             for port in self.ports:
-                found = sorted(one for one in connections if one.port == port)
-                for one in found[: max(0, len(found) - self.target)]:
+                by_silence = sorted(one for one in connections if one.port == port)
+                for one in by_silence[: max(0, len(by_silence) - self.target)]:
                     if not one.is_in_use:
                         number += _shut(one.socket)
         if number:

@@ -1,4 +1,4 @@
-"""What one version has of an event stream: how far, and which events are in it before a delta brings them."""
+"""A version's progress in an event stream: how far it is, and which events it applied before a delta delivers them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from recmill.recipe import recipe as r
 from recmill.recipe.recipe import POSITION
 from recmill.stages.serve.messages import Id, Values
 
-_MAX_RECENT = 100_000  # events that no delta had yet: more than a trainer that works leaves
+_MAX_RECENT = 100_000  # events beyond the last delta: more than a working trainer leaves
 
 
 @dataclass(frozen=True)
 class StreamEvent:
-    """One row of the log from the stream. `is_click`: whether it counts as seen and for popularity."""
+    """One row of the log from the stream. `is_click`: whether it counts as seen and towards popularity."""
 
     entry: int
     user: Id
@@ -31,9 +31,9 @@ class StreamEvent:
 
 
 class FollowedEvents:
-    """`position` is the entry up to which a version has everything: from the stream, or from its deltas.
+    """`position` is the last entry up to which a version has everything, from the stream or from its deltas.
 
-    Deltas come later than the stream, with the same events; `is_counted` tells those whose clicks count already.
+    Deltas deliver the same events later; `is_counted` tells which clicks were counted already.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class FollowedEvents:
         self._forgotten_until = 0
 
     def add(self, events: Iterable[StreamEvent], counted: Set[int]) -> None:
-        """Events that were just applied, and the entries of those whose clicks were counted."""
+        """Record applied events, and the entries of those whose clicks were counted."""
         self._recent.extend(events)
         self._entries |= counted
         while len(self._recent) > _MAX_RECENT:
@@ -51,16 +51,16 @@ class FollowedEvents:
             self._forget_first()
 
     def is_counted(self, entries: pl.Series) -> pl.Series:
-        """Which clicks of a delta are in the version already."""
+        """Which clicks of a delta this version has counted already."""
         known = [entry <= self._forgotten_until or entry in self._entries for entry in entries]
         return pl.Series(known, dtype=pl.Boolean)
 
     def after(self, entry: int) -> Iterator[StreamEvent]:
-        """Applied events behind this entry, which no delta up to it has."""
+        """Applied events after this entry, which no delta up to it contains."""
         return (event for event in self._recent if event.entry > entry)
 
     def delta_applied(self, end: int) -> None:
-        """A delta that reaches up to this entry is part of the version now."""
+        """Record that a delta that reaches up to this entry was applied."""
         while self._recent and self._recent[0].entry <= end:
             self._forget_first()
         self.position = max(self.position, end)
@@ -70,17 +70,17 @@ class FollowedEvents:
 
 
 def end_of_delta(manifest: object, key: str | None) -> int | None:
-    """The last entry that a delta has of this stream; None when it was not learned from it."""
+    """The last entry of this stream that a delta contains; None when the delta was not learned from it."""
     stream = manifest.get("stream") if isinstance(manifest, dict) else None
     return entry_number(stream["end"]) if stream and stream["key"] == key else None
 
 
 def parse_events(recipe: r.Recipe, entries: Sequence[Entry]) -> pl.DataFrame:
-    """Rows of entries as servers count them: good ones, with a user and an item, that the recipe's filters keep."""
+    """Parse entries as servers count them: valid rows with a user and an item that pass the recipe's filters."""
     frame, _ = parse_entries(recipe.log.columns, entries)
     names = {column.name: "" for column in recipe.log.columns}
     for operation in recipe.rows:
-        # What a side table says of a row is for the trainer to look at.
+        # Side tables are the trainer's business.
         if isinstance(operation, r.Filter) and set(columns_read(operation.sql, names)) <= set(names):
             frame = keep_where(operation.sql, frame)
     return frame.drop_nulls([str(recipe.log.user), str(recipe.log.item)])

@@ -1,4 +1,4 @@
-"""The gRPC transport: our own calls, the Open Inference Protocol, health and reflection, all in one table."""
+"""The gRPC transport: our own calls, the Open Inference Protocol, health and reflection, in one table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from recmill.stages.serve.proto import convert, predict_v2_pb2, recmill_pb2, ten
 from recmill.stages.serve.proto import recmill_pb2 as pb
 from recmill.stages.serve.security import Scope, Tls
 
-# A client that disconnects before it is answered is not a server error.
+# A client that disconnects before the answer is not a server error.
 logging.getLogger("grpc._cython.cygrpc").addFilter(
     lambda record: "ExecuteBatchError" not in str(record.exc_info)
 )
@@ -37,14 +37,14 @@ SERVICE = "recmill.v1.Recommender"
 INFERENCE = "inference.GRPCInferenceService"
 
 
-Reply: TypeAlias = Message | bytes  # bytes are an encoded message
+Reply: TypeAlias = Message | bytes  # bytes: an encoded message
 
 
 @dataclass(frozen=True)
 class Method:
-    """The protobuf messages of one call, and how they become ours and back.
+    """The protobuf messages of one call, and the conversion from and to ours.
 
-    `pack` makes a message of one answer, or its bytes; `reply` the reply of all of them.
+    `pack` converts one answer to a message or its bytes; `reply` combines them into the reply.
     """
 
     takes: type[Message]
@@ -130,12 +130,12 @@ METHODS = {
 
 
 def method_name(call: str) -> str:
-    """The name of a call in recmill.proto: add_events is AddEvents."""
+    """The name of a call in recmill.proto, such as AddEvents for add_events."""
     return call.title().replace("_", "")
 
 
 class GrpcServer:
-    """A gRPC server over a dispatcher. Make it inside the event loop that it runs in."""
+    """A gRPC server over a dispatcher. Create it inside the event loop that it runs in."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class GrpcServer:
         reflection.enable_server_reflection(names, self.server, _all_descriptors())
 
     def bind(self, address: str, tls: Tls | None) -> int:
-        """The port that was bound; raises OSError when it cannot be."""
+        """Bind the port and return it; raises OSError when that fails."""
         try:
             if tls is None:
                 return int(self.server.add_insecure_port(address))
@@ -314,7 +314,8 @@ def _options(limits: Limits, several_processes: bool, max_connections: int | Non
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         ("grpc.max_connection_idle_ms", int(limits.idle_seconds * 1_000)),
         ("grpc.max_concurrent_streams", _MAX_STREAMS),
-        # Past these the library cancels calls silently; the dispatcher refuses them with a reason instead.
+        # Beyond these limits the library cancels calls silently, so the dispatcher refuses them earlier with a
+        # reason.
         ("grpc.server.max_pending_requests", _NO_LIMIT),
         ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
     ]
@@ -324,7 +325,7 @@ def _options(limits: Limits, several_processes: bool, max_connections: int | Non
 
 
 def _all_descriptors() -> DescriptorPool:
-    """Every message that this server speaks, in one pool, for reflection."""
+    """Every message type of this server in one pool, for reflection."""
     pool = DescriptorPool()
     for file in (
         STRUCT,

@@ -1,4 +1,4 @@
-"""The HTTP transport: JSON in, JSON out. The endpoints are those of the table of calls."""
+"""The HTTP transport: JSON in, JSON out. Its endpoints are those of the table of calls."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ JSON = "application/json"
 
 
 class TooLarge(ServingError):
-    """The body has more bytes than the server takes."""
+    """The body is larger than the limit."""
 
     http_status, grpc_code = 413, "RESOURCE_EXHAUSTED"
 
 
 class WrongContent(ServingError):
-    """The body is of a kind that the server does not read."""
+    """The body has an unsupported content type or encoding."""
 
     http_status = 415
 
@@ -45,7 +45,7 @@ class TooSlow(ServingError):
 
 
 class _Peek(msgspec.Struct):
-    """Whether a body holds several queries, without reading them."""
+    """Detects whether a body holds several queries, without parsing them."""
 
     queries: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -169,7 +169,7 @@ class HttpApp:
     # reading
 
     async def _requests(self, request: Request, call: c.ServerCall, method: str) -> tuple[bool, list[Any]]:
-        """Whether the client sent several requests in one, and all of them."""
+        """Whether the client sent a batch, and its requests."""
         if method == "GET":
             return False, self._checked([_from_query(request, call.takes)])
         _check_content(request, (JSON,))
@@ -212,10 +212,10 @@ class HttpApp:
 
         bundle = self.dispatcher.service.bundle
         if self._openapi is None or self._openapi[0] != bundle.version:
-            found = document(
+            schema = document(
                 bundle, self.dispatcher.limits, self.dispatcher.role, self.dispatcher.tokens is not None
             )
-            self._openapi = bundle.version, msgspec.json.encode(found)
+            self._openapi = bundle.version, msgspec.json.encode(schema)
         return Response(self._openapi[1], media_type=JSON)
 
     async def _server(self, request: Request) -> Response:
@@ -229,7 +229,7 @@ class HttpApp:
         return _json(inference.Readiness(name=inference.MODEL, ready=ready), 200 if ready else 503)
 
     async def _infer(self, request: Request) -> Response:
-        self.scoring.model(**request.path_params)  # check that the model exists before anything is read
+        self.scoring.model(**request.path_params)  # checks that the model exists before the body is read
         _check_content(request, (JSON, "application/octet-stream", ""))
         body = await read_body(request, self.dispatcher.limits)
         header_length = request.headers.get("inference-header-content-length")
@@ -238,10 +238,10 @@ class HttpApp:
             len(body), lambda: inference.rows_from_http(body, header_length, limits)
         )
         name, version = request.path_params["name"], request.path_params.get("version", "")
-        found, outputs = await self.scoring.score(name, version, rows)
+        answered_by, outputs = await self.scoring.score(name, version, rows)
         num_bytes = sum(scores.nbytes for scores in outputs.values())
         content, headers = await self.dispatcher.read(
-            num_bytes, lambda: inference.http_answer(found, rows, outputs)
+            num_bytes, lambda: inference.http_answer(answered_by, rows, outputs)
         )
         return Response(content, headers=headers)
 
@@ -255,7 +255,7 @@ class HttpApp:
         return _json(tfs.rest_metadata(self.scoring, request.path_params["name"]))
 
     def _tensorflow_version(self, request: Request) -> str:
-        """The version that is served, if it is the one that the path names."""
+        """The served version, if it is the one that the path names."""
         query = _model_query(request)
         version = self.scoring.model(query.name).versions[0]
         tfs.check_step(query, tfs.step_of(version))
@@ -265,7 +265,7 @@ class HttpApp:
         method = request.path_params["method"]
         if method not in tfs.REST_METHODS:
             raise NotFound(f'There is no method "{method[:60]}"; expected {", ".join(tfs.REST_METHODS)}.')
-        self._tensorflow_version(request)  # check that the model exists before anything is read
+        self._tensorflow_version(request)  # checks that the model exists before the body is read
         body = await read_body(request, self.dispatcher.limits)
         limits = self.dispatcher.limits
         by_row, frame = await self.dispatcher.read(len(body), lambda: tfs.read_rest(body, method, limits))
@@ -326,7 +326,7 @@ def _decompressor(encoding: str) -> Any:
     if encoding in ("gzip", "deflate"):
         return zlib.decompressobj(zlib.MAX_WBITS | 32)  # takes both
     raise WrongContent(
-        f"Content-Encoding {encoding[:40]!r} is not known here; expected gzip, deflate or none."
+        f"Content-Encoding {encoding[:40]!r} is not supported; expected gzip, deflate or none."
     )
 
 

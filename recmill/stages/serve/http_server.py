@@ -1,5 +1,6 @@
-"""HTTP connections with limits on header bytes, on the time of each part of a request and on pipelining; and a drain
-that resets no connection.
+"""HTTP connections with limits, and a drain that resets none of them.
+
+Limits apply to header bytes, to the time of each part of a request, and to pipelining.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ if TYPE_CHECKING:
 
 HEALTH_PATHS = ("/health/", "/v2/health/")
 _HANDSHAKE_SECONDS = 10.0
-_ANSWER_SECONDS = 2.0  # for the refusal of a body that is too slow
-_CLOSE_SECONDS = 5.0  # for a client to read what was written before its connection is aborted
-_MAX_AHEAD = 100  # pipelined requests on one connection
-_QUIET_SECONDS, _GRACE_SECONDS = 0.2, 2.0  # of a drain: seconds without a request, and in all
+_ANSWER_SECONDS = 2.0  # seconds to send the refusal of a body that is too slow
+_CLOSE_SECONDS = 5.0  # seconds for a client to read what was written before its connection is aborted
+_MAX_AHEAD = 100  # pipelined requests per connection
+_QUIET_SECONDS, _GRACE_SECONDS = 0.2, 2.0  # drain: seconds without a request, and in total
 _BACKLOG = 2_048
 
 
 class IdleConnections:
-    """Connections without a request in progress. When there are too many connections, one of these is closed."""
+    """Connections without a request in progress. One of them is closed when there are too many connections."""
 
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
-        self._silent: dict[BoundedProtocol, None] = {}  # that never sent a request, oldest first
+        self._silent: dict[BoundedProtocol, None] = {}  # those that never sent a request, oldest first
         self._answered: dict[BoundedProtocol, None] = {}
 
     def add(self, connection: BoundedProtocol, is_silent: bool) -> None:
@@ -49,18 +50,18 @@ class IdleConnections:
         self._answered.pop(connection, None)
 
     def make_room(self, num_connections: int) -> None:
-        """Close the one that has been idle for longest, those that never sent a request first."""
+        """Close the connection that has been idle for longest, those that never sent a request first."""
         if num_connections > self.max_connections and (found := self._silent or self._answered):
             oldest = next(iter(found))
             self.remove(oldest)
             oldest.connections.discard(oldest)
-            # A client that does not read its answer would stay for ever.
+            # Otherwise a client that does not read its answer would stay for ever.
             stays = oldest.transport.get_write_buffer_size() > 0
             oldest.transport.abort() if stays else oldest.transport.close()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. It is closed when a part of a request, or the next request, takes too long to arrive."""
+    """A connection that is closed when a part of a request, or the next request, takes too long to arrive."""
 
     def __init__(self, limits: Limits, idle: IdleConnections, **more: Any) -> None:
         super().__init__(**more)
@@ -136,7 +137,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.idle.add(self, is_silent=False)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """A client may end its side once all of its request is sent, and is answered all the same."""
+        """A client may half-close the connection after its request; it still gets the answer."""
         is_answering = self.cycle is not None and not self.cycle.response_complete and not self._expects_body
         if not is_answering or self.pipeline or self.scheme == "https":
             return False
@@ -146,7 +147,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # limits
 
     def expire(self, now: float) -> None:
-        """Close the connection if it is due; abort it if it was closed and its client does not read the rest."""
+        """Close the connection if it is due. Abort it if it was closed and its client does not read the rest."""
         if now < self._due:
             return
         if self.transport.is_closing():
@@ -162,13 +163,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._due = now + _CLOSE_SECONDS
 
     def drain(self) -> None:
-        """From now on the next answer is the last one."""
+        """Make the next answer the last one."""
         self.is_draining = True
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
     def send_400_response(self, msg: str) -> None:
-        """Write a refusal in the form of all others, and close."""
+        """Write a refusal in the format of all others, and close."""
         status, sentence = self._refusal
         body = msgspec.json.encode({"error": sentence})
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(
@@ -189,7 +190,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """An ASGI application behind bounded connections on one listening socket."""
+    """An ASGI application behind limited connections on one listening socket."""
 
     def __init__(
         self, app: ASGIApp, limits: Limits, max_connections: int, drain_seconds: float, tls: Tls | None
@@ -215,13 +216,14 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are handled by the caller, for both transports."""
+        """Leave signals to the caller, who handles them for both transports."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets is not None
         loop = asyncio.get_running_loop()
-        # The loop closes the copy that it was given; what waits in the queue of the original is accepted after that.
+        # The loop closes its copy of the socket; connections in the queue of the original are still accepted after
+        # that.
         self.servers = [
             await loop.create_server(
                 self._protocol, sock=listener.dup(), backlog=self._backlog, **self._tls_options()
@@ -238,24 +240,24 @@ class HttpServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     def drain(self) -> None:
-        """Let every answer from now on be the last of its connection, and end the server soon."""
+        """Make every answer from now on the last of its connection, and stop the server soon."""
         self.is_draining = self.should_exit = True
         for connection in list(self.server_state.connections):
             connection.drain()  # type: ignore[union-attr]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer requests a little longer, each as the last one of its connection; then end.
+        """Answer requests a little longer, each as the last one of its connection, then stop.
 
         Nothing is reset: an idle client sees its connection end, and a later one finds no listener.
         """
         self.drain()
-        await self._until_quiet()
+        await self._wait_until_quiet()
         await self._accept_the_last(sockets or [])
-        await self._until_quiet()
+        await self._wait_until_quiet()
         await super().shutdown(sockets)
 
-    async def _until_quiet(self) -> None:
-        """No connections, no request for a while, or the end of the grace period."""
+    async def _wait_until_quiet(self) -> None:
+        """Wait until there are no connections, no request for a while, or the grace period ends."""
         end = time.monotonic() + _GRACE_SECONDS
         num_requests = -1
         while self.server_state.connections and time.monotonic() < end:
@@ -269,7 +271,7 @@ class HttpServer(uvicorn.Server):
         for server, listener in zip(self.servers, listeners, strict=True):
             server.close()
             listener.setblocking(False)
-            with contextlib.suppress(OSError):  # that none is left
+            with contextlib.suppress(OSError):  # until none is left
                 while True:
                     opened.append(listener.accept()[0])
             listener.close()
@@ -279,7 +281,7 @@ class HttpServer(uvicorn.Server):
 
     @property
     def _backlog(self) -> int:
-        """What waits to be accepted is accepted at once, before any of it can be closed."""
+        """Accept everything in the listen queue now, before any connection of it is closed."""
         return max(1, min(_BACKLOG, self.idle.max_connections // 2))
 
     def _protocol(self) -> BoundedProtocol:
@@ -299,7 +301,7 @@ class HttpServer(uvicorn.Server):
         return {"ssl": self.config.ssl, "ssl_handshake_timeout": _HANDSHAKE_SECONDS}
 
     def _unless_full(self, app: ASGIApp) -> ASGIApp:
-        """The application; only health checks while there are too many connections."""
+        """The application, or health checks alone while there are too many connections."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             num_connections = len(self.server_state.connections)

@@ -1,10 +1,10 @@
-"""The Open Inference Protocol, version 2: raw columns of the log as tensors in, probabilities of a click out.
+"""The Open Inference Protocol, version 2: raw columns of the log as tensors in, click probabilities out.
 
-A ranker with several tasks has an output of each task's name, and `score`, by which the server orders items.
+A ranker with several tasks has one output per task, and `score`, by which the server orders items.
 
-A tensor has the shape [n] or [n, 1], of a column of lists [n, length]. A missing value is an empty text, NaN, or null
-in JSON; a column that is not sent is missing in every row. Lists end before what is missing at their end, or as long as
-the input NAME.lengths [n] says.
+A tensor has the shape [n] or [n, 1], or [n, length] for a column of lists. A missing value is an empty text, NaN, or
+null in JSON; a column that is not sent is missing in every row. A list ends where only missing values follow, or
+after NAME.lengths [n] values if that input is sent.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ProtocolMessage(msgspec.Struct, omit_defaults=True):
 
 
 class Tensor(ProtocolMessage):
-    """One raw column. `data` is left out when the values follow the JSON as bytes."""
+    """One raw column. `data` is absent when the values follow the JSON as bytes."""
 
     name: str
     shape: list[int]
@@ -124,17 +124,17 @@ class Readiness(ProtocolMessage):
 
 @dataclass(frozen=True)
 class ScoringRows:
-    """Raw columns to score, and how the answer is wanted."""
+    """Raw columns to score, and the requested form of the answer."""
 
     frame: pl.DataFrame
     id: str
     seconds: float | None = None
     in_bytes: bool = False
-    outputs: tuple[str, ...] = ()  # those that are wanted; all when empty
+    outputs: tuple[str, ...] = ()  # requested outputs; all when empty
 
 
 class Scoring:
-    """Scores rows for both transports; requests that arrive together are scored in one batch."""
+    """Scores rows for both transports; requests that arrive together share a batch."""
 
     def __init__(self, dispatcher: CallDispatcher, model_name: str | None = None) -> None:
         self.dispatcher = dispatcher
@@ -145,7 +145,7 @@ class Scoring:
         return ServerFacts(name="recmill", version=__version__, extensions=list(EXTENSIONS))
 
     def model(self, name: str, version: str = "") -> ModelFacts:
-        """What goes in and out of the model; raises NotFound when there is no such model or version."""
+        """Inputs and outputs of the model; raises NotFound when there is no such model or version."""
         bundle = self._bundle(name, version)
         return ModelFacts(
             name=MODEL,
@@ -162,7 +162,7 @@ class Scoring:
     async def score(
         self, name: str, version: str, rows: ScoringRows, remaining: float | None = None
     ) -> tuple[str, Outputs]:
-        """The version that answers, and float32 [n] of each output that is wanted."""
+        """The version that answers, and float32 [n] of each requested output."""
         bundle = self._bundle(name, version)
         _check_outputs(rows.outputs, outputs_of(bundle))
         height = rows.frame.height
@@ -186,7 +186,7 @@ class Scoring:
         return bundle
 
     def _names(self, bundle: Bundle) -> list[str]:
-        """What the ranking model can be called."""
+        """The names of the ranking model."""
         names = [MODEL, *([self.model_name] if self.model_name else [])]
         return names if MODEL in bundle.models else []
 
@@ -209,7 +209,7 @@ class Scoring:
 
 
 def outputs_of(bundle: Bundle) -> list[str]:
-    """The names of what the ranking model gives."""
+    """The names of the ranking model's outputs."""
     tasks = bundle.models[MODEL].get("labels")
     return [SCORE, *tasks] if tasks else [OUTPUT]
 
@@ -219,11 +219,9 @@ def _wanted(rows: ScoringRows, outputs: Outputs) -> Outputs:
 
 
 def inputs_of(bundle: Bundle) -> list[TensorFacts]:
-    """The raw columns that the ranking model's features read; those of lists are followed by their lengths."""
+    """The raw columns that the ranking model's features read; list columns are followed by their lengths."""
     kinds = kinds_of_columns(bundle.recipe)
-    in_hex = {
-        column.name for column in bundle.recipe.log.columns if column.type == "hex"
-    }  # as the log writes them
+    in_hex = {column.name for column in bundle.recipe.log.columns if column.type == "hex"}  # as in the log
     model = bundle.models[MODEL]
     used = {*model["numbers"], *model["keys"], *model["wide"], *model.get("sequences", ())}
     read = dict.fromkeys(
@@ -246,7 +244,7 @@ _request_decoder = msgspec.json.Decoder(Inference)
 
 
 def rows_from_http(body: bytes, header_length: str | None, limits: Limits) -> ScoringRows:
-    """A JSON request; if a header gives the length of the JSON, the bytes of tensors follow it."""
+    """Parse a JSON request; if a header gives the length of the JSON, the bytes of tensors follow it."""
     text, rest = _split(body, header_length)
     limits.check_json(text)
     request = decode_json(_request_decoder, text)
@@ -293,12 +291,12 @@ def _check_outputs(names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def _seconds(timeout: Any) -> float | None:
-    """The protocol's `timeout` is in microseconds; 0 is none."""
+    """The protocol's `timeout` is in microseconds; 0 means none."""
     return min(timeout, 1_000 * MAX_DEADLINE_MS) / 1e6 if isinstance(timeout, int) and timeout > 0 else None
 
 
 def http_answer(version: str, rows: ScoringRows, outputs: Outputs) -> tuple[bytes, dict[str, str]]:
-    """Body and headers."""
+    """Body and headers of the HTTP answer."""
     tensors, data = [], b""
     for name, scores in outputs.items():
         tensor = Tensor(name=name, shape=[len(scores)], datatype="FP32")
@@ -321,7 +319,7 @@ def http_answer(version: str, rows: ScoringRows, outputs: Outputs) -> tuple[byte
 
 
 def rows_from_grpc(data: bytes) -> tuple[str, str, ScoringRows]:
-    """The name and the version of the model, and the rows."""
+    """Name and version of the model, and the rows."""
     request = convert.parse(pb.ModelInferRequest, data)
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):

@@ -1,4 +1,4 @@
-"""Answers about items: which are similar, which are trending; and what is returned beside each item."""
+"""Answers about items: similar items, trending items, and the fields that are returned with each item."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from recmill.stages.serve.lookup import UserRow
 from recmill.stages.serve.reasons import reasons, relations, sentence
 from recmill.stages.serve.recall import CHANNELS, TRENDING, Candidates, fuse
 
-_SIMILAR = ("co_clicks", "similar", "content")  # who interacted with both, and vectors
+_SIMILAR = ("co_clicks", "similar", "content")  # channels of similar items: co-interactions, and vectors
 _ELSE_SIMILAR = ("ease", "transitions")
-_ITEM_OFFSET = 10.0  # of reciprocal ranks: the first of a channel counts clearly more than its tenth
-_FETCHED = 5  # times as many of each channel as are asked for
+_ITEM_OFFSET = 10.0  # offset of reciprocal ranks: the first of a channel counts clearly more than its tenth
+_FETCHED = 5  # candidates from each channel, as a multiple of k
 _NOBODY = UserRow(None, -1, {}, FeatureRows(1, {}, {}), False)
 
 
@@ -31,7 +31,7 @@ class ItemAnswers(LiveBundle):
     """A bundle that answers about its items."""
 
     def similar(self, item: m.Similar | m.Id, **fields: Unpack[m.ItemQueryFields]) -> m.Answer:
-        """The k items that are most like an item; none for an unknown item."""
+        """The k items that are most similar to an item; none for an unknown item."""
         query = m.query_of(m.Similar, item, fields, "item")
         recaller = self._recaller()
         with self.lock.reading():
@@ -52,7 +52,7 @@ class ItemAnswers(LiveBundle):
             return self._item_answer(query, _NOBODY, [TRENDING])
 
     def _item_answer(self, query: m.ItemQuery, user_row: UserRow, channels: Sequence[str]) -> m.Answer:
-        """Items of channels that count alike."""
+        """Fuse lists of channels with equal weights."""
         clock = Clock(query.deadline_ms)
         check_sizes(query.k, 0)
         clock.check()
@@ -67,7 +67,7 @@ class ItemAnswers(LiveBundle):
         return self._described(answer, chosen.indices, query.fields, None)
 
     def describe(self, query: m.Describe) -> m.Answer:
-        """The items of a query with the columns and the reasons that it asks for."""
+        """The items of a query with the requested columns and reasons."""
         recaller, profile = self._recaller(), None
         with self.lock.reading():
             if query.explain:
@@ -80,7 +80,7 @@ class ItemAnswers(LiveBundle):
     def _described(
         self, answer: m.Answer, indices: Array, fields: Sequence[str], profile: Array | None
     ) -> m.Answer:
-        """The answer with raw columns of its items, and reasons if there is a profile that they may have."""
+        """The answer with raw columns of its items, and reasons if there is a profile to explain them by."""
         items = answer.items
         if fields and items:
             rows = self._recaller().items.raw(indices, list(dict.fromkeys(fields))).to_dicts()

@@ -10,15 +10,20 @@ import msgspec
 from recmill.errors import BadRequest
 from recmill.stages.serve.config import MAX_CANDIDATES, MAX_K, LimitConfig
 
-MAX_IDS = 10_000  # in one list of a request
+MAX_IDS = 10_000  # values in one list of a request
 MAX_TEXT = 1_000  # characters of one text in a request
 MAX_CHANNELS = 100
 MAX_FIELDS = 100
 MAX_BOOSTS = 16
 SMALLEST_BOOST, LARGEST_BOOST = 0.01, 100.0
-MAX_JSON_VALUES = 500_000  # in one body: the interpreter does nothing else while it parses JSON
+MAX_JSON_VALUES = 500_000  # values in one body: the interpreter does nothing else while it parses JSON
 MAX_DEADLINE_MS = 600_000.0
-IDS = {("Event", "user"), ("Event", "item"), ("NewItem", "id"), ("Similar", "item")}  # that cannot be empty
+IDS = {
+    ("Event", "user"),
+    ("Event", "item"),
+    ("NewItem", "id"),
+    ("Similar", "item"),
+}  # lists that must not be empty
 INTEGERS = (-(2**63), 2**63 - 1)
 
 
@@ -28,17 +33,17 @@ class Limits(LimitConfig):
 
     @classmethod
     def of(cls, config: LimitConfig) -> Limits:
-        """The limits of a config that has more than limits."""
+        """The limits of a config that holds more than limits."""
         return cls(**{field.name: getattr(config, field.name) for field in fields(LimitConfig)})
 
     def range_of(self, request: str, name: str) -> tuple[int, int] | None:
-        """Smallest and largest value of a field of a kind of request, if it has bounds."""
+        """Minimum and maximum of a field of a request type, if it has bounds."""
         if name == "k":
             return 1, self.max_candidates if request == "Recall" else self.max_k
         return {"candidates": (1, self.max_candidates), "limit": (1, MAX_IDS)}.get(name)
 
     def longest(self) -> dict[str, int]:
-        """The most values that lists of requests hold, by name of the field."""
+        """The longest lists in requests, by name of the field."""
         return {
             "items": self.max_candidates,
             "channels": MAX_CHANNELS,
@@ -47,7 +52,7 @@ class Limits(LimitConfig):
         }
 
     def check(self, request: msgspec.Struct) -> None:
-        """Raises BadRequest, with the name of the field, when a request asks for too much."""
+        """Raise BadRequest, with the name of the field, when a request exceeds a limit."""
         for name in request.__struct_fields__:
             value = getattr(request, name)
             if bounds := self.range_of(type(request).__name__, name):
@@ -64,12 +69,12 @@ class Limits(LimitConfig):
                 _check_value(name, value)
 
     def check_number(self, number: int, what: str) -> None:
-        """Raises BadRequest when a list is empty or too long."""
+        """Raise BadRequest when a list is empty or too long."""
         if not 1 <= number <= self.max_batch:
             raise BadRequest(f"{what} must hold 1 to {self.max_batch:,} values, got {number:,}.")
 
     def check_json(self, text: bytes) -> None:
-        """Raises BadRequest when a body holds so many values that reading them would hold up other requests."""
+        """Raise BadRequest when a body holds so many values that parsing them would hold up other requests."""
         if text.count(b",") >= MAX_JSON_VALUES:
             raise BadRequest(
                 f"The JSON holds more than {MAX_JSON_VALUES:,} values. Send fewer at once, or tensors as bytes."
@@ -106,7 +111,7 @@ def check_sizes(k: int, candidates: int) -> None:
 
 
 def decode_json(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    """Raises BadRequest, with where and what, when the body is not what the decoder reads."""
+    """Decode JSON; raises BadRequest with position and reason when the body does not fit the type."""
     try:
         return decoder.decode(body)
     except UnicodeDecodeError:

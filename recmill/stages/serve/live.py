@@ -25,16 +25,17 @@ SECONDS = 120
 MAX_STAGES = 24
 COUNTS = ("requests", "errors", "refused", "degraded")
 
-_ROWS = 128  # of the ring: a few more than are shown, so that a second is not overwritten while it is read
+# Rows of the ring: a few more than are shown, so that a second is not overwritten while it is read.
+_ROWS = 128
 _BIN, _SUM = 1 + len(COUNTS), 1 + len(COUNTS) + NUM_BINS
-_WIDTH = _SUM + 2 * MAX_STAGES  # the second itself, counts, bins, then sum and number for each stage
-_NAMES_BYTES = 4096  # in front: names of the stages as JSON, in the order of their columns
+_WIDTH = _SUM + 2 * MAX_STAGES  # columns: the second itself, counts, bins, then sum and count for each stage
+_NAMES_BYTES = 4096  # header: names of the stages as JSON, in the order of their columns
 
 Doubles = npt.NDArray[np.float64]
 
 
 class Ring:
-    """Counts of each of the last seconds. `add` may be called by any thread."""
+    """Counts of each of the last seconds. Any thread may call `add`."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
@@ -46,7 +47,7 @@ class Ring:
         self._write_names()
 
     def add(self, seconds: float, counted: Sequence[int], stages: Mapping[str, float]) -> None:
-        """One answered request: how long it took, which of `COUNTS` it is, milliseconds of its stages."""
+        """Record one answered request: its duration, which of `COUNTS` it is, milliseconds of its stages."""
         with self._lock:
             values, start = self._values, self._second()
             values[start + 1] += 1
@@ -77,7 +78,7 @@ class Ring:
         }
 
     def _second(self) -> int:
-        """Where the row of this second begins; one that is two minutes old makes room for it."""
+        """Offset of this second's row; it replaces one that is two minutes old."""
         now = int(time.time())
         start = now % _ROWS * _WIDTH
         if self._values[start] != now:
@@ -97,7 +98,7 @@ class Ring:
             values[at + 1] += 1
 
     def _named(self, name: str) -> int | None:
-        """The column of a new stage; none when there are too many of them."""
+        """The column of a new stage; None when there are too many."""
         if len(self._stages) == MAX_STAGES:
             return None
         self._stages[name[:64]] = column = len(self._stages)
@@ -110,7 +111,7 @@ class Ring:
 
 
 def _mapped(folder: Path, num_bytes: int) -> mmap.mmap:
-    """A file of this process, all zeros."""
+    """A zero-filled memory-mapped file of this process."""
     with open(folder / f"live_{os.getpid()}.ring", "w+b") as file:
         file.truncate(num_bytes)
         return mmap.mmap(file.fileno(), num_bytes)
@@ -121,7 +122,7 @@ def _blocks(folder: Path) -> Iterable[bytes]:
 
 
 def _rows(block: memoryview | bytes, seconds: npt.NDArray[np.int64]) -> tuple[list[str], Doubles]:
-    """Names of the stages, and what one process counted in these seconds: zeros where it counted nothing."""
+    """Names of the stages, and the counts of one process in these seconds."""
     names = json.loads(bytes(block[:_NAMES_BYTES]))
     ring = np.frombuffer(block, np.float64, offset=_NAMES_BYTES).reshape(_ROWS, _WIDTH)
     rows = ring[seconds % _ROWS].copy()

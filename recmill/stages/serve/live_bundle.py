@@ -1,4 +1,4 @@
-"""A bundle in a running server: its parts, and how items, events and deltas change them while it answers."""
+"""A bundle in a running server: its parts, and how items, events and deltas change them while it serves."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from recmill.stages.serve.store_writes import SideRows, StoreWriter
 
 
 class LiveBundle:
-    """The parts of a bundle that answers need. Changes take turns with answers: many readers, or one change."""
+    """The parts of a bundle that answers need. A readers-writer lock separates answers from changes."""
 
     def __init__(self, bundle: Bundle, store: RedisStore | None = None) -> None:
         self.bundle = bundle
-        bundle.plan  # noqa: B018, read now: a damaged or untrusted plan is refused before anything answers
+        bundle.plan  # # noqa: B018, read now: a damaged or untrusted plan is refused before anything is served
         for side in (bundle.users, bundle.items):
             if side is not None:
-                side.unknown_row  # noqa: B018, made now: until then it would keep a dropped version's files open
+                side.unknown_row  # # noqa: B018, made now: later it would keep the files of a dropped version open
         self.lookup = FeatureLookup(bundle, store)
         self.writer = StoreWriter(store, self.lookup) if store is not None else None
         self.lock = RWLock()
         self.catching_up = threading.Lock()  # with the deltas of this version
         if store is not None:
-            weakref.finalize(self, store.close)  # not before the last request that uses it has ended
+            weakref.finalize(self, store.close)  # waits for the last request that uses it
         models = bundle.manifest["models"]
         self.ranker = RankModel(bundle) if "ranking" in models else None
         self.recaller = Recaller(bundle) if bundle.items is not None else None
@@ -58,7 +58,7 @@ class LiveBundle:
     # changes
 
     def add_items(self, items: Sequence[m.NewItem], in_store: bool = True) -> int:
-        """Add items that can be recommended from now on; known ones are replaced. `in_store` as for events."""
+        """Make items recommendable from now on; known ones are replaced. `in_store` as for events."""
         rows = self.check_items(items)
         raw = self.lookup.raw_columns.frame(rows, list(self._recaller().items.raw_schema))
         features = self.lookup.features_of("item", raw)
@@ -70,7 +70,7 @@ class LiveBundle:
         return len(rows)
 
     def check_items(self, items: Sequence[m.NewItem]) -> list[m.Values]:
-        """The raw columns of items; BadRequest for those that an item cannot have."""
+        """Check the raw columns of items; raises BadRequest for columns that an item cannot have."""
         id_column, columns = self._recaller().items.id_column, self.lookup.raw_columns
         allowed = set(columns.of("item"))
         return [
@@ -90,7 +90,7 @@ class LiveBundle:
         return TowerModel(self.bundle, "item")
 
     def remove_items(self, items: Sequence[m.Id]) -> int:
-        """Never recommend these items from now on; how many were known."""
+        """Stop recommending these items; returns how many were known."""
         recaller = self._recaller()
         with self.lock.writing():
             indices = self._indices(items)
@@ -99,7 +99,7 @@ class LiveBundle:
         return len(known)
 
     def num_known(self, items: Sequence[m.Id]) -> int:
-        """How many of these items there are."""
+        """How many of these items are known."""
         indices = self._indices(items)
         return len(np.unique(indices[indices >= 0]))
 
@@ -115,7 +115,7 @@ class LiveBundle:
         return len(events)
 
     def event_values(self, event: m.Event) -> dict[str, Any]:
-        """The other columns of an event; BadRequest for one that the log could not hold."""
+        """The other columns of an event; raises BadRequest for values that the log could not hold."""
         log, columns = self.bundle.recipe.log, self.lookup.raw_columns
         ids = {log.user: event.user, log.item: event.item}
         columns.typed({name: id for name, id in ids.items() if name is not None}, columns.kinds, "The event")
@@ -141,7 +141,7 @@ class LiveBundle:
             self._add_clicks([(event.user, event.item)])
 
     def _after(self, raw: m.Values, item: m.Values, values: Mapping[str, Any]) -> m.Values:
-        """Raw columns of a user after an event: what it says of the user, and the histories with it."""
+        """Raw columns of a user after an event: the user columns of the event, and the new histories."""
         owners = self.lookup.raw_columns.owners
         raw = raw | {name: value for name, value in values.items() if owners.get(name) == "user"}
         return raw | self.lookup.after_event(raw, {**item, **values})
@@ -149,11 +149,11 @@ class LiveBundle:
     # events of a stream
 
     def follow_events(self, events: Sequence[StreamEvent]) -> None:
-        """Apply events of the stream, in its order; a delta will bring them too."""
+        """Apply events of the stream, in order; a delta will deliver them too."""
         if not events:
             return
         lookup, raw = self.lookup, dict[m.Id, m.Values]()
-        for event in events:  # no lock of answers: what changes a version takes turns by `catching_up`
+        for event in events:  # not the answers' lock: changes of a version are serialised by `catching_up`
             if event.user not in raw:
                 raw[event.user] = lookup.raw_user(event.user, in_store=False)
             raw[event.user] = self._after_stream_event(raw[event.user], event)
@@ -163,7 +163,7 @@ class LiveBundle:
             self.bundle.entities("user").put(users, features)
             self._add_clicks([(event.user, event.item) for event in events if event.is_click])
         known = self._indices([event.item for event in events]) >= 0
-        # The delta that brings an unknown item brings its clicks.
+        # The delta that adds an unknown item also brings its clicks.
         counted = {event.entry for event, is_known in zip(events, known.tolist(), strict=True) if is_known}
         self.followed.add(events, counted)
 
@@ -171,7 +171,7 @@ class LiveBundle:
         item = self.lookup.raw_items([event.item])[0]
         item = {name: value for name, value in item.items() if event.values.get(name) is None}
         owners = self.lookup.raw_columns.owners
-        # A row that does not say it does not make a user's country unknown.
+        # A row without the user's country does not make the country unknown.
         values = {
             name: value
             for name, value in event.values.items()
@@ -180,9 +180,9 @@ class LiveBundle:
         return self._after(raw, {}, {**values, **item})
 
     def without_followed(self, changes: Changes, end: int) -> Changes:
-        """A delta that reaches up to this entry, without what the stream has brought already.
+        """A delta that reaches up to this entry, without what the stream has delivered already.
 
-        Its rows of users are older than what was applied since: those events come again behind it.
+        Its user rows are older than events that were applied since: those are applied again after it.
         """
         clicks, users = changes.clicks, changes.users
         if clicks is not None and "entry" in clicks.columns:
@@ -209,9 +209,9 @@ class LiveBundle:
             popularity.add_clicks(indices[indices >= 0])
 
     def apply(self, changes: Changes, in_store: bool = True) -> None:
-        """Apply a delta: rows and dense weights, items, users, clicks; all of it, or an error and nothing.
+        """Apply a delta: embedding rows, dense weights, items, users, clicks; all of it, or an error and nothing.
 
-        Answers in progress end before it, later ones wait.
+        Answers in progress finish first, later ones wait.
         """
         dense = None
         if self.ranker is not None and changes.graphs:
@@ -244,7 +244,7 @@ class LiveBundle:
         return self.bundle.collection(collection).rows[table]
 
     def _side_rows(self, changes: Changes) -> list[SideRows]:
-        """Items and users of a delta with their features; an error when they do not fit."""
+        """Items and users of a delta with their features; an error when they do not match."""
         rows: list[SideRows] = []
         sides: dict[Side, pl.DataFrame | None] = {"item": changes.items, "user": changes.users}
         for side, raw in sides.items():
@@ -255,7 +255,7 @@ class LiveBundle:
         return rows
 
     def store_delta(self, number: int, changes: Changes) -> None:
-        """Write the rows of a delta that was applied without the store."""
+        """Write the rows of a delta to the store, if it was applied without one."""
         if self.writer is not None:
             self.writer.put_delta(self.version, number, self._side_rows(changes))
 
@@ -280,7 +280,7 @@ class LiveBundle:
 
     @property
     def tasks(self) -> TaskScores:
-        """How probabilities of the ranker become scores."""
+        """How task probabilities of the ranker become scores."""
         return self._ranker().tasks
 
     def _indices(self, items: Sequence[m.Id]) -> Array:
@@ -293,7 +293,7 @@ class RWLock:
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
         self._readers = 0
-        self._writers = 0  # waiting or at work
+        self._writers = 0  # writers, waiting or active
         self._is_writing = False
 
     @contextmanager

@@ -1,7 +1,7 @@
-"""Live changes through an event stream: what one replica is told, all replicas and the trainer get, in one order.
+"""Live changes through an event stream: every replica and the trainer apply the same changes in the same order.
 
-A request's events and items are appended to the stream, and every process applies what the stream says, its own
-changes among them. Nothing is applied that is not in the stream, so replicas differ only in how far they are.
+The events and items of a request are appended to the stream, and every process applies the entries of the stream,
+including its own. Nothing else is applied, so replicas differ only in how far they are.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ if TYPE_CHECKING:
     from recmill.stages.serve.versions import Versions
 
 _ENTRIES_AT_ONCE = 1_000
-_WAIT_SECONDS = 0.5  # for new entries, in one call
+_WAIT_SECONDS = 0.5  # seconds to wait for new entries, in one call
 _RETRY_SECONDS = 0.25
-_APPLIED_SECONDS = 1.0  # that a request waits until its own changes are applied here
-_START_SECONDS = 10.0  # that a start, or a new version, waits for what the stream has
+_APPLIED_SECONDS = 1.0  # seconds that a request waits until its own changes are applied here
+_START_SECONDS = 10.0  # seconds that startup, or a new version, waits to catch up
 _logger = logging.getLogger("recmill.serve")
 
 
 class LiveStream:
-    """Appends changes to a stream, and applies what it says to every open version, in a thread of its own."""
+    """Appends changes to a stream and applies its entries to every open version, in a thread of its own."""
 
     def __init__(self, url: str, versions: Versions) -> None:
         self._stream, self._versions = EventStream(url), versions
-        self._items_until = -1  # entries up to here have changed items; -1: earlier ones are not known yet
+        self._items_until = -1  # item changes up to this entry are applied; -1: earlier ones are still unread
         self._applied = threading.Condition()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
-        self.problem: str | None = None  # why the stream is not read; None while it is
+        self.problem: str | None = None  # why the stream cannot be read; None while it can
 
     @property
     def key(self) -> str:
         return self._stream.key
 
     def start(self) -> None:
-        """Follow the stream; return when its end is reached, or after some seconds."""
+        """Follow the stream; returns when its end is reached, or after some seconds."""
         ends_at = time.monotonic() + _START_SECONDS
         self._thread.start()
         with self._applied:
             while self._items_until < 0 and self.problem is None and (left := ends_at - time.monotonic()) > 0:
                 self._applied.wait(left)
-        self.bring(self._versions.current)
+        self.catch_up(self._versions.current)
 
     def close(self) -> None:
         self._stop.set()
@@ -71,7 +71,7 @@ class LiveStream:
     # changes of requests
 
     def publish(self, change: Change) -> int:
-        """Append a change; how many things are new by it. StoreError when Redis does not take it."""
+        """Append a change; returns how many of its things are new. Raises StoreError when Redis refuses it."""
         current, number, last = self._versions.current, 0, 0
         current.check_items(change.items)
         rows = {event.id or secrets.token_hex(12): log_row(current, event) for event in change.events}
@@ -88,7 +88,7 @@ class LiveStream:
         return number
 
     def _wait_until_applied(self, entry: int) -> None:
-        """So that who sent a change sees it in the next answer, unless this process is far behind."""
+        """Wait, so that the next answer reflects the change, unless this process is far behind."""
         with self._applied:
             self._applied.wait_for(
                 lambda: min(self._items_until, self._versions.current.followed.position) >= entry,
@@ -97,14 +97,14 @@ class LiveStream:
 
     # following
 
-    def bring(self, version: Recommender) -> None:
-        """Apply to one version what the stream has, as far as there is time and Redis answers."""
+    def catch_up(self, version: Recommender) -> None:
+        """Apply the stream to one version, as far as time and Redis allow."""
         ends_at = time.monotonic() + _START_SECONDS
         try:
             while time.monotonic() < ends_at and (
                 entries := self._stream.read(version.followed.position, _ENTRIES_AT_ONCE)
             ):
-                self._give_events(entries, [version])
+                self._apply_events(entries, [version])
         except StoreError as error:
             _logger.warning("version %s lacks the newest events: %s", version.version, error)
 
@@ -128,9 +128,9 @@ class LiveStream:
             self._applied.notify_all()
 
     def _advance(self) -> None:
-        """Apply the next entries, to each version those that it does not have."""
+        """Apply the next entries, to each version those that it lacks."""
         if self._items_until < 0:
-            self._take_known_items()
+            self._read_earlier_items()
         versions = self._versions.all()
         after = min(self._items_until, *(version.followed.position for version in versions))
         entries = self._stream.read(after, _ENTRIES_AT_ONCE, _WAIT_SECONDS)
@@ -138,14 +138,14 @@ class LiveStream:
             if is_item:
                 self._change_items(list(run))
             else:
-                self._give_events(list(run), versions)
+                self._apply_events(list(run), versions)
         if entries:
             self._reach(entries[-1].number, versions)
 
-    def _take_known_items(self) -> None:
-        """Items that were changed before this process began."""
+    def _read_earlier_items(self) -> None:
+        """Read the items that were changed before this process began."""
         entries, until = self._stream.items()
-        self._versions.take_items(change for entry in entries if (change := _change_of(entry)) is not None)
+        self._versions.apply_items(change for entry in entries if (change := _change_of(entry)) is not None)
         self._items_until = until
 
     def _change_items(self, entries: Sequence[Entry]) -> None:
@@ -158,8 +158,8 @@ class LiveStream:
             except RecmillError as error:
                 _logger.warning("a change of an item is left out: %s", error)
 
-    def _give_events(self, entries: Sequence[Entry], versions: Sequence[Recommender]) -> None:
-        """Rows of the log among the entries, to versions that do not have them yet."""
+    def _apply_events(self, entries: Sequence[Entry], versions: Sequence[Recommender]) -> None:
+        """Apply the log rows among the entries to versions that lack them."""
         recipe = self._versions.current.bundle.recipe
         rows = parse_events(recipe, [entry for entry in entries if entry.item_change is None])
         for version in versions:
@@ -169,7 +169,7 @@ class LiveStream:
                     new = rows.filter(pl.col(POSITION) > position)
                     new = after_export(new, str(recipe.log.time), bundle.manifest)
                     version.follow_events(events_of(recipe, bundle.plan, new))
-                except Exception:  # such as a version of another recipe: the others go on
+                except Exception:  # for example another recipe's version: the others continue
                     _logger.exception("version %s does not take %d events", version.version, rows.height)
                 version.followed.position = max(position, entries[-1].number)
 
@@ -183,7 +183,7 @@ class LiveStream:
 
 
 def check_followable(recommender: Recommender) -> None:
-    """ArtifactError for a bundle whose rows are no events of users and items in time."""
+    """Raise ArtifactError for a bundle whose rows are not events of users and items in time."""
     log = recommender.bundle.recipe.log
     missing = [name for name in ("user", "item", "time") if getattr(log, name) is None]
     if missing:
@@ -194,7 +194,7 @@ def check_followable(recommender: Recommender) -> None:
 
 
 def _change_of(entry: Entry) -> Change | None:
-    """The change of an item in an entry; None, with a warning, when it is none of ours."""
+    """The item change of an entry; None, with a warning, when the entry is not ours."""
     content, at = entry.item_change or b"", written_at(entry.number)
     try:
         if ITEM in entry.fields:

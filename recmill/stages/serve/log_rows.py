@@ -1,4 +1,4 @@
-"""Events of requests as rows of the log: what a request leaves out is filled in from what the server knows."""
+"""Events of requests as rows of the log: missing columns are filled from what the server has stored."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from recmill.recipe import recipe as r
 from recmill.stages.serve import messages as m
 from recmill.stages.serve.live_bundle import LiveBundle
 
-_LARGEST_SECONDS = 1e11  # of numbers since 1970: larger ones are in milliseconds, microseconds or nanoseconds
+_LARGEST_SECONDS = 1e11  # a larger number since 1970 is in milliseconds, microseconds or nanoseconds
 
 
 def log_row(bundle: LiveBundle, event: m.Event) -> dict[str, str]:
-    """The row's columns as text; BadRequest when it would be no row of the log."""
+    """The row's columns as text; raises BadRequest when it is not a valid row of the log."""
     recipe = bundle.bundle.recipe
     values = _completed(bundle, event)
     cells = {
@@ -29,12 +29,14 @@ def log_row(bundle: LiveBundle, event: m.Event) -> dict[str, str]:
         recipe.log.columns, [Entry(0, {name: text.encode() for name, text in cells.items()})]
     )
     for reason, column in problems.values():
-        raise BadRequest(f'The event is no row of the log: {reason} (column "{column}"). Send it in values.')
+        raise BadRequest(
+            f'The event is not a valid row of the log: {reason} (column "{column}"). Send it in values.'
+        )
     return cells
 
 
 def _completed(bundle: LiveBundle, event: m.Event) -> m.Values:
-    """All that is known of the row: the event's own values, columns of the item and the user, a click, now."""
+    """The completed row: the event's own values, columns of the item and the user, a click, now."""
     log, lookup = bundle.bundle.recipe.log, bundle.lookup
     assert log.user is not None
     assert log.item is not None
@@ -52,13 +54,13 @@ def _completed(bundle: LiveBundle, event: m.Event) -> m.Values:
 
 
 def _click(recipe: r.Recipe) -> dict[str, Any]:
-    """The label's column, where a label is a column: clients send clicks."""
+    """The label column, where the label is one: clients send clicks."""
     labels = [label for label in recipe.labels if label.name == recipe.click_label and not label.steps]
     return {column: 1 for label in labels for column in label.columns[:1]}
 
 
 def _now(bundle: LiveBundle, column: str) -> float | int | None:
-    """The time as the log writes it: numbers are in the unit of the log's end. None for a column of text."""
+    """The time in the log's format; numbers get the unit of the log's last time. None for a text column."""
     kind, now, unit = bundle.lookup.raw_columns.kinds[column], time.time(), 1
     is_time = any(one.name == column and one.type == "time" for one in bundle.bundle.recipe.log.columns)
     end = float(bundle.log_end or 0)

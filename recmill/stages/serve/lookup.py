@@ -1,4 +1,4 @@
-"""The features stage: stored features of the user and the items, and columns of the request through the same Plan."""
+"""The features stage: stored features of user and items; columns of the request go through the same Plan."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from recmill.recipe.recipe import History
 from recmill.stages.serve.messages import Id, Query, Values
 from recmill.stages.serve.raw import RawColumns
 
-_MAX_CACHED = 20_000  # values of one feature
-_MAX_STORE_SECONDS = 0.25  # for a store; at most half of the time left until a deadline
+_MAX_CACHED = 20_000  # cached values of one feature
+_MAX_STORE_SECONDS = 0.25  # default timeout of a store; at most half of the time left until a deadline
 
 
 @dataclass(frozen=True)
 class UserRow:
-    """The user of a request: raw columns of the request, features, items just clicked."""
+    """The user of a request: raw columns, features, items just clicked."""
 
     id: Id | None
-    index: int  # among the bundle's users; -1 for others
+    index: int  # index among the bundle's users; -1 for others
     given: Values
     features: FeatureRows
     found: bool
-    recent: list[int] = field(default_factory=list)  # indices of items that were just clicked, by the request
+    recent: list[int] = field(default_factory=list)  # indices of the request's recent items
     degraded: list[str] = field(default_factory=list)
 
 
 class FeatureLookup:
-    """Features of users and items. Rows that a store fails to give come from the bundle, and the answer is degraded."""
+    """Features of users and items. If a store fails, rows come from the bundle, and the answer is degraded."""
 
     def __init__(self, bundle: Bundle, store: RedisStore | None = None) -> None:
         self.bundle = bundle
         self.raw_columns = RawColumns(bundle.recipe)
         self.parts = parts_of_features(bundle.recipe)
-        self.store = store  # None: the bundle's own rows are all there is
-        self.store_failed: Callable[[], None] = lambda: None  # called each time, for metrics
+        self.store = store  # None: the bundle holds all rows
+        self.store_failed: Callable[[], None] = lambda: None  # called for each failure, for metrics
         self.missing_rows: Callable[[Side, str, int], None] = lambda side, reason, number: None  # likewise
         self.histories = [operation for operation in bundle.recipe.rows if isinstance(operation, History)]
         self._columns_of = {feature.name: feature.columns for feature in bundle.recipe.features}
@@ -56,7 +56,7 @@ class FeatureLookup:
         self._user_columns = self.raw_columns.of("user")
         self._cache: dict[str, dict[Any, Any]] = {}
         self._layout = Layout.of(bundle.columns)
-        self._readers: dict[str, set[str]] = {}  # of each column: names of features
+        self._readers: dict[str, set[str]] = {}  # column -> names of the features that read it
         for name, read in self._columns_of.items():
             for column in read:
                 self._readers.setdefault(column, set()).add(name)
@@ -80,17 +80,17 @@ class FeatureLookup:
         recent = self._known_indices(query.recent)
         index = self._user_index(query.user)
         degraded: list[str] = []
-        stored, found = self._stored_user(query.user, index, deadline, degraded)
+        stored, is_known = self._stored_user(query.user, index, deadline, degraded)
         changed = self._changed(given, query.recent)
         raw = dict(given)
-        if not found or not changed.isdisjoint(self.user_features):
-            raw = {**self._stored_raw(query.user, found, deadline, degraded), **given}
+        if not is_known or not changed.isdisjoint(self.user_features):
+            raw = {**self._stored_raw(query.user, is_known, deadline, degraded), **given}
             raw |= self._histories(raw, query.recent, given)
         names = list(self.context_features)
-        names += [name for name in self.user_features if not found or name in changed]
+        names += [name for name in self.user_features if not is_known or name in changed]
         features = self._row(raw, names)
         return UserRow(
-            query.user, index, raw, stored | features if stored else features, found, recent, degraded
+            query.user, index, raw, stored | features if stored else features, is_known, recent, degraded
         )
 
     def _given(self, query: Query) -> Values:
@@ -121,7 +121,7 @@ class FeatureLookup:
             return self._bundle_user(index)
         if rows.found[0]:
             return FeatureRows.of(rows.batch, users.layout), True
-        self._note_missing_user(index, bool(rows.unreadable[0]), deadline, degraded)
+        self._count_missing_user(index, bool(rows.unreadable[0]), deadline, degraded)
         return self._bundle_user(index)
 
     def _bundle_user(self, index: int) -> tuple[FeatureRows | None, bool]:
@@ -129,10 +129,10 @@ class FeatureLookup:
             return None, False
         return self.bundle.entities("user").rows(np.array([index])), True
 
-    def _note_missing_user(
+    def _count_missing_user(
         self, index: int, is_unreadable: bool, deadline: float | None, degraded: list[str]
     ) -> None:
-        """A row that the store lacks is counted. An unknown user lacks none, unless nothing was ever loaded."""
+        """Count a row that the store lacks. An unknown user has no row, unless nothing was ever loaded."""
         if is_unreadable or index >= 0:
             reason = "unreadable" if is_unreadable else "missing"
             self.missing_rows("user", reason, 1)
@@ -159,7 +159,7 @@ class FeatureLookup:
     def _stored_raw(
         self, user: Id | None, found: bool, deadline: float | None, degraded: list[str]
     ) -> Values:
-        """Raw columns of the user: stored ones, or the id alone for an unknown user."""
+        """Raw columns of the user: stored ones, or only the id of an unknown user."""
         column = self.bundle.recipe.log.user
         if user is None or column is None:
             return {}
@@ -179,7 +179,7 @@ class FeatureLookup:
         return self.bundle.entities("user").raw_row(user) or own
 
     def _histories(self, raw: Values, recent: Sequence[Id], given: Values) -> Values:
-        """History columns with the items that were just clicked behind them; those that the request gives stay."""
+        """History columns with the recent items appended; those that the request sends are not changed."""
         if not recent or not self.histories:
             return {}
         events = self.raw_items(recent)
@@ -189,7 +189,7 @@ class FeatureLookup:
         return {column: values for column, values in lists.items() if column not in given}
 
     def raw_user(self, user: Id, in_store: bool = True) -> Values:
-        """All raw columns of a user, from the store or from the bundle alone; of an unknown user, the id."""
+        """All raw columns of a user, from the store or from the bundle; only the id of an unknown user."""
         if in_store:
             return self._stored_raw(user, True, None, [])
         return self.bundle.entities("user").raw_row(user) or self._stored_raw(user, False, None, [])
@@ -198,13 +198,13 @@ class FeatureLookup:
         """Stored histories of a user after one more event."""
         lists: Values = {}
         for history in self.histories:
-            # What is stored of users belongs to histories by user; others never come back.
+            # Stored histories are those by user; others are not kept.
             if history.by == self.bundle.recipe.log.user:
                 lists |= self._after(history, raw, [event])
         return lists
 
     def _after(self, history: History, raw: Values, events: Sequence[Values]) -> Values:
-        """The list columns after these events, of which those that meet the history's condition are added."""
+        """The list columns after these events; only events that meet the history's condition are appended."""
         own = {name: raw[name] for name in self._user_columns if name in raw}
         rows = [{**own, **event} for event in events]
         result = UserHistory(history, raw)
@@ -214,7 +214,7 @@ class FeatureLookup:
         return result.latest()
 
     def _meet_condition(self, history: History, rows: Sequence[Values]) -> list[bool]:
-        """Which events meet the history's condition. What an event lacks is taken to meet it: clients send clicks."""
+        """Which events meet the history's condition. A missing column counts as met: clients send clicks."""
         if history.where is None:
             return [True] * len(rows)
         names = columns_read(history.where, self.raw_columns.kinds)
@@ -224,16 +224,16 @@ class FeatureLookup:
         return (is_met | (~is_complete & may_be_met)).to_list()
 
     def columns_of_side(self, side: Side) -> list[str]:
-        """Raw columns that are kept of users or items, the id first."""
+        """The raw columns stored for users or items, the id first."""
         return list(self.bundle.entities(side).raw_schema)
 
     def features_of(self, side: Side, raw: pl.DataFrame) -> pl.DataFrame:
-        """What the Plan makes of raw rows of users or items."""
+        """Features of raw rows of users or items by the Plan."""
         features = self.bundle.entities(side).layout.features
         return self.bundle.plan.apply(raw, labels=False, only=features)
 
     def raw_items(self, items: Sequence[Id]) -> list[Values]:
-        """Raw columns of items; an unknown one has its id alone."""
+        """Raw columns of items; of an unknown item, only the id."""
         entities, column = self.bundle.items, self.bundle.recipe.log.item
         if column is None:
             return [{} for _ in items]
@@ -257,7 +257,7 @@ class FeatureLookup:
     def candidates(
         self, indices: Array, user_row: UserRow, deadline: float | None = None
     ) -> tuple[FeatureRows | EntityRows, list[str]]:
-        """Features of known items, as `items` gives them; those of the bundle are left to who reads them."""
+        """Features of known items, like `items`, but those of the bundle are left to the caller."""
         if self.store is None and not self.crossed_features:
             return EntityRows(self.bundle.entities("item"), indices), []
         return self.items(indices, user_row, deadline)
@@ -282,7 +282,7 @@ class FeatureLookup:
         return self.bundle.entities("item").rows(indices)
 
     def _stored_items(self, indices: Array, deadline: float | None, degraded: list[str]) -> FeatureRows:
-        """Features by the store; of items that it lacks, the bundle's own."""
+        """Features of items from the store; from the bundle where the store has none."""
         entities = self.bundle.entities("item")
         known = np.flatnonzero(indices >= 0)
         try:
@@ -325,7 +325,7 @@ class FeatureLookup:
         return self.transform(rows, self.crossed_features)
 
     def unknown_items(self, raw: Sequence[Values], user_row: UserRow) -> FeatureRows:
-        """Features of items that the bundle does not have, from the raw columns that there are."""
+        """Features of items that the bundle does not have, from the columns that are known."""
         assert self.bundle.items is not None
         frame = self.raw_columns.frame(raw, list(self.bundle.items.raw_schema))
         rows = self.transform(frame, self.bundle.items.layout.features)
@@ -334,23 +334,23 @@ class FeatureLookup:
     # the Plan
 
     def context(self, values: Values) -> FeatureRows:
-        """Features of a request's own columns."""
+        """Features of the request's context columns."""
         return self._row(
             self.raw_columns.typed(values, self._given_columns, "The context"), self.context_features
         )
 
     def batch(self, frame: pl.DataFrame, layout: Layout) -> Batch:
-        """Features of raw rows, as a model reads them."""
+        """Features of raw rows as a Batch."""
         rows = self.bundle.plan.apply(frame, labels=False, only=layout.features)
         return collate(rows, layout, with_labels=False)
 
     def transform(self, frame: pl.DataFrame, names: Sequence[str]) -> FeatureRows:
         """Features of raw rows."""
-        found = self.bundle.plan.apply(frame, labels=False, only=names)
-        return FeatureRows.of_frame(found, self._layout)
+        features = self.bundle.plan.apply(frame, labels=False, only=names)
+        return FeatureRows.of_frame(features, self._layout)
 
     def _row(self, raw: Values, names: Sequence[str]) -> FeatureRows:
-        """Features of one row, cached by the values they read: most values occur again."""
+        """Features of one row, cached by the values they read: most values recur."""
         numbers: dict[str, Array] = {}
         keys: dict[str, Keys] = {}
         wanted: list[tuple[str, Any]] = []
@@ -364,9 +364,9 @@ class FeatureLookup:
         if wanted:
             new = [name for name, _ in wanted]
             columns = sorted({column for name in new for column in self._columns_of[name]})
-            found = self.transform(self.raw_columns.frame([raw], columns), new)
+            rows = self.transform(self.raw_columns.frame([raw], columns), new)
             for name, key in wanted:
-                value = found.numbers[name] if name in found.numbers else found.keys[name]
+                value = rows.numbers[name] if name in rows.numbers else rows.keys[name]
                 cache = self._cache[name]
                 if len(cache) >= _MAX_CACHED:
                     cache.clear()

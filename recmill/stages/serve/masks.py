@@ -1,4 +1,4 @@
-"""Masks of the items that meet the `where` of a request: within its deadline, cached up to a number of bytes."""
+"""Masks of the items that meet the `where` of a request: evaluated within its deadline and cached."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from recmill.recipe.expressions import Node, columns_of, parse_condition
 from recmill.recipe.expressions.syntax import Like
 
 _KEPT_BYTES = 64 << 20
-_NODES_AT_ONCE = 1 << 22  # times rows, evaluated between two checks of the deadline
-_LIKE_NODES = 128  # that matching a pattern costs as much as
-_FEWEST_ROWS = 1_024  # below, Polars' overhead for a call is more than the work
+_NODES_AT_ONCE = 1 << 22  # cost times rows evaluated between two checks of the deadline
+_LIKE_NODES = 128  # cost of matching a pattern, in comparisons
+_FEWEST_ROWS = 1_024  # rows below which Polars' overhead for a call exceeds the work
 _SHOWN = 60  # characters of a condition in an error
 
 
 class Masks:
-    """A mask over all items for each condition. Those that were used last are kept."""
+    """A mask over all items for each condition. Keeps the most recently used ones."""
 
     def __init__(self, items: Entities, kept_bytes: int = _KEPT_BYTES) -> None:
         self.items = items
@@ -34,7 +34,7 @@ class Masks:
         self._lock = Lock()
 
     def of(self, where: str, deadline: float | None) -> Array:
-        """Which items meet the condition. Raises TooLate at the deadline, a time of `time.monotonic`."""
+        """Which items meet the condition. Raises TooLate at the deadline, a `time.monotonic` time."""
         with self._lock:
             mask = self._kept.get(where)
             if mask is not None:
@@ -46,7 +46,7 @@ class Masks:
         return mask
 
     def clear(self) -> None:
-        """Forget all masks: the items have changed."""
+        """Drop all masks: the items have changed."""
         with self._lock:
             self._kept.clear()
             self._num_bytes = 0
@@ -77,7 +77,7 @@ class Masks:
 
 
 def _mask(frame: pl.DataFrame, tree: Node, deadline: float | None) -> Array:
-    """Some rows at a time, as many as the cost of the condition allows: timing it is unreliable on a busy machine."""
+    """Evaluate in chunks sized by the cost of the condition: timing it is unreliable on a busy machine."""
     rows = max(_FEWEST_ROWS, _NODES_AT_ONCE // _cost(tree))
     met = compiled(tree).fill_null(False).alias("met")
     mask = np.zeros(frame.height, bool)

@@ -10,20 +10,20 @@ import msgspec
 from recmill.errors import BadRequest
 from recmill.reporting.tables import html_table
 
-Id = str | int  # of a user or an item, as the log writes it
-Values = dict[str, Any]  # raw columns of the log by name; a missing one is unknown
+Id = str | int  # id of a user or an item, as in the log
+Values = dict[str, Any]  # raw columns of the log by name; a missing column has no value
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A name that a message does not have is an error, never ignored."""
+    """A message. Unknown fields are errors, never ignored."""
 
 
 class Query(Message, frozen=True, kw_only=True):
-    """The user of a request, and what is known about this moment.
+    """The user of a request, and its context.
 
-    `context` holds raw columns of this request (device, hour, ...). `features` holds raw columns of the user that are
-    newer than what is stored, or all there is of a new user. `recent` are items the user has just clicked, oldest
-    first; they are appended to the stored history.
+    `context` holds raw columns of this request (device, hour, ...). `features` holds raw columns of the user that
+    replace stored ones, or all columns of a new user. `recent` are items the user has just clicked, oldest first;
+    they are appended to the stored history.
     """
 
     user: Id | None = None
@@ -35,18 +35,18 @@ class Query(Message, frozen=True, kw_only=True):
 
 
 class Boost(Message, frozen=True, kw_only=True):
-    """Multiply the scores of the items that meet a condition over their raw columns: above 1 lifts them."""
+    """Multiply the scores of items that meet a condition over their raw columns; a factor above 1 raises them."""
 
     where: str
     factor: float
 
 
 class Recall(Query, frozen=True, kw_only=True):
-    """Ask for candidates alone, before ranking.
+    """Request candidates without ranking.
 
-    `exclude` are never recommended, and nothing but `only` if given. `where` is a condition over the item's raw
-    columns, in SQL. `channels` limits recall to some channels. `fields` are raw columns to return beside each item.
-    `boost` changes the order of a Recommend; candidates alone keep theirs, and have the factor beside them.
+    `exclude` are never returned; `only`, if given, limits the answer to these items. `where` is a condition over the
+    item's raw columns, in SQL. `channels` limits recall to some channels. `fields` are raw columns to return with
+    each item. `boost` changes the order of a Recommend; candidates keep their order and carry the factor.
     """
 
     k: int = 500
@@ -60,7 +60,7 @@ class Recall(Query, frozen=True, kw_only=True):
 
 
 class Recommend(Recall, frozen=True, kw_only=True):
-    """Ask for the k best items of a user; `explain` says of each why it is there."""
+    """Request the k best items of a user; with `explain`, each item carries its reason."""
 
     k: int = 50
     candidates: int = 500
@@ -70,7 +70,7 @@ class Recommend(Recall, frozen=True, kw_only=True):
 
 
 class ItemQuery(Message, frozen=True, kw_only=True):
-    """Ask for items without a user. `where`, `exclude` and `fields` are those of a Recall."""
+    """Request items without a user. `where`, `exclude` and `fields` are those of a Recall."""
 
     k: int = 10
     exclude: list[Id] = []
@@ -81,17 +81,17 @@ class ItemQuery(Message, frozen=True, kw_only=True):
 
 
 class Similar(ItemQuery, frozen=True, kw_only=True):
-    """Ask for the k items that are most like an item: by who interacted with both, and by their vectors."""
+    """Request the k items most similar to an item, by co-interactions and by vectors."""
 
     item: Id
 
 
 class Trending(ItemQuery, frozen=True, kw_only=True):
-    """Ask for the k items that are most popular lately."""
+    """Request the k items that are most popular lately."""
 
 
 class Rank(Query, frozen=True, kw_only=True):
-    """Ask for the probability of a click on each of these items.
+    """Request the click probability of each of these items.
 
     With several tasks, the score is `serve_score`, an expression over them; without one, the recipe's.
     """
@@ -145,7 +145,7 @@ Q = TypeVar("Q", bound=Message)
 
 
 def query_of(kind: type[Q], id: Q | Id | None, fields: Mapping[str, Any], named: str | None = "user") -> Q:
-    """The query itself, or one made of an id, if it is named, and keyword arguments, whose types are checked."""
+    """The query itself, or one made of an id, if given, and keyword arguments, whose types are checked."""
     if isinstance(id, kind):
         return id
     try:
@@ -159,16 +159,16 @@ def query_of(kind: type[Q], id: Q | Id | None, fields: Mapping[str, Any], named:
 
 
 class Features(Message, frozen=True, kw_only=True):
-    """Ask for the stored raw columns and features of a user and of items."""
+    """Request the stored raw columns and features of a user and of items."""
 
     user: Id | None = None
     items: list[Id] = []
 
 
 class Event(Message, frozen=True, kw_only=True):
-    """Something a user just did. It joins the user's history; where servers share a stream, it is learned from too.
+    """Something a user just did. It is appended to the user's history; with a shared stream, it is also trained on.
 
-    In a stream, events with the same `id` count once, so one without an answer may be sent again.
+    In a stream, events with the same `id` count once, so an event without an answer may be sent again.
     """
 
     user: Id
@@ -178,14 +178,14 @@ class Event(Message, frozen=True, kw_only=True):
 
 
 class NewItem(Message, frozen=True, kw_only=True):
-    """An item and its raw columns. One that is known already is replaced."""
+    """An item and its raw columns. It replaces an item with the same id."""
 
     id: Id
     values: Values = {}
 
 
 class Reason(Message, frozen=True, kw_only=True, gc=False):
-    """An item of the user's history that led to another one, by which channel, and how much (1 is the most)."""
+    """An item of the user's history that led to a recommended one, by which channel, and its weight (at most 1)."""
 
     id: Id
     title: str | None = None
@@ -194,13 +194,13 @@ class Reason(Message, frozen=True, kw_only=True, gc=False):
 
 
 class Item(Message, frozen=True, kw_only=True, gc=False):
-    """One item, its score and the channel that it comes from.
+    """One item, its score and the channel that found it.
 
-    The score is made of the item's ranks, 1 for the first of every channel, or is the probability of a click when
-    only the ranker decides. `recall_score` is what its channel gave, to be compared within the channel alone.
-    `boost` is the product of the request's boosts that it meets, and part of its score in a Recommend.
-    `fields` are the raw columns that the request names. `why` and `because` answer `explain`: in words, and the items
-    of the user's history that led there.
+    The score is fused from the item's ranks, 1 for the first of every channel; it is the click probability when the
+    ranker alone decides. `recall_score` is the channel's own score, comparable only within the channel. `boost` is
+    the product of the request's boosts that the item meets, and part of its score in a Recommend. `fields` are the
+    raw columns that the request names. `why` and `because` answer `explain`: a sentence, and the items of the user's
+    history that led to this one.
     """
 
     id: Id
@@ -214,7 +214,7 @@ class Item(Message, frozen=True, kw_only=True, gc=False):
 
 
 class Describe(Query, frozen=True, kw_only=True):
-    """Items that were recommended to a user, to be returned with fields and reasons: between roles."""
+    """Request fields and reasons for items that were recommended to a user: between roles."""
 
     items: list[Item]
     fields: list[str] = []
@@ -222,9 +222,9 @@ class Describe(Query, frozen=True, kw_only=True):
 
 
 class RankingPart(Message, frozen=True, kw_only=True):
-    """How a ranker's order takes part in an item's score: its share, and the offset of its reciprocal ranks.
+    """The weight of a ranker's order in an item's score, and the offset of its reciprocal ranks.
 
-    With a share of 1, the score is the probability of a click.
+    With a share of 1, the score is the click probability.
     """
 
     share: float = 1.0
@@ -232,10 +232,10 @@ class RankingPart(Message, frozen=True, kw_only=True):
 
 
 class Answer(Message, frozen=True, kw_only=True):
-    """Items, best first. `degraded` lists what could not be done in time or at all; empty if nothing.
+    """Items, best first. `degraded` lists what failed or was skipped for lack of time; empty if nothing.
 
-    `known` is false when the user, or the item that others should be similar to, is unknown: one without an id too.
-    `stages` are milliseconds of each stage; `ranking` is for whoever ranks what the recall stage found.
+    `known` is false when the user, or the item of a Similar, is unknown; so is a request without an id. `stages` are
+    milliseconds of each stage; `ranking` is for the role that ranks the recalled items.
     """
 
     items: list[Item]
@@ -267,7 +267,7 @@ class Trace(Message, frozen=True, kw_only=True):
 
 
 class RankAnswer(Message, frozen=True, kw_only=True):
-    """Probabilities of a click, in the order of the requested items. `known` is about the user.
+    """Click probabilities, in the order of the requested items. `known` is about the user.
 
     With several tasks, `scores` are their `serve_score`, and `tasks` has the probabilities of each.
     """
@@ -281,7 +281,7 @@ class RankAnswer(Message, frozen=True, kw_only=True):
 
 
 class EntityFeatures(Message, frozen=True, kw_only=True):
-    """What is stored: raw columns and features by name; known is false for an unknown id, which has defaults."""
+    """What is stored: raw columns and features by name. `known` is false for an unknown id, which has defaults."""
 
     id: Id
     known: bool
@@ -322,7 +322,7 @@ class Status(Message, frozen=True, kw_only=True):
     refused: dict[str, str] = {}
 
 
-# several at once, changes, and what the roles of a split server exchange
+# batches, changes, and what the roles of a split server exchange
 
 
 class Recommends(Message, frozen=True, kw_only=True):
@@ -362,7 +362,7 @@ class ItemIds(Message, frozen=True, kw_only=True):
 
 
 class RollBack(Message, frozen=True, kw_only=True):
-    """Ask to serve an earlier version again; without a name, the one before."""
+    """Request to serve an earlier version again; without a name, the one before."""
 
     version: str | None = None
 
@@ -372,7 +372,7 @@ class Empty(Message, frozen=True, kw_only=True):
 
 
 class UserPrefix(Message, frozen=True, kw_only=True):
-    """Ask for ids of users that begin with a text."""
+    """Request for ids of users that begin with a prefix."""
 
     prefix: str = ""
     limit: int = 20
@@ -401,7 +401,7 @@ class UserIds(Message, frozen=True, kw_only=True):
 
 
 class PackedRows(Message, frozen=True, kw_only=True):
-    """Packed feature rows, as stores keep them; empty for an unknown id."""
+    """Packed feature rows, as in stores; empty for an unknown id."""
 
     user: bytes
     items: list[bytes]
@@ -412,6 +412,6 @@ class PackedRows(Message, frozen=True, kw_only=True):
 
 
 class Refusal(Message, frozen=True, kw_only=True):
-    """Why a request has no answer."""
+    """Why a request failed."""
 
     error: str

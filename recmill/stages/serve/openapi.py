@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the messages, the table of calls, the limits and the recipe's own columns."""
+"""The OpenAPI document, generated from the messages, the table of calls, the limits and the recipe's columns."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _REQUESTS = (
 
 
 def document(bundle: Bundle, limits: Limits, role: str = "all", has_tokens: bool = False) -> Schema:
-    """What this server answers, exactly."""
+    """The OpenAPI document of this server."""
     endpoints = [call for call in c.CALLS.values() if call.endpoint is not None]
     kinds = {kind for call in endpoints for kind in _kinds(call)} | {m.Refusal}
     kinds |= {
@@ -76,7 +76,7 @@ def document(bundle: Bundle, limits: Limits, role: str = "all", has_tokens: bool
     paths |= _plain_paths()
     if role in c.INFER_ROLES and inference.MODEL in bundle.models:
         paths |= _inference_paths(bundle.version)
-    found: Schema = {
+    schema: Schema = {
         "openapi": "3.1.0",
         "info": {
             "title": "recmill",
@@ -88,9 +88,9 @@ def document(bundle: Bundle, limits: Limits, role: str = "all", has_tokens: bool
         "components": {"schemas": schemas},
     }
     if has_tokens:
-        found["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"token": []}]
-    return found
+        schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{"token": []}]
+    return schema
 
 
 def _kinds(call: c.ServerCall) -> Iterable[type]:
@@ -103,8 +103,8 @@ def _ref(kind: type) -> Schema:
 
 
 def _either(*kinds: type | None) -> Schema:
-    found = [_ref(kind) for kind in kinds if kind is not None]
-    return found[0] if len(found) == 1 else {"anyOf": found}
+    schemas = [_ref(kind) for kind in kinds if kind is not None]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def _content(schema: Schema) -> Schema:
@@ -136,11 +136,11 @@ def _operation(call: c.ServerCall, method: str, schemas: Schema) -> Schema:
     return operation
 
 
-# bounds that the messages alone do not have
+# bounds that the message types do not have
 
 
 def _narrow(schemas: Schema, bundle: Bundle, limits: Limits) -> None:
-    """Bounds of numbers and lists, and the columns that this bundle's recipe has."""
+    """Bounds of numbers and lists, and the columns of this bundle's recipe."""
     columns, ids = RawColumns(bundle.recipe), (bundle.recipe.log.user, bundle.recipe.log.item)
     for name, schema in schemas.items():
         for field, found in schema.get("properties", {}).items():
@@ -196,7 +196,7 @@ def _column(kind: str) -> Schema:
     return {"anyOf": [{"type": "array", "items": one, "maxItems": 10_000}, {"type": "null"}]}
 
 
-# paths without a call
+# paths that are not in the table of calls
 
 
 def _get(name: str, summary: str, schema: Schema, *refusals: str) -> Schema:
@@ -223,7 +223,7 @@ def _plain_paths() -> Schema:
 
 
 def _inference_paths(version: str) -> Schema:
-    found: Schema = {
+    paths: Schema = {
         "/v2": _get("server", "The Open Inference Protocol's server.", _ref(inference.ServerFacts), "401")
     }
     for suffix, more in (("", []), ("/versions/{version}", [("version", version)])):
@@ -251,8 +251,8 @@ def _inference_paths(version: str) -> Schema:
             "responses": _responses(_ref(inference.InferenceResult), *refusals),
         }
         for operation, tail in ((model, ""), (is_ready, "/ready"), ({"post": infer}, "/infer")):
-            found[path + tail] = {**operation, "parameters": parameters}
-    return found | _tensorflow_serving_paths()
+            paths[path + tail] = {**operation, "parameters": parameters}
+    return paths | _tensorflow_serving_paths()
 
 
 def _tensorflow_serving_paths() -> Schema:
@@ -263,13 +263,13 @@ def _tensorflow_serving_paths() -> Schema:
         "required": True,
         "schema": {"type": "string", "enum": [inference.MODEL]},
     }
-    found: Schema = {
+    paths: Schema = {
         path: _get("tf_status", "TensorFlow Serving's status of a model.", {"type": "object"}, "401", "404"),
         f"{path}/metadata": _get("tf_metadata", "Its signature.", {"type": "object"}, "401", "404"),
     }
     refusals = ("400", "401", "404", "408", "413", "415", "429", "503", "504")
     for method in tfs.REST_METHODS:
-        found[f"{path}:{method}"] = {
+        paths[f"{path}:{method}"] = {
             "post": {
                 "operationId": f"tf_{method}",
                 "summary": f"TensorFlow Serving's {method} for raw rows of the log.",
@@ -277,4 +277,4 @@ def _tensorflow_serving_paths() -> Schema:
                 "responses": _responses({"type": "object"}, *refusals),
             }
         }
-    return {path: {**operations, "parameters": [name]} for path, operations in found.items()}
+    return {path: {**operations, "parameters": [name]} for path, operations in paths.items()}

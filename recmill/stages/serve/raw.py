@@ -1,4 +1,4 @@
-"""Raw columns of requests: checked against the recipe, and made into frames for the Plan."""
+"""Raw columns of requests: checked against the recipe, and converted to frames for the Plan."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class RawColumns:
         self._hex = {column.name for column in recipe.log.columns if column.type == "hex"}
 
     def of(self, *owners: str) -> list[str]:
-        """Names of the columns of these owners; a column of no known owner is the context's."""
+        """Names of the columns of these owners; a column without an owner belongs to the context."""
         return [name for name in self.kinds if self.owners.get(name, "context") in owners]
 
     def typed(self, values: Mapping[str, Any], allowed: Collection[str], where: str) -> dict[str, Any]:
-        """The values as the log would hold them; anything else is a BadRequest that names what was expected."""
+        """The values in the log's types; raises BadRequest that names what was expected."""
         return {name: self._typed(name, value, allowed, where) for name, value in values.items()}
 
     def _typed(self, name: str, value: Any, allowed: Collection[str], where: str) -> Any:
@@ -73,7 +73,7 @@ class RawColumns:
         return number if -_LARGEST <= number < _LARGEST else None
 
     def frame(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pl.DataFrame:
-        """Rows of these columns; what a row does not have is missing."""
+        """Rows of these columns; absent values are null."""
         return pl.DataFrame(
             [
                 pl.Series(name, [row.get(name) for row in rows], dtype_of(self.kinds[name]), strict=False)
@@ -82,7 +82,7 @@ class RawColumns:
         )
 
     def cast(self, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        """These columns as the log would hold them; what is not there is missing."""
+        """These columns in the log's types; absent columns are null."""
         return rows.select(
             self._cast(rows, name).cast(dtype_of(self.kinds[name])).alias(name) for name in columns
         )

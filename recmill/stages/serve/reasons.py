@@ -1,4 +1,4 @@
-"""Why an item is recommended: the items of the user's history that led there, and a sentence that names them."""
+"""Why an item is recommended: the items of the user's history that led to it, and a sentence that names them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from recmill.stages.serve import messages as m
 from recmill.stages.serve.recall import Recaller
 
 _RELATED = ("co_clicks", "ease", "transitions", "content")
-_BY_LIKENESS = ("similar", "content")  # of vectors, whoever clicked
+_BY_LIKENESS = ("similar", "content")  # channels that compare vectors, whoever clicked
 _MAX_REASONS = 3
-_MAX_NAMED = 2  # of them, in the sentence
-_MAX_COMPARED = 50  # of the user's latest items, by their vectors
+_MAX_NAMED = 2  # items named in the sentence
+_MAX_COMPARED = 50  # latest items of the user that are compared by vectors
 _LEAST_COSINE = 0.5
-# What users do to an item, by what the name of the label has in it.
+# What users do to an item, by words in the name of the label.
 _VERBS = {
     "click": "clicked",
     "view": "viewed",
@@ -37,7 +37,7 @@ _BY_CHANNEL = {"popular": "popular with other users", "two_tower": "chosen by us
 
 
 class Relation(NamedTuple):
-    """An item of the history that led to a recommended one, by which channel, and how much."""
+    """An item of the history that led to a recommended one, by which channel, and its weight."""
 
     before: int
     channel: str
@@ -45,7 +45,7 @@ class Relation(NamedTuple):
 
 
 def relations(recaller: Recaller, profile: Array, items: Array) -> list[list[Relation]]:
-    """For each item, what of a profile led there, strongest first: by item-item models, else by vectors."""
+    """For each item, the items of a profile that led to it, strongest first: by item-item models, else by vectors."""
     strongest: list[dict[int, Relation]] = [{} for _ in items]
     for number, relation in _by_models(recaller, profile, items):
         known = strongest[number].get(relation.before)
@@ -58,7 +58,7 @@ def relations(recaller: Recaller, profile: Array, items: Array) -> list[list[Rel
 
 
 def _by_models(recaller: Recaller, profile: Array, items: Array) -> Iterator[tuple[int, Relation]]:
-    """Weights as fractions of the largest that the item of the profile has."""
+    """Weights as fractions of the largest weight of the profile's item."""
     number_of = {item: number for number, item in enumerate(items.tolist())}
     for channel in _RELATED:
         if (model := recaller.neighbours.get(channel)) is None:
@@ -85,7 +85,7 @@ def _by_vectors(recaller: Recaller, profile: Array, items: Array) -> Iterator[tu
 
 
 def reasons(entities: Entities, recipe: Recipe, found: Sequence[Sequence[Relation]]) -> list[list[m.Reason]]:
-    """The same with ids and titles."""
+    """Relations with ids and titles."""
     indices = np.unique([relation.before for one in found for relation in one]).astype(np.int64)
     names = dict(
         zip(
@@ -117,7 +117,7 @@ def titles(entities: Entities, recipe: Recipe, indices: Array) -> list[str | Non
 
 
 def sentence(recipe: Recipe, because: Sequence[m.Reason], channel: str) -> str:
-    """The reason in words: what led to the item, or else what its channel finds."""
+    """The reason as a sentence: what led to the item, or else what its channel finds."""
     if not because:
         return _BY_CHANNEL.get(channel, "related to what you chose before")
     named = " and ".join(str(reason.title or reason.id) for reason in because[:_MAX_NAMED])

@@ -1,4 +1,4 @@
-"""The recall stage: some hundred candidates from several channels, without those that must not be shown."""
+"""The recall stage: some hundred candidates from several channels, without items that must not be shown."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from recmill.stages.serve.messages import RankingPart, Recall
 
 TRENDING = "trending"
 CHANNELS = ("two_tower", "similar", *NEIGHBOUR_CHANNELS, "popular", TRENDING)
-_NUM_BUSIEST = 12  # users that pages offer to look at
-_MAX_SCANNED = 20_000  # up to so many allowed items are all scored
-_NUM_SIMILAR_TO = 3  # of the latest items that a user clicked
-_MAX_DOUBLINGS = 60  # of the weight of a click, before popularity is scaled down again
+_NUM_BUSIEST = 12  # users that pages suggest
+_MAX_SCANNED = 20_000  # up to this many allowed items are all scored
+_NUM_SIMILAR_TO = 3  # latest clicked items whose neighbours are candidates
+_MAX_DOUBLINGS = 60  # of the weight of a click, after which popularity is scaled down
 
-ChannelList = tuple[Array, Array]  # indices of items, best first, and the scores that the channel gave
+ChannelList = tuple[Array, Array]  # indices of items, best first, and the channel's scores
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Items by index, best first: their fused score, and score and name of the channel that counted most.
+    """Items by index, best first: their fused score, and score and name of the channel that contributed most.
 
-    Scores of two channels cannot be compared; `fused` can, for it is made of ranks alone.
+    Scores of two channels are not comparable; `fused` is, because it depends on ranks alone.
     """
 
     indices: Array
@@ -57,11 +57,11 @@ NO_CANDIDATES = Candidates(np.empty(0, np.int64), _NO_SCORES, np.empty(0, np.int
 
 @dataclass(frozen=True)
 class ItemFilter:
-    """Which items may be shown: not `banned`, those of the mask `allowed` (None: all), and if given those of `few`."""
+    """Items that may be shown: not `banned`, in the mask `allowed` (None: all), and in `few` if given."""
 
     banned: Array
     allowed: Array | None
-    few: Array | None = None  # all items that may be shown, when they are few enough to score each
+    few: Array | None = None  # all items that may be shown, when there are few enough to score each
 
     def mask(self, num_items: int) -> Array | None:
         """Which of all items may be shown, banned ones aside; None: all."""
@@ -76,7 +76,7 @@ class ItemFilter:
         if self.allowed is not None:
             kept &= self.allowed[indices]
         if len(self.banned):
-            # Both are short, and `banned` is sorted: a search in it is quicker than np.isin.
+            # Both are short, and `banned` is sorted: a binary search is faster than np.isin.
             at = self.banned.searchsorted(indices)
             at[at == len(self.banned)] = 0
             kept &= self.banned[at] != indices
@@ -107,11 +107,11 @@ class Recaller:
         }
         self.seen = ClickedItems(bundle)
         self._is_removed = np.zeros(len(self.items), bool)
-        self._has_removed = False  # whether any of them is: looking at all would cost each request a scan
+        self._has_removed = False  # whether any item is banned: checking all would cost each request a scan
         self._masks = Masks(self.items)
 
     def _trending(self) -> Popularity:
-        """Popularity with a short half-life; all there is in a bundle that has none."""
+        """Popularity with a short half-life; overall popularity in a bundle that has none."""
         path = self.bundle.path / "items" / "trending.npy"
         if not path.is_file():
             return self.popularity
@@ -121,14 +121,14 @@ class Recaller:
 
     @property
     def channels(self) -> list[str]:
-        """Those that take part in recommendations."""
+        """The channels that take part in recommendations."""
         has = {"two_tower": self.tower is not None, "similar": self.tower is not None, "popular": True}
         return [name for name in CHANNELS if has.get(name, name in self.neighbours)]
 
     def lists(
         self, user_row: UserRow, query: Recall, number: int, deadline: float | None = None
     ) -> dict[str, ChannelList]:
-        """What each channel that takes part finds for a user: together `number` items, unless no more may be shown."""
+        """Lists of the channels that take part: together `number` items for a user, unless fewer may be shown."""
         item_filter = self._item_filter(user_row, query, deadline)
         channels = self._channels_of(user_row, query)
         wanted = {name: self._search(name, user_row, number, item_filter) for name in channels}
@@ -140,21 +140,21 @@ class Recaller:
         }
         is_short = max((len(indices) for indices, _ in lists.values()), default=0) < number
         if is_short and query.channels is None and "popular" not in lists:
-            # Nobody gets an empty answer because nobody else clicked what they did.
+            # Without any co-interactions, the answer must not be empty.
             lists["popular"] = self.popularity.best(number, item_filter)
         return lists
 
     def fused(self, lists: Mapping[str, ChannelList], user_row: UserRow, number: int) -> Candidates:
-        """The best of all lists together."""
+        """The best candidates of all lists together."""
         return fuse(lists, self.fusion_of(user_row), number)
 
     def fusion_of(self, user_row: UserRow) -> Fusion:
-        """How lists are fused: of users without any clicks, in a way of its own."""
+        """The fusion of lists: users without clicks have one of their own."""
         is_new = not len(self.profile(user_row))
         return self.parameters.new_users if is_new else self.parameters.fusion
 
     def ranking_part(self, user_row: UserRow) -> RankingPart:
-        """How much of an item's score is the ranker's: all of it when nothing was fitted."""
+        """The ranker's weight in an item's score: 1 when nothing was fitted."""
         if not self.parameters.is_fitted:
             return RankingPart()
         fusion = self.fusion_of(user_row)
@@ -172,7 +172,7 @@ class Recaller:
 
     # what may be shown
 
-    def meets(self, where: str, deadline: float | None) -> Array:
+    def matches(self, where: str, deadline: float | None) -> Array:
         """Whether each item meets a condition."""
         return self._masks.of(where, deadline)
 
@@ -188,7 +188,7 @@ class Recaller:
         return replace(item_filter, few=self._few(item_filter, query))
 
     def _few(self, item_filter: ItemFilter, query: Recall) -> Array | None:
-        """All items that may be shown, if they are few enough to score each."""
+        """All items that may be shown, if there are few enough to score each."""
         if query.only is not None:
             indices = np.unique(self.items.indices(query.only))
         elif item_filter.allowed is not None and np.count_nonzero(item_filter.allowed) <= _MAX_SCANNED:
@@ -245,7 +245,7 @@ class Recaller:
         return self.neighbours[name].search(profile, self.parameters.neighbours[name].half_life)
 
     def profile(self, user_row: UserRow) -> Array:
-        """Indices of the last items that the user clicked, latest last."""
+        """Indices of the user's latest clicked items, latest last."""
         seen = self.seen.of(user_row.index, user_row.id)
         return np.concatenate([seen, np.asarray(user_row.recent, np.int64)])[-MAX_PROFILE:]
 
@@ -253,11 +253,11 @@ class Recaller:
 
     @property
     def popularities(self) -> list[Popularity]:
-        """What counts clicks, each once."""
+        """The popularities, which count each click once."""
         return [self.popularity] if self.trending is self.popularity else [self.popularity, self.trending]
 
     def put_items(self, indices: Array, vectors: Array | None) -> None:
-        """Items that are new or have changed. Those that were removed stay so."""
+        """Add or replace items. Removed items stay removed."""
         num_new = len(self.items) - len(self._is_removed)
         for popularity in self.popularities:
             popularity.add_items(num_new)
@@ -270,7 +270,7 @@ class Recaller:
         self._masks.clear()
 
     def show_items(self, indices: Array) -> None:
-        """Items that may have been removed can be recommended again."""
+        """Make removed items recommendable again."""
         self._is_removed[indices[indices >= 0]] = False
         self._has_removed = bool(self._is_removed.any())
 
@@ -282,12 +282,12 @@ class Recaller:
 
 
 class Popularity:
-    """How popular each item is; later clicks may count more than earlier ones."""
+    """Popularity of each item; later clicks may weigh more than earlier ones."""
 
     def __init__(self, scores: Array, half_life: float | None) -> None:
         self._scores = GrowingArray(scores)
         self._half_life = half_life
-        self._doublings = 0.0  # of the weight of a click, since the scores were last scaled
+        self._doublings = 0.0  # weight of a click, relative to the last time that scores were scaled
         self._order: Array | None = None
 
     def of(self, indices: Array) -> Array:
@@ -309,7 +309,7 @@ class Popularity:
 
     def add_clicks(self, indices: Array) -> None:
         different, counts = np.unique(indices, return_counts=True)
-        # Each click counts more than the one before: the same as if all earlier ones counted less from now on.
+        # Each click weighs more than the one before: equivalent to decaying all earlier ones.
         if self._half_life is not None:
             self._doublings += len(indices) / self._half_life
             if self._doublings > _MAX_DOUBLINGS:
@@ -323,7 +323,7 @@ class Popularity:
 
 
 class ClickedItems:
-    """The items that each user clicked, latest last: as of the log's end, and since."""
+    """The clicked items of each user, latest last: up to the log's end, and since."""
 
     def __init__(self, bundle: Bundle) -> None:
         folder = bundle.path / "users"
@@ -334,7 +334,7 @@ class ClickedItems:
         self._since: dict[str, list[int]] = {}
 
     def of(self, index: int, user: object) -> Array:
-        """Of a user by index among the bundle's users, and by id for what came since."""
+        """Items of a user, by index for the bundle's users and by id for later clicks."""
         known = NO_CANDIDATES.indices
         if self._indices is not None and 0 <= index < len(self._offsets) - 1:
             known = np.asarray(self._indices[self._offsets[index] : self._offsets[index + 1]], np.int64)
@@ -343,7 +343,7 @@ class ClickedItems:
 
     @cached_property
     def busiest(self) -> dict[int, int]:
-        """A few users with the longest histories in the log, and how many items those have."""
+        """A few users with the longest histories in the log, and the lengths of those."""
         if self._indices is None:
             return {}
         lengths = np.diff(self._offsets)
@@ -372,14 +372,14 @@ def best_places(indices: Array, scores: Array, number: int) -> Array:
 
 
 def best_of(indices: Array, scores: Array, number: int) -> ChannelList:
-    best = best_places(indices, scores, number)
+    best = top_items(indices, scores, number)
     return indices[best], scores[best].astype(np.float32)
 
 
 def fuse(lists: Mapping[str, ChannelList], fusion: Fusion, number: int) -> Candidates:
-    """The best of all channels' items by their fused score; each is of the channel that counted most.
+    """Fuse lists: the best items of all channels by fused score, each with the channel that contributed most.
 
-    Items of equal score, such as those of a channel without a weight, stay in their channel's order.
+    Items of equal score, such as those of a channel with weight 0, keep their channel's order.
     """
     if not lists:
         return NO_CANDIDATES

@@ -27,16 +27,16 @@ from recmill.stages.serve.clock import Clock
 from recmill.stages.serve.item_answers import ItemAnswers
 from recmill.stages.serve.limits import check_sizes
 from recmill.stages.serve.lookup import UserRow
-from recmill.stages.serve.recall import CHANNELS, NO_CANDIDATES, Candidates, ChannelList, best_places
+from recmill.stages.serve.recall import CHANNELS, NO_CANDIDATES, Candidates, ChannelList, top_items
 
-_NUM_TRACED = 20  # of the user's latest items
-_SMOOTHING = 0.1  # of the time that ranking one candidate takes
+_NUM_TRACED = 20  # latest items of the user in a trace
+_SMOOTHING = 0.1  # weight of the latest ranking in the mean time per candidate
 _ROWS_AT_ONCE = 4_096
 
 
 @dataclass(frozen=True)
 class _Recommendation:
-    """The list for a query, and what it was made of."""
+    """The list for a query, and everything that it was made of."""
 
     user_row: UserRow
     lists: Mapping[str, ChannelList]
@@ -52,36 +52,40 @@ class Recommender(ItemAnswers):
 
     def __init__(self, bundle: Bundle, store: RedisStore | None = None) -> None:
         super().__init__(bundle, store)
-        self._seconds_each = 1e-5  # to rank one candidate; a running mean
+        self._seconds_each = 1e-5  # seconds to rank one candidate; a running mean
 
     # answers
 
     def recommend(
         self, user: m.Recommend | m.Id | None = None, **fields: Unpack[m.RecommendFields]
     ) -> m.Answer:
-        """The k best items of a user. Unknown users and items are answered too.
+        """The k best items of a user. Unknown users and items get an answer too.
 
-        Ask by a user's id and keyword arguments, `recommend("u1", k=10, where="price < 30")`, or with a Recommend.
+        Call it with a user's id and keyword arguments, `recommend("u1", k=10, where="price < 30")`, or with a
+        Recommend.
         """
         query = m.query_of(m.Recommend, user, fields)
         clock = Clock(query.deadline_ms)
         check_sizes(query.k, query.candidates)
         with self.lock.reading():
             self._check_fields(query.fields)
-            found = self._recommend(query, clock)
-            trace = self._trace(found, clock) if query.trace else None
-            profile = self._recaller().profile(found.user_row) if query.explain else None
+            recommendation = self._recommend(query, clock)
+            trace = self._trace(recommendation, clock) if query.trace else None
+            profile = self._recaller().profile(recommendation.user_row) if query.explain else None
             answer = self._answer(
-                found.chosen, found.scores, found.degraded, clock.stages, found.user_row.found, trace
+                recommendation.chosen,
+                recommendation.scores,
+                recommendation.degraded,
+                clock.stages,
+                recommendation.user_row.found,
+                trace,
             )
-            answer = with_boosts(answer, found.boosts)
-            return self._described(answer, found.chosen.indices, query.fields, profile)
+            answer = with_boosts(answer, recommendation.boosts)
+            return self._described(answer, recommendation.chosen.indices, query.fields, profile)
 
     def _recommend(self, query: m.Recommend, clock: Clock) -> _Recommendation:
         recaller, number = self._recaller(), max(query.candidates, query.k)
-        if (
-            query.serve_score is not None
-        ):  # what cannot be read is refused, whether or not there is time to rank
+        if query.serve_score is not None:  # an invalid one is refused even when there is no time to rank
             ranker = self._ranker()
             task_scores(ranker, ranker.no_rows(), query.serve_score)
         with clock.stage("user"):
@@ -91,34 +95,36 @@ class Recommender(ItemAnswers):
         with clock.stage("recall"):
             lists = recaller.lists(user_row, query, number, clock.deadline)
             candidates = recaller.fused(lists, user_row, number)
-        chosen, scores, part = candidates, candidates.fused, recaller.ranking_part(user_row)
-        if self.ranker is not None and part.share and len(candidates.indices):
+        chosen, scores, ranking = candidates, candidates.fused, recaller.ranking_part(user_row)
+        if self.ranker is not None and ranking.share and len(candidates.indices):
             chosen, probabilities = self._ranked(user_row, candidates, query, clock, degraded)
-            scores = scores_with_ranking(chosen.fused, probabilities, part)
+            scores = scores_with_ranking(chosen.fused, probabilities, ranking)
         boosts = None
         if query.boost:
             boosts = boosts_of(recaller, query.boost, chosen.indices, clock.deadline)
             scores = boosted(scores, boosts)
-        best = best_places(chosen.indices, scores, query.k)
+        best = top_items(chosen.indices, scores, query.k)
         chosen, scores = chosen.take(best), scores[best]
         boosts = boosts if boosts is None else boosts[best]
         return _Recommendation(user_row, lists, candidates, chosen, scores, boosts, degraded)
 
     def recommend_by_stage(self, query: m.Recommend) -> dict[str, Array]:
-        """Item indices that are left after each stage: what channels find, the candidates, the list."""
+        """Item indices after each stage: recall, candidates, and the final list."""
         with self.lock.reading():
-            found = self._recommend(query, Clock(None))
-        recalled = np.concatenate([NO_CANDIDATES.indices, *(indices for indices, _ in found.lists.values())])
+            recommendation = self._recommend(query, Clock(None))
+        recalled = np.concatenate(
+            [NO_CANDIDATES.indices, *(indices for indices, _ in recommendation.lists.values())]
+        )
         return {
             "recall": np.unique(recalled),
-            "candidates": found.candidates.indices,
-            "list": found.chosen.indices,
+            "candidates": recommendation.candidates.indices,
+            "list": recommendation.chosen.indices,
         }
 
     def _ranked(
         self, user_row: UserRow, candidates: Candidates, query: m.Recommend, clock: Clock, degraded: list[str]
     ) -> tuple[Candidates, Array | None]:
-        """Scores by the ranker of as many candidates as there is time for; None when there is none."""
+        """The ranker's scores for as many candidates as time allows; None when it allows none."""
         assert self.ranker is not None
         chosen = candidates
         affordable = clock.left / self._seconds_each
@@ -141,7 +147,7 @@ class Recommender(ItemAnswers):
         return chosen, scores
 
     def recall(self, user: m.Recall | m.Id | None = None, **fields: Unpack[m.RecallFields]) -> m.Answer:
-        """Candidates alone, by the fused ranks of their channels."""
+        """Candidates without ranking, by the fused ranks of their channels."""
         query = m.query_of(m.Recall, user, fields)
         clock = Clock(query.deadline_ms)
         check_sizes(1, query.k)
@@ -181,7 +187,7 @@ class Recommender(ItemAnswers):
     def rank(
         self, user: m.Rank | m.Id | None, items: Sequence[m.Id] = (), **fields: Unpack[m.QueryFields]
     ) -> m.RankAnswer:
-        """Probabilities of a click on these items; an unknown item is ranked by its id alone."""
+        """Click probabilities of these items; an unknown item is ranked by its id alone."""
         query = m.query_of(m.Rank, user, {"items": np.asarray(items, object).tolist(), **fields})
         clock = Clock(query.deadline_ms)
         check_sizes(1, len(query.items))
@@ -245,7 +251,7 @@ class Recommender(ItemAnswers):
         return m.FeaturesAnswer(user=user, items=items, degraded=degraded, version=self.version)
 
     def score(self, rows: pl.DataFrame) -> Array:
-        """Probabilities for raw rows of the log, as evaluation gives them, [B] or, with several tasks, [B, K].
+        """Probabilities for raw rows of the log, as in evaluation: [B] or, with several tasks, [B, K].
 
         Absent columns count as missing values.
         """
@@ -260,18 +266,18 @@ class Recommender(ItemAnswers):
         try:
             frame = typed.cast(rows, sorted(read))
             with self.lock.reading():
-                found = [
-                    ranker.score(self.lookup.batch(part, ranker.layout))
-                    for part in frame.iter_slices(_ROWS_AT_ONCE)
+                scores = [
+                    ranker.score(self.lookup.batch(chunk, ranker.layout))
+                    for chunk in frame.iter_slices(_ROWS_AT_ONCE)
                 ]
         except (pl.exceptions.PolarsError, RecmillError) as error:
             raise BadRequest(f"The rows cannot be scored: {error}") from None
-        return np.concatenate(found) if found else ranker.score(self.lookup.batch(frame, ranker.layout))
+        return np.concatenate(scores) if scores else ranker.score(self.lookup.batch(frame, ranker.layout))
 
-    # stages for other roles
+    # stages that run in other roles
 
     def packed_rows(self, query: m.Rank) -> m.PackedRows:
-        """Stored features of a user and of items, packed as stores keep them: with the request's own, no context."""
+        """Packed stored features of a user and of items: with the request's columns, without its context."""
         users, items = self._sides()
         with self.lock.reading():
             user_row = self.lookup.user_row(query)
@@ -304,14 +310,14 @@ class Recommender(ItemAnswers):
                     f"features of items: {int((~decoded.found).sum())} of {len(rows.items)} are missing, damaged or "
                     "of another bundle, defaults are used"
                 )
-            found = ranker.rank(
+            probabilities = ranker.rank(
                 FeatureRows.of(user.batch, users.layout) | context,
                 FeatureRows.of(decoded.batch, items.layout),
             )
-        return self._rank_answer(ranker, found, rows.serve_score, degraded)
+        return self._rank_answer(ranker, probabilities, rows.serve_score, degraded)
 
     def _sides(self) -> tuple[Entities, Entities]:
-        """Users and items of a bundle whose stages can run apart."""
+        """Users and items of a bundle whose stages can run in separate processes."""
         users, items = self.bundle.users, self.bundle.items
         if users is None or items is None:
             raise NotFound(f"Bundle {self.version} has no users and items; it only scores rows.")
@@ -337,7 +343,7 @@ class Recommender(ItemAnswers):
     def _item_rows(
         self, items: Sequence[m.Id], user_row: UserRow, deadline: float | None
     ) -> tuple[FeatureRows, list[str]]:
-        """Features of items in their order; those of unknown ones by the Plan, from the id alone."""
+        """Features of items, in order; those of unknown items come from the id alone."""
         indices = self._indices(items)
         rows, degraded = self.lookup.items(indices, user_row, deadline)
         unknown_items = np.flatnonzero(indices < 0)
@@ -375,7 +381,7 @@ class Recommender(ItemAnswers):
         )
 
     def warm_up(self) -> None:
-        """Touch everything that answers need, so that the first one is as fast as the next."""
+        """Run every code path once, so that the first answer is as fast as later ones."""
         users = self.bundle.users
         if self.recaller is not None:
             known = users.ids(np.arange(min(8, len(users)))) if users is not None else []
@@ -387,7 +393,7 @@ class Recommender(ItemAnswers):
 
 
 def task_scores(ranker: RankModel, probabilities: Array, serve_score: str | None = None) -> Array:
-    """What a ranker orders items by; `serve_score` of a request replaces the recipe's expression over tasks."""
+    """The scores that order items; a request's `serve_score` replaces the recipe's expression over tasks."""
     if serve_score is not None and not ranker.tasks.tasks:
         raise BadRequest(
             "serve_score is for rankers with several tasks, and this one has one label. Remove it."
@@ -398,16 +404,16 @@ def task_scores(ranker: RankModel, probabilities: Array, serve_score: str | None
         raise BadRequest(f"serve_score {error}") from None
 
 
-def scores_with_ranking(fused: Array, probabilities: Array | None, part: m.RankingPart) -> Array:
-    """What items are sorted by: the ranker's order takes part in the fusion as far as it helped on eval.
+def scores_with_ranking(fused: Array, probabilities: Array | None, ranking: m.RankingPart) -> Array:
+    """The scores that items are sorted by: the ranker's order is fused with the weight that was fitted on eval.
 
-    When it alone decides, the score is the probability of a click.
+    Where the ranker alone decides, the score is the click probability.
     """
     if probabilities is None:
         return fused
-    if part.share == 1.0:
+    if ranking.share == 1.0:
         return probabilities
     ranks = np.empty(len(fused), np.int64)
     ranks[np.argsort(-probabilities, kind="stable")] = np.arange(len(fused))
-    together: Array = fused + part.share * part.offset / (part.offset + ranks)
+    together: Array = fused + ranking.share * ranking.offset / (ranking.offset + ranks)
     return together.astype(np.float32)

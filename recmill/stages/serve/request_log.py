@@ -1,4 +1,4 @@
-"""A sample of requests with their answers, as Parquet files that can be replayed. Answers never wait for it."""
+"""Writes a sample of requests and answers as Parquet files that can be replayed. Answers never wait for it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from recmill.stages.serve.messages import Answer, Recommend
     from recmill.stages.serve.telemetry import Telemetry
 
-# Ids are text whatever the log writes: a bundle finds a number by its digits too.
+# Ids are text in every log: a bundle also finds a numeric id by its digits.
 SCHEMA = pa.schema(
     [
         ("time", pa.timestamp("us", "UTC")),
         ("user", pa.string()),
-        ("request", pa.string()),  # the whole Recommend message as JSON: what replaying sends
-        ("context", pa.string()),  # its raw context columns by name, as JSON
+        ("request", pa.string()),  # the whole Recommend message as JSON, for replays
+        ("context", pa.string()),  # raw context columns by name, as JSON
         ("items", pa.list_(pa.string())),
         ("scores", pa.list_(pa.float32())),
         ("recall_scores", pa.list_(pa.float32())),
@@ -36,22 +36,22 @@ SCHEMA = pa.schema(
         ("version", pa.string()),
         ("degraded", pa.list_(pa.string())),
         ("milliseconds", pa.float32()),
-        ("stages", pa.map_(pa.string(), pa.float32())),  # milliseconds by name
+        ("stages", pa.map_(pa.string(), pa.float32())),  # milliseconds by stage
     ]
 )
 
 _SETTLE_SECONDS = (
-    0.5  # between conversions of waiting rows: small pieces of work, so that answers get the interpreter
+    0.5  # seconds between conversions of waiting rows: short steps, so that answers get the interpreter
 )
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RequestLogLimits:
-    """When a file is full, and how much may wait in memory. Items weigh more than rows: answers may be long."""
+    """When a file is full, and how much may wait in memory. Items are counted too, because answers may be long."""
 
     rows_per_file: int = 20_000
-    bytes_per_file: int = 64 << 20  # as columns in memory
+    bytes_per_file: int = 64 << 20  # converted rows in memory
     seconds_per_file: float = 60.0
     max_waiting_items: int = 200_000
 
@@ -77,7 +77,8 @@ class _PendingRows:
 class RequestLog:
     """Writes a fraction of the requests to `folder`. A file is complete once it has its final name.
 
-    A thread of its own writes. What it cannot keep up with is dropped and counted, in `num_dropped` and in the metrics.
+    A thread of its own writes. Rows that it cannot keep up with are dropped and counted, in `num_dropped` and the
+    metrics.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class RequestLog:
         self._thread.start()
 
     def add(self, query: Recommend, answer: Answer, seconds: float) -> None:
-        """Keep this request, if it is one of the sample."""
+        """Log this request, if it is sampled."""
         if self.share < 1 and random.random() >= self.share:
             return
         kept = msgspec.structs.replace(answer, trace=None)  # features of every item would fill the memory
@@ -118,7 +119,7 @@ class RequestLog:
         self._dropped(1)
 
     def close(self, timeout_seconds: float = 10.0) -> None:
-        """Write what waits. Gives up on a disk that does not answer."""
+        """Write the rows that wait. Gives up on a disk that does not respond."""
         self._closing.set()
         self._thread.join(timeout_seconds)
 
@@ -131,7 +132,7 @@ class RequestLog:
         self._write()
 
     def _settle(self) -> None:
-        """Turn rows that wait into columns, a few at a time."""
+        """Convert waiting rows to columns, a few at a time."""
         with self._lock:
             waiting, self._waiting = self._waiting, _PendingRows()
         for start in range(0, len(waiting.rows), 64):

@@ -1,6 +1,6 @@
-"""The recommend role: recall, features and ranking run in other processes and are put together here.
+"""The recommend role: combines recall, features and ranking, which run in other processes.
 
-Calls go over gRPC, to all servers of a stage in turn. This process needs no bundle of its own to recommend.
+Calls go over gRPC, round robin over the servers of a stage. This process needs no bundle of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from recmill.stages.serve.proto import convert
 from recmill.stages.serve.proto import recmill_pb2 as pb
 from recmill.stages.serve.recommender import scores_with_ranking
 
-_RETRY_SECONDS = 1.0  # after which a server that did not answer is asked again
+_RETRY_SECONDS = 1.0  # seconds before a server that did not answer is tried again
 _DEFAULT_SECONDS = 1.0
 _ERRORS: dict[str, type[ServingError]] = {
     kind.grpc_code: kind for kind in (BadRequest, NotFound, Unauthenticated, Forbidden, Overloaded, TooLate)
@@ -58,7 +58,7 @@ class RoleCredentials:
     certificate: bytes | None = None
 
     def channel(self, address: str) -> grpc.Channel:
-        # A name may stand for several servers, as a headless service does: balance over those too.
+        # A name may resolve to several servers, as with a headless service: balance over those too.
         options = [
             ("grpc.lb_policy_name", "round_robin"),
             ("grpc.max_receive_message_length", -1),
@@ -75,7 +75,7 @@ class RoleCredentials:
 
 
 class StageServers:
-    """All servers of one stage. A call goes to the next in turn, and is retried once on another."""
+    """All servers of one stage. Calls go to the servers in turn; a failed call is retried once on another."""
 
     def __init__(self, addresses: Sequence[str], credentials: RoleCredentials) -> None:
         self.addresses = tuple(addresses)
@@ -87,12 +87,15 @@ class StageServers:
         self._lock = threading.Lock()
 
     def call(self, call: str, request: Message, deadline: float | None) -> bytes:
-        """The reply. `deadline` is a time of `time.monotonic`. Raises what the server raised, or StageUnavailable."""
+        """Call a server and return its reply.
+
+        `deadline` is a `time.monotonic` time. Raises the server's error, or StageUnavailable.
+        """
         data, reason = request.SerializeToString(), ""
         for server in self._next_two():
             seconds = _DEFAULT_SECONDS if deadline is None else deadline - time.monotonic()
             if seconds <= 0:
-                raise TooLate("The deadline passed before a server of the stage was asked.")
+                raise TooLate("The deadline passed before a server of the stage was called.")
             try:
                 return self._method(server, call)(data, timeout=seconds, metadata=self._metadata)
             except grpc.RpcError as error:
@@ -109,7 +112,7 @@ class StageServers:
             channel.close()
 
     def _next_two(self) -> list[int]:
-        """In turn, those that are up first; a single server is tried twice."""
+        """The next two servers in turn, those that are up first; a single server is tried twice."""
         count, first, now = len(self._channels), next(self._turn), time.monotonic()
         order = [(first + offset) % count for offset in range(count)]
         order.sort(key=lambda server: self._down_until[server] > now)
@@ -125,7 +128,7 @@ class StageServers:
 
 
 class RemoteRecommender:
-    """Answers as a Recommender does, by servers of other roles. A stage that fails degrades the answer."""
+    """A Recommender whose stages are servers of other roles. A stage that fails degrades the answer."""
 
     def __init__(
         self,
@@ -139,16 +142,16 @@ class RemoteRecommender:
         self._rank = StageServers(rank_at, credentials)
 
     def recommend(self, query: m.Recommend) -> m.Answer:
-        """The k best of the recalled items; without recall there is nothing to answer with."""
+        """The k best of the recalled items. Without recall there is no answer."""
         clock = Clock(query.deadline_ms)
         check_sizes(query.k, query.candidates)
         with clock.stage("recall"):
             recalled = self.recall_by(_recall_query(query), clock.deadline)
         degraded = list(recalled.degraded)
-        part = recalled.ranking or m.RankingPart()
+        ranking = recalled.ranking or m.RankingPart()
         items = recalled.items
-        if items and part.share:
-            items = self._ranked(query, items, part, clock, degraded)
+        if items and ranking.share:
+            items = self._ranked(query, items, ranking, clock, degraded)
         if query.boost:
             items = _boosted(items)
         trace = m.Trace(stages=clock.stages, counts={"candidates": len(items)}) if query.trace else None
@@ -187,10 +190,10 @@ class RemoteRecommender:
         return self.describe_by(query, Clock(query.deadline_ms).deadline)
 
     def _answer(self, call: str, message: Message, deadline: float | None) -> m.Answer:
-        """Of the recall role."""
+        """The answer of the recall role."""
         return convert.answer_of(pb.Answer.FromString(self._recall.call(call, message, deadline)))
 
-    # stages; deadlines are times of `time.monotonic`
+    # stages; deadlines are `time.monotonic` times
 
     def recall_by(self, query: m.Recall, deadline: float | None) -> m.Answer:
         message = pb.RecommendRequest(
@@ -233,21 +236,21 @@ class RemoteRecommender:
         self,
         query: m.Recommend,
         items: list[m.Item],
-        part: m.RankingPart,
+        ranking: m.RankingPart,
         clock: Clock,
         degraded: list[str],
     ) -> list[m.Item]:
         """Items by recall and ranking together, or in the order of recall when the rank role fails."""
         probabilities: Array | None = None
         try:
-            found = self._scores(query, [item.id for item in items], clock, degraded)
-            probabilities = np.array(found.scores, np.float32)
+            reply = self._scores(query, [item.id for item in items], clock, degraded)
+            probabilities = np.array(reply.scores, np.float32)
         except RecmillError as error:
             if isinstance(error, ServingError) and not isinstance(error, TooLate) and error.http_status < 429:
-                raise  # the request itself is wrong
+                raise  # the request itself is invalid
             degraded.append(f"rank: {error} Items are in the order of recall")
         fused = np.array([item.score for item in items], np.float32)
-        scores = scores_with_ranking(fused, probabilities, part)
+        scores = scores_with_ranking(fused, probabilities, ranking)
         return [
             msgspec.structs.replace(items[number], score=float(scores[number]))
             for number in np.argsort(-scores, kind="stable")
@@ -256,7 +259,7 @@ class RemoteRecommender:
     def _described(
         self, query: m.Recommend, items: list[m.Item], deadline: float | None, degraded: list[str]
     ) -> list[m.Item]:
-        """Items with fields and reasons, or as they are when the recall role fails."""
+        """Items with fields and reasons, or without them when the recall role fails."""
         wanted = m.Describe(
             user=query.user,
             features=query.features,
@@ -277,7 +280,7 @@ class RemoteRecommender:
     def _scores(
         self, query: m.Recommend | m.Rank, items: list[m.Id], clock: Clock, degraded: list[str]
     ) -> m.RankAnswer:
-        """Scores by the rank role, from rows of the features role, or from default rows without it."""
+        """Scores of the rank role, from rows of the features role, or from default rows without it."""
         wanted = m.Rank(user=query.user, items=items, features=query.features, recent=query.recent)
         with clock.stage("features"):
             try:
@@ -306,7 +309,7 @@ class RemoteRecommender:
 
 
 def _boosted(items: Sequence[m.Item]) -> list[m.Item]:
-    """Items by their scores times the boosts that the recall role found."""
+    """Items by their scores times the boosts from the recall role."""
     scores = np.array([item.score for item in items], np.float32)
     scores = boosted(scores, np.array([item.boost for item in items], np.float32))
     return [
@@ -316,7 +319,7 @@ def _boosted(items: Sequence[m.Item]) -> list[m.Item]:
 
 
 def _recall_query(query: m.Recommend) -> m.Recall:
-    """The recall stage of a query, within the deadline of the whole call."""
+    """The Recall of a query, within the deadline of the whole call."""
     fields = {name: getattr(query, name) for name in m.Recall.__struct_fields__}
     own = {"k": max(query.candidates, query.k), "fields": [], "deadline_ms": None}
     return m.Recall(**{**fields, **own})

@@ -1,4 +1,4 @@
-"""Who may connect and make calls: addresses, TLS, bearer tokens. No message here ever holds a secret."""
+"""Who may connect and make calls: addresses, TLS, bearer tokens. Messages never contain a secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recmill.errors import Forbidden, RecmillError, Unauthenticated
 
 Scope = Literal["read", "admin"]
 SCOPES: tuple[Scope, ...] = ("read", "admin")
-_SHORTEST = 16  # characters of a token
+_SHORTEST = 16  # minimal length of a token
 
 
 class SecurityError(RecmillError):
@@ -28,26 +28,29 @@ class SecurityError(RecmillError):
 
 
 class Tokens:
-    """Scopes by token; `admin` includes `read`. Only digests of tokens are kept."""
+    """Scopes by token; `admin` includes `read`. Only digests of tokens are stored."""
 
     def __init__(self, scopes: dict[bytes, frozenset[Scope]]) -> None:
-        self._scopes = scopes  # by digest
+        self._scopes = scopes  # keys are digests
 
     @classmethod
     def read(cls, path: Path) -> Tokens:
-        """Tokens of a file: JSON {token: [scope, ...]}, or lines of `token scope[,scope]`; # begins a comment."""
+        """Read tokens from a file.
+
+        JSON {token: [scope, ...]}, or lines of `token scope[,scope]`; # begins a comment.
+        """
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise SecurityError(f"--token-file {path} cannot be read: {type(error).__name__}.") from None
-        found = _json_tokens(path, text) if text.lstrip().startswith("{") else _line_tokens(path, text)
-        tokens = {_digest(token): _scopes(where, token, scopes) for where, token, scopes in found}
+        entries = _json_tokens(path, text) if text.lstrip().startswith("{") else _line_tokens(path, text)
+        tokens = {_digest(token): _scopes(where, token, scopes) for where, token, scopes in entries}
         if not tokens:
             raise SecurityError(f"--token-file {path} holds no token. Write lines such as: TOKEN read")
         return cls(tokens)
 
     def check(self, authorization: str | None, scope: Scope) -> None:
-        """Raises Unauthenticated or Forbidden unless the header's token is good for this scope."""
+        """Raise Unauthenticated or Forbidden unless the header's token has this scope."""
         kind, _, token = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or not token.strip():
             raise Unauthenticated(
@@ -61,11 +64,11 @@ class Tokens:
 
     def _find(self, wanted: bytes) -> frozenset[Scope] | None:
         # Every token is compared, so that timing reveals nothing.
-        found = None
+        granted = None
         for digest, scopes in self._scopes.items():
             if hmac.compare_digest(digest, wanted):
-                found = scopes
-        return found
+                granted = scopes
+        return granted
 
 
 def _digest(token: str) -> bytes:
@@ -85,7 +88,9 @@ def _json_tokens(path: Path, text: str) -> Iterable[tuple[str, str, list[str]]]:
     try:
         tokens: dict[str, Any] = json.loads(text)
     except ValueError:
-        raise SecurityError(f"{path} begins like JSON but is none. Expected: {{token: [scope]}}.") from None
+        raise SecurityError(
+            f"{path} begins like JSON but is not valid JSON. Expected: {{token: [scope]}}."
+        ) from None
     for number, (token, scopes) in enumerate(tokens.items(), 1):
         yield f"{path}: token {number}", token, [scopes] if isinstance(scopes, str) else scopes
 
@@ -100,14 +105,14 @@ def _scopes(where: str, token: str, names: list[str]) -> frozenset[Scope]:
 
 @dataclass(frozen=True)
 class Tls:
-    """This server's certificate and key, and whose certificates clients must show, if any."""
+    """This server's certificate and key, and the CA of client certificates, if they are required."""
 
     certificate: Path
     key: Path
     client_ca: Path | None = None
 
     def check(self) -> None:
-        """Raises when files are missing, or the key is not the certificate's."""
+        """Raise when files are missing, or the key does not belong to the certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.key, password=_no_password)
@@ -143,7 +148,7 @@ def _no_password() -> str:
 
 
 def check_address(host: str, has_tls: bool, has_tokens: bool, insecure: bool) -> None:
-    """Raises unless the address is this machine's own, or who connects is protected or meant to be anyone."""
+    """Raise unless the address is local, or clients are authenticated or explicitly unrestricted."""
     if not (is_loopback(host) or has_tls or has_tokens or insecure):
         raise SecurityError(
             f"--host {host} can be reached from other machines, and there is neither TLS nor a token. "

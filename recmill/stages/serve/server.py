@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from recmill.stages.serve.http_server import HttpServer
 
 _SWITCH_SECONDS = 0.0001
-_YOUNG_OBJECTS = 20_000  # between two collections: some hundred requests
+_YOUNG_OBJECTS = 20_000  # new objects between two garbage collections: some hundred requests
 _logger = logging.getLogger("recmill.serve")
 
 
 class ServerError(RecmillError):
-    """The server cannot start, or a process of it does not."""
+    """The server, or one of its processes, cannot start."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Where a server that is ready answers."""
+    """The addresses of a server that is ready."""
 
     http: str
     grpc: str
@@ -49,7 +49,7 @@ class Ready:
 
 
 def check_config(settings: ServeConfig) -> None:
-    """Raises when the server would be open to anyone without --insecure, or files are missing or too few."""
+    """Raise when the server would be open to anyone without --insecure, or files are missing or too few."""
     tls = tls_of(settings)
     check_address(settings.host, tls is not None, settings.token_file is not None, settings.insecure)
     if tls is not None:
@@ -66,12 +66,12 @@ def tls_of(settings: ServeConfig) -> Tls | None:
 
 
 def admin_is_open(settings: ServeConfig) -> bool:
-    """Whether admin calls need no token: clients are users of this machine or have a certificate."""
+    """Whether admin calls need no token: clients are local users or have a certificate."""
     return is_loopback(settings.host) or settings.tls_client_ca is not None
 
 
 def run(settings: ServeConfig, on_ready: Callable[[Ready], None]) -> int:
-    """Serve until SIGTERM or Ctrl-C; `on_ready` is called once, when the server is ready."""
+    """Serve until SIGTERM or Ctrl-C. Calls `on_ready` once, when the server is ready."""
     check_config(settings)
     check_installed(
         "Serving",
@@ -105,7 +105,7 @@ def log_to_stderr() -> None:
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
-    # The event loop sheds load, so it must not wait long for threads that answer.
+    # The event loop sheds load, so it must not wait long for threads that hold the interpreter.
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         import uvloop
@@ -126,7 +126,7 @@ async def serve(
 ) -> int:
     """Answer until `stop` is set or SIGTERM arrives, then finish the requests in progress.
 
-    `inherited` is the socket to take HTTP connections from, when other processes take them from it too.
+    `inherited` is a listening socket for HTTP that several processes share.
     """
     from recmill.stages.serve import console
     from recmill.stages.serve.calls import CallDispatcher
@@ -182,14 +182,14 @@ async def serve(
 
 
 def spare_garbage_collector() -> None:
-    """What is loaded by now stays: looking through it again and again took a tenth of the time of requests."""
+    """Freeze the objects loaded so far: scanning them again and again took a tenth of the request time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 async def drain(grpc: GrpcServer, http: HttpServer, answering: asyncio.Future[None], seconds: float) -> None:
-    """Accept nothing new, and answer the requests in progress, for at most so many seconds."""
+    """Stop accepting, and finish the requests in progress within this many seconds."""
     http.drain()
     await grpc.set_ready(False)
     await asyncio.gather(grpc.server.stop(seconds), asyncio.wait([answering], timeout=seconds + 1))
@@ -197,7 +197,7 @@ async def drain(grpc: GrpcServer, http: HttpServer, answering: asyncio.Future[No
 
 @contextlib.contextmanager
 def bound(host: str, port: int, reuse_port: bool = False) -> Iterator[socket.socket]:
-    """A socket at this address; with `reuse_port`, others of our processes may bind it too."""
+    """A socket bound to this address; with `reuse_port`, other processes of the server may bind it too."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:

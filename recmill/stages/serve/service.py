@@ -1,4 +1,4 @@
-"""Answers by the version that should answer: the current one, a canary, or one that the request names."""
+"""Routes each request to a version: the current one, a canary, or one that the request names."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from recmill.stages.serve.config import ServeConfig
     from recmill.stages.serve.roles import RemoteRecommender
 
-_HIDDEN = ("files", "recipe", "checkpoint", "log_sizes")  # large, or paths of the machine that made it
+# facts of a bundle that are large, or hold paths of the machine that made it
+_HIDDEN = ("files", "recipe", "checkpoint", "log_sizes")
 _SHADOW_QUEUE = 64
 
 
 class Service:
-    """What all transports ask. Thread-safe."""
+    """The calls of all transports. Thread-safe."""
 
     def __init__(
         self,
@@ -53,11 +54,11 @@ class Service:
         self._shadow_room = threading.BoundedSemaphore(_SHADOW_QUEUE)
 
     def warm_up(self) -> None:
-        """Make the first answers as fast as later ones; then the service is ready."""
+        """Make the first answers as fast as later ones, then report ready."""
         for recommender in self.versions.all():
             recommender.warm_up()
         if self._watcher is not None:
-            self.versions.look()
+            self.versions.poll()
             self._watcher.start()
         if self.versions.stream is not None:
             self.versions.stream.start()
@@ -88,7 +89,7 @@ class Service:
         return self.current.bundle
 
     def recommender_for(self, query: m.Query) -> Recommender | RemoteRecommender:
-        """The version that a query names; else the canary for its fraction of users, always the same ones."""
+        """The version that a query names; else the canary for its fraction of users, always the same users."""
         if self._remote is not None:
             return self._remote
         if query.version is not None:
@@ -123,7 +124,7 @@ class Service:
         return ranked
 
     def _compare(self, compare: Callable[[Recommender], tuple[bool, float]]) -> None:
-        """Ask the shadow too, in the background; when its queue is full, the request is skipped."""
+        """Ask the shadow version in the background; when its queue is full, the request is skipped."""
         shadow, pool = self.versions.shadow, self._shadow_pool
         if shadow is None or pool is None or not self._shadow_room.acquire(blocking=False):
             return
@@ -183,7 +184,7 @@ class Service:
 
 
 def _shown(recommender: Recommender) -> dict[str, Any]:
-    """What pages need to show items and users by more than ids: columns of items, and users with long histories."""
+    """Display information for pages: columns of items, and users with long histories."""
     recipe, users, recaller = recommender.bundle.recipe, recommender.bundle.users, recommender.recaller
     if recaller is None:
         return {}
@@ -206,7 +207,7 @@ def _context_columns(recommender: Recommender) -> list[str]:
 
 
 def _remote_recommender(config: ServeConfig) -> RemoteRecommender | None:
-    """For the recommend role: the servers of the other roles."""
+    """For the recommend role: clients of the other roles' servers."""
     if config.role != "recommend":
         return None
     from recmill.stages.serve.roles import RemoteRecommender, RoleCredentials
@@ -228,7 +229,7 @@ def user_fraction(user: m.Id | None) -> float:
 
 
 def _differences(one: m.Answer, other: m.Answer) -> tuple[bool, float]:
-    """Whether two answers have other items or another order, and how far scores of common items are apart."""
+    """Whether two answers differ in items or order, and the largest score difference of common items."""
     scores = {item.id: item.score for item in other.items}
     common = [abs(item.score - scores[item.id]) for item in one.items if item.id in scores]
     differs = [item.id for item in one.items] != [item.id for item in other.items]

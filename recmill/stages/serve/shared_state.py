@@ -1,7 +1,7 @@
-"""What the processes of one server share, in files of a common folder.
+"""State that the processes of one server share, in files of a common folder.
 
-The version that they serve and what one of them refused, so that a process which is started again decides as the
-others do; and the live changes that one of them took.
+It holds the served version and what was refused, so that a restarted process decides like the others, and the live
+changes that each process accepted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recmill.stages.serve.changes import Change
 
 
 class RefusedVersion(msgspec.Struct, frozen=True):
-    """Why a version or a delta is refused, and the fingerprint of its files at that time."""
+    """Why a version or a delta was refused, and the fingerprint of its files at that time."""
 
     files: str
     reason: str
@@ -42,11 +42,11 @@ class VersionState:
 
     @property
     def version(self) -> str | None:
-        """The version that is served; None until a process proposes one."""
+        """The served version; None until a process proposes one."""
         return self._read().version
 
     def propose(self, version: str) -> str:
-        """The version to serve: this one, if no process has proposed another."""
+        """Propose a version and return the served one: this one, if no process proposed another before."""
         with self._changing() as state:
             state.version = state.version or version
             return state.version
@@ -60,7 +60,7 @@ class VersionState:
             state.refused[str(path)] = RefusedVersion(_fingerprint(path), reason)
 
     def refused(self) -> dict[str, str]:
-        """Path -> reason, of everything refused that still exists."""
+        """Path -> reason, for everything refused that still exists."""
         return {path: one.reason for path, one in self._read().refused.items() if Path(path).exists()}
 
     def refuses(self, path: Path) -> bool:
@@ -87,11 +87,11 @@ class VersionState:
 
 
 class ChangeJournal:
-    """A file to which the processes of one server append their changes, and from which they read the others'."""
+    """A file to which each process of a server appends its changes, and from which it reads the others'."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "changes.jsonl"
-        self._num_read = 0  # bytes
+        self._num_read = 0  # bytes read so far
 
     def write(self, change: Change) -> None:
         line = msgspec.json.encode(change) + b"\n"
@@ -99,7 +99,7 @@ class ChangeJournal:
             file.write(line)
 
     def read_others(self) -> list[Change]:
-        """What other processes have written since the last call."""
+        """Changes that other processes have written since the last call."""
         if not self.path.exists():
             return []
         with open(self.path, "rb") as file:

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: one span for a request, one below it for each stage. Only when an address was given."""
+"""OpenTelemetry traces: one span per request, with a child span per stage. Only with --otlp."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recmill.errors import MissingPackage, RecmillError
 
 
 class Spans:
-    """Sends spans to a collector in the background (OTLP over HTTP); what it cannot take is dropped, never waited for.
+    """Sends spans to a collector in the background (OTLP over HTTP), and drops what it cannot accept.
 
     All requests are traced, unless the `traceparent` of a request has its sampled flag off.
     """
@@ -52,7 +52,7 @@ class Spans:
         failed: bool = False,
         traceparent: str | None = None,
     ) -> None:
-        """A request that has just been answered. Stages follow one another from its beginning."""
+        """Record an answered request. Stages follow one another from its beginning."""
         end = time.time_ns()
         start = end - int(seconds * 1e9)
         context = self._incoming.extract({"traceparent": traceparent}) if traceparent else None
@@ -68,5 +68,5 @@ class Spans:
         span.end(end)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()

@@ -1,6 +1,6 @@
-"""Bundles in object storage: a thread copies what is new to the local folder that the server follows.
+"""Bundles in object storage: a thread copies new files to the local folder that the server follows.
 
-A server answers from its copy alone, so it goes on when the storage is lost, and catches up when it is back.
+A server answers from its local copy, so it keeps serving when the storage is unreachable and catches up later.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from recmill.errors import RecmillError, StorageError
 from recmill.storage.cache import locked_or_none
 
 REFRESH_SECONDS = 1.0
-_LONGEST_PAUSE = 10.0  # between two looks at a storage that is lost
+_LONGEST_PAUSE = 10.0  # seconds between two attempts to reach the storage
 _logger = logging.getLogger("recmill.serve")
 
 
 def first_copy(url: str) -> Path:
-    """The local folder of a URL. What an earlier server copied is good enough when the storage does not answer."""
+    """The local folder of a URL. An earlier copy is good enough when the storage is unreachable."""
     copy = BundleCopy(url)
     try:
         copy.refresh()
@@ -32,7 +32,10 @@ def first_copy(url: str) -> Path:
 
 
 class StorageFollower:
-    """Keeps the copy up to date. Of the processes that share it, one does; another goes on when that one ends."""
+    """Keeps the copy up to date.
+
+    Of the processes that share it, one does the work; another takes over when that one ends.
+    """
 
     def __init__(self, url: str, seconds: float = REFRESH_SECONDS) -> None:
         self.copy = BundleCopy(url, attempts=1)
@@ -45,7 +48,7 @@ class StorageFollower:
         self._thread.start()
 
     def close(self) -> None:
-        """Do not wait for a storage that does not answer."""
+        """Stop without waiting for a storage that does not respond."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=1)
@@ -64,7 +67,7 @@ class StorageFollower:
             pause = self._seconds if self.refresh() else min(_LONGEST_PAUSE, max(self._seconds, 2 * pause))
 
     def refresh(self) -> bool:
-        """Copy what is new; whether that was possible."""
+        """Copy what is new; returns whether that was possible."""
         try:
             self.copy.refresh()
         except (RecmillError, OSError) as error:

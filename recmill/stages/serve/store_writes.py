@@ -1,4 +1,4 @@
-"""How deltas, items and events reach a store: in their order, when it takes them, never in the way of an answer."""
+"""Writes deltas, items and events to a feature store: in order, with retries, never delaying an answer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from recmill.stages.serve.lookup import FeatureLookup
 from recmill.stages.serve.messages import Id, Values
 
 ROWS_AT_ONCE = 1_000
-_WAIT_SECONDS = 0.25  # that a request waits for the store to have its change; then it follows
+# seconds that a request waits for the store to have its change; later it is written in the background
+_WAIT_SECONDS = 0.25
 _READ_SECONDS = 1.0
 
 SideRows = tuple[Side, pl.DataFrame, pl.DataFrame]  # raw columns, and features
 
 
 class StoreWriter:
-    """Writes what changes into the store of a lookup. The bundle's own rows in memory are changed by others."""
+    """Writes changes into the store of a lookup. The bundle's own rows in memory are changed elsewhere."""
 
     def __init__(self, store: RedisStore, lookup: FeatureLookup) -> None:
         self._store = store
@@ -31,11 +32,11 @@ class StoreWriter:
         return self._store.problem
 
     def put(self, side: Side, raw: pl.DataFrame, features: pl.DataFrame) -> None:
-        """Rows as they are now."""
+        """Write the current rows."""
         self._store.later(lambda: self._store.put(side, raw, features), raw.height, _WAIT_SECONDS)
 
     def put_delta(self, version: str, number: int, rows: Sequence[SideRows]) -> None:
-        """Rows of a delta, unless another server has written them: since then they may have changed again."""
+        """Write the rows of a delta, except those that another server wrote: they may have changed again since."""
         store = self._store
         parts = [
             (side, raw[start : start + ROWS_AT_ONCE], features[start : start + ROWS_AT_ONCE])
@@ -56,13 +57,11 @@ class StoreWriter:
     def change_user(
         self, user: Id, own: Values, change: Callable[[Values], pl.DataFrame]
     ) -> pl.DataFrame | None:
-        """The user's row after a change; None if the store does not have it yet. `own` is what is known without it."""
+        """Write the user's row after a change; None if the store has no row yet. `own` is the row to use then."""
         written: list[tuple[pl.DataFrame, pl.DataFrame]] = []
 
         def write() -> None:
-            if (
-                not written
-            ):  # else it is tried again: the same row, for the change may be in the store already
+            if not written:  # a retry writes the same row: the change may be in the store already
                 raw = change(self._store.raw("user", user, _READ_SECONDS) or own)
                 written.append((raw, self._lookup.features_of("user", raw)))
             self._store.put("user", *written[0])

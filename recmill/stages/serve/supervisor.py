@@ -1,4 +1,4 @@
-"""Several processes of one server on the same ports: started, watched, replaced and drained together."""
+"""Several processes of one server on the same ports: starts, watches, replaces and drains them."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from recmill.stages.serve.server import (
     stop_on_signals,
 )
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a process that ended is started again
-_BEAT_SECONDS = 0.5  # between two heartbeats of a process
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a process that ended is restarted
+_BEAT_SECONDS = 0.5  # seconds between two heartbeats of a process
 _SILENT_SECONDS = 5  # without a heartbeat before a process is killed
-_SILENT_START_SECONDS = 60  # the same until it is ready: imports and large bundles keep its event loop busy
+# Limit before a process is ready: imports and large bundles keep its event loop busy.
+_SILENT_START_SECONDS = 60
 _logger = logging.getLogger("recmill.serve")
 
 
 async def supervise(settings: ServeConfig, on_ready: Callable[[Ready], None]) -> int:
-    """Keep so many processes on the same ports. One that ends is started again; SIGTERM drains all."""
+    """Keep this many processes on the same ports. A process that ends is restarted; SIGTERM drains all."""
     from recmill.stages.serve.telemetry import shared_by_processes
 
     stop = stop_on_signals()
     with contextlib.ExitStack() as held:
-        # One queue of HTTP connections for all processes: what waits in it when one of them hangs or is killed is
-        # accepted by another. The gRPC library takes no socket from us, so each process has a queue of its own there;
-        # that port is bound here, not listening, so that it is ours.
+        # All processes accept HTTP connections from one listening socket: connections that wait when a process hangs
+        # or is killed are accepted by another. The gRPC library does not accept a socket from us, so each process has
+        # its own queue there; the parent binds that port without listening, to reserve it.
         listener = held.enter_context(bound(settings.host, settings.http_port))
         grpc_socket = held.enter_context(bound(settings.host, settings.grpc_port, reuse_port=True))
         folder = held.enter_context(shared_by_processes())
@@ -57,7 +58,7 @@ async def supervise(settings: ServeConfig, on_ready: Callable[[Ready], None]) ->
             await first_of(stop.wait(), *keepers)
         finally:
             stop.set()
-            listener.close()  # the last process that drains ends the queue, after it has emptied it
+            listener.close()  # the last process that drains closes the socket, after it has emptied its queue
             group.terminate()
             results = await asyncio.gather(*keepers, return_exceptions=True)
     for result in results:
@@ -98,8 +99,9 @@ class _Group:
         return [await self._ready.get() for _ in range(number)]
 
     async def keep_running(self, number: int) -> None:
-        """Start a process and start it again whenever it ends; one that ends by itself before it was ever ready is
-        an error.
+        """Start a process and restart it whenever it ends.
+
+        A process that ends by itself before it was ready is an error.
         """
         pause, was_ready = _FIRST_PAUSE, False
         while not self.stop.is_set():
@@ -134,15 +136,15 @@ class _Group:
         process.stdin.write(settings_to_json(self.settings) + b"\n")
         watching = asyncio.ensure_future(self._watch(number, process, run))
         run.code = await self._ended(process)
-        await asyncio.wait([watching], timeout=1)  # for what it wrote last
+        await asyncio.wait([watching], timeout=1)  # seconds for its last output
         watching.cancel()
         forget_process(process.pid, self.folder)
         return run
 
     async def _watch(self, number: int, process: asyncio.subprocess.Process, run: _Run) -> None:
-        """Take the ready line of a process; kill it when its event loop stands still, before that line or after.
+        """Read the ready line of a process; kill it when its event loop stops sending heartbeats.
 
-        Seconds are counted, not compared with a clock, so that a pause of this process is none of the other's.
+        Seconds are counted, not taken from a clock, so that a pause of this process is not charged to the other.
         """
         assert process.stdout is not None
         silent_seconds = 0
@@ -188,14 +190,17 @@ def settings_from_json(text: bytes) -> ServeConfig:
 
 
 async def _serve_as_child(settings: ServeConfig, listener: socket.socket) -> int:
-    """Serve for a parent: ready is one line of JSON for it, an empty line a heartbeat; it ends with its parent."""
+    """Serve as a child process.
+
+    Ready is one line of JSON to the parent, an empty line a heartbeat. The process ends with its parent.
+    """
     stop, loop = stop_on_signals(), asyncio.get_running_loop()
 
     def parent_ended() -> None:
         loop.remove_reader(sys.stdin.fileno())
         stop.set()
 
-    loop.add_reader(sys.stdin.fileno(), parent_ended)  # the parent keeps our input open as long as it lives
+    loop.add_reader(sys.stdin.fileno(), parent_ended)  # the parent keeps our stdin open as long as it lives
     os.set_blocking(sys.stdout.fileno(), False)
     beating = asyncio.create_task(_beat())
     try:
@@ -210,7 +215,7 @@ async def _beat() -> None:
     """Send heartbeats to the parent as long as the event loop of this process runs."""
     while True:
         await asyncio.sleep(_BEAT_SECONDS)
-        with contextlib.suppress(BlockingIOError):  # the parent does not read now
+        with contextlib.suppress(BlockingIOError):  # the parent is not reading now
             os.write(sys.stdout.fileno(), b"\n")
 
 

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
     from recmill.stages.serve.messages import Status
 
-# prometheus_client reads this when it is first imported, so nothing here imports it before a Telemetry is made.
+# prometheus_client reads this when it is first imported, so nothing here may import it before a Telemetry exists.
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 STAGE_BUCKETS = (0.0001, 0.00025, *BUCKETS[:-1])
 DIFFERENCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-MAX_REASONS = 32  # of degraded answers that are counted by name; the rest are "other"
+MAX_REASONS = 32  # distinct causes of degraded answers that get a label; the rest are "other"
 
-# Statuses of load shedding, as HTTP and gRPC write them: the server protects itself, it is not broken.
+# Statuses of load shedding, in HTTP and gRPC: not failures of the server.
 _REFUSED = {
     "429": "overloaded",
     "RESOURCE_EXHAUSTED": "overloaded",
@@ -41,22 +41,22 @@ _REFUSED = {
 }
 _DIGITS = re.compile(r"\d+")
 _ERRORS, _REFUSALS, _DEGRADED = (COUNTS.index(name) for name in ("errors", "refused", "degraded"))
-# Monitoring requests are left out of the live charts.
+# Monitoring requests, which the live charts leave out.
 _MONITORING = frozenset({"live", "status", "users", "metrics", "health", "ready", "console", "openapi"})
 
 
 class HasDegraded(Protocol):
-    """What all answers have in common: empty when all is well."""
+    """What all answers have in common: `degraded` is empty when all is well."""
 
     @property
     def degraded(self) -> list[str]: ...
 
 
 class Telemetry:
-    """Counts what the server does. Every method may be called by any thread and costs microseconds.
+    """Counts what the server does. Any thread may call any method; each costs microseconds.
 
-    Made in the process that serves. Where several serve one port, make each inside `shared_by_processes()`: then
-    `metrics` and `live` answer for all of them.
+    Created in the process that serves. Where several processes share a port, create each inside
+    `shared_by_processes()`: then `metrics` and `live` cover all of them.
     """
 
     def __init__(self, otlp: str | None = None) -> None:
@@ -104,7 +104,7 @@ class Telemetry:
         self._shown.register(_StatusMetrics(lambda: self._status))
 
     def watch(self, status: Callable[[], Status]) -> None:
-        """Ask this for versions, sizes and freshness whenever metrics are read."""
+        """Register the source of versions, sizes and freshness, which is read at each scrape."""
         self._status = status
 
     def observe(
@@ -117,10 +117,10 @@ class Telemetry:
         stages: Mapping[str, float] | None = None,
         traceparent: str | None = None,
     ) -> None:
-        """A request was answered, or refused.
+        """Count a request that was answered or refused.
 
-        `method` is the name of a call, never a path that a client chose. `status` is an HTTP status or the name of
-        a gRPC code. `stages` are milliseconds, as in `Trace`; `traceparent` is the header, if there was one.
+        `method` is the name of a call, never a path that a client chose. `status` is an HTTP status or the name of a
+        gRPC code. `stages` are milliseconds, as in `Trace`; `traceparent` is the header, if there was one.
         """
         code, stages = str(status), stages or {}
         self._requests(transport, method, code).inc()
@@ -150,31 +150,31 @@ class Telemetry:
         self._store_errors().inc()
 
     def missing_rows(self, side: str, reason: str, number: int) -> None:
-        """The store did not have rows of users or items that it should have, or not whole ones."""
+        """Count rows of users or items that the store lacks or returned damaged."""
         if number:
             self._missing_rows(side, reason).inc(number)
 
     def delta(self, applied: bool) -> None:
-        """A delta was applied, or refused because it is damaged, too old or from another recipe."""
+        """Count a delta that was applied, or refused because it is damaged, too old or from another recipe."""
         self._deltas("applied" if applied else "refused").inc()
 
     def swap(self, applied: bool) -> None:
-        """A whole version serves now, or was refused."""
+        """Count a version that was swapped in or refused."""
         self._swaps("applied" if applied else "refused").inc()
 
     def shadow(self, differs: bool, score_difference: float) -> None:
-        """A shadow version answered too: with other items or another order, or with scores this far away at most."""
+        """Count an answer of the shadow version: whether items or order differ, and the largest score difference."""
         self._shadowed().inc()
         self._score_differences().observe(score_difference)
         if differs:
             self._differing().inc()
 
     def logged(self, outcome: str, num_rows: int) -> None:
-        """Rows of the request log that were written, or dropped because the disk is slow or full."""
+        """Count rows of the request log that were written, or dropped because the disk is slow or full."""
         self._logged(outcome).inc(num_rows)
 
     def metrics(self) -> bytes:
-        """Everything, as Prometheus reads it; its type is `CONTENT_TYPE`."""
+        """All metrics in the Prometheus text format; the content type is `CONTENT_TYPE`."""
         from prometheus_client import generate_latest
 
         return generate_latest(self._shown)
@@ -184,13 +184,13 @@ class Telemetry:
         return self.ring.read()
 
     def close(self) -> None:
-        """Send the spans that are left."""
+        """Send the remaining spans."""
         if self.spans is not None:
             self.spans.close()
 
     def _count_degraded(self, reasons: list[str]) -> None:
         for reason in reasons:
-            # What follows a colon and any number is about one request; as labels they would grow without bound.
+            # Text after a colon and numbers are about one request; as labels they would grow without bound.
             name = _DIGITS.sub("N", reason.partition(":")[0])
             if name not in self._reasons:
                 with self._lock:
@@ -211,7 +211,7 @@ class Telemetry:
         return _Children(Histogram(f"recmill_{name}", help_, labels, registry=self.registry, buckets=buckets))
 
     def _registry_of_all(self, folder: Path) -> CollectorRegistry:
-        """What all processes have written, this one's among it."""
+        """The registry of all processes, including this one."""
         from prometheus_client import CollectorRegistry
         from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -222,7 +222,7 @@ class Telemetry:
 
 
 class _Children:
-    """The child of a metric for some labels. prometheus_client's own way to it takes longer than the counting."""
+    """The child of a metric for some labels. prometheus_client's own lookup takes longer than the counting."""
 
     def __init__(self, metric: Any) -> None:
         self._metric = metric
@@ -236,7 +236,7 @@ class _Children:
 
 
 class _StatusMetrics:
-    """What is true right now, read from the service's status at each scrape. Equal in all processes of one port."""
+    """Gauges that are read from the service's status at each scrape. Equal in all processes of one port."""
 
     def __init__(self, status: Callable[[], Callable[[], Status] | None]) -> None:
         self._status = status
@@ -279,7 +279,7 @@ class _StatusMetrics:
 
 
 class _MemoryOfAll:
-    """Resident memory of all processes that write into a folder, by the name that a single process has for its own."""
+    """Resident memory of all processes that write into a folder, by the metric name of a single process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -300,12 +300,15 @@ def _resident_pages(pid: str) -> int:
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
-        return 0  # it has ended
+        return 0  # the process has ended
 
 
 @contextmanager
 def shared_by_processes() -> Iterator[Path]:
-    """Processes started in here count together. Their parent calls `forget_process` for each one that ends."""
+    """Processes started in this block share their metrics.
+
+    Their parent calls `forget_process` for each one that ends.
+    """
     before = os.environ.get(SHARED_FOLDER)
     with tempfile.TemporaryDirectory(prefix="recmill-metrics-") as folder:
         os.environ[SHARED_FOLDER] = folder
@@ -318,6 +321,6 @@ def shared_by_processes() -> Iterator[Path]:
 
 
 def forget_process(pid: int, folder: Path) -> None:
-    """A process ended: its queue is empty. What it counted stays counted."""
+    """Clear the queue gauge of a process that ended. Its counters stay."""
     for file in folder.glob(f"gauge_live*_{pid}.db"):
         file.unlink(missing_ok=True)

@@ -1,9 +1,8 @@
-"""TensorFlow Serving's Predict, Classify and Regress over gRPC and REST, so that its clients can ask the ranking model.
+"""TensorFlow Serving's Predict, Classify and Regress for the ranking model, over gRPC and REST.
 
 A request holds raw columns of the log: one tensor for each, `tf.Example`s, or JSON by row or by column. The outputs
 are those of a canned binary classifier: `logistic` [n, 1], `probabilities` [n, 2], `class_ids` and `classes` [n, 1].
-A ranker with several tasks has `score` and an output of each task's name instead, [n, 1]. Versions are the bundle's
-steps.
+A ranker with several tasks has `score` and one output per task instead, [n, 1]. Versions are the bundle's steps.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from recmill.stages.serve.tensors import Shape, column_from_bytes, column_from_v
 
 SERVICE = "tensorflow.serving.PredictionService"
 
-# The number of each type in a tensor, its name in the Open Inference Protocol, and the field of its values.
+# dtype number in a tensor, name in the Open Inference Protocol, and field of the values
 _TYPES = {
     1: ("FP32", "float_val"),
     2: ("FP64", "double_val"),
@@ -44,13 +43,13 @@ _TYPES = {
     23: ("UINT64", "uint64_val"),
 }
 _FLOAT, _TEXT, _INT64 = 1, 7, 9
-_EXAMPLE_INPUTS = {"examples", "inputs"}  # of a model that takes serialised examples
+_EXAMPLE_INPUTS = {"examples", "inputs"}  # input of a model that takes serialised examples
 _DEFAULT_SIGNATURES = ("", "serving_default")
 
 
 @dataclass(frozen=True)
 class ModelQuery:
-    """Which model, version and outputs a request asks for."""
+    """The model, version and outputs that a request names."""
 
     name: str
     step: int | None
@@ -59,7 +58,7 @@ class ModelQuery:
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """Outputs by name, [n, ...] each, and the step of the version that gave them."""
+    """Outputs by name, [n, ...] each, and the step of the version that answered."""
 
     name: str
     step: int
@@ -69,7 +68,7 @@ class ModelAnswer:
 async def predict(
     scoring: Scoring, query: ModelQuery, frame: pl.DataFrame, remaining: float | None = None
 ) -> ModelAnswer:
-    """What the model gives for raw columns; raises NotFound when another version is served than was asked for."""
+    """The model's outputs for raw columns; raises NotFound when the request names a version that is not served."""
     version, scores = await scoring.score(query.name, "", ScoringRows(frame, ""), remaining)
     step = step_of(version)
     check_step(query, step)
@@ -117,7 +116,7 @@ def predict_query(data: bytes, limits: Limits) -> tuple[ModelQuery, pl.DataFrame
 
 
 def examples_query(data: bytes, kind: Any, signature: str) -> tuple[ModelQuery, pl.DataFrame]:
-    """Of a Classify or Regress request."""
+    """A Classify or Regress request."""
     request = convert.parse(kind, data)
     _check_signature(request.model_spec.signature_name, signature)
     given = getattr(request.input, request.input.WhichOneof("kind") or "example_list")
@@ -151,14 +150,14 @@ def _column(name: str, tensor: pb.Tensor, limits: Limits) -> pl.Series:
         return shape.column(column_from_bytes(name, datatype, length, tensor.tensor_content))
     values = list(getattr(tensor, field))
     if 0 < len(values) < length <= limits.max_body // 8:
-        values += values[-1:] * (length - len(values))  # the last value stands for all that follow
+        values += values[-1:] * (length - len(values))  # the last value repeats for the rest
     return shape.column(column_from_values(name, datatype, length, values))
 
 
 def frame_of_examples(
     examples: Sequence[pb.Example], shared: Mapping[str, pb.Feature] | None = None
 ) -> pl.DataFrame:
-    """A row for each example; a feature that an example does not have is missing in its row."""
+    """One row per example; a feature that an example lacks is missing in its row."""
     rows = [{**(shared or {}), **example.features.feature} for example in examples]
     names = sorted({name for row in rows for name in row})
     return frame_of([_example_column(name, [row.get(name) for row in rows]) for name in names])
@@ -179,7 +178,7 @@ def _example_column(name: str, features: Sequence[pb.Feature | None]) -> pl.Seri
 
 
 def _values_or_lists(name: str, datatype: str, values: Sequence[Sequence[Any]]) -> pl.Series:
-    """One value of each row, missing where there is none; lists, if any row has several."""
+    """One value per row, missing where there is none; lists, if any row has several values."""
     lengths = np.array([len(row) for row in values], np.int64)
     if (lengths <= 1).all():
         return column_from_values(name, datatype, len(values), [row[0] if row else None for row in values])
@@ -208,7 +207,7 @@ def regress_reply(answer: ModelAnswer) -> pb.RegressionResponse:
 
 
 def classes_of(answer: ModelAnswer) -> list[list[tuple[str, float]]]:
-    """Label and score of each class, for each row; the tasks of a ranker that has several are its classes."""
+    """Label and score of each class, for each row; the tasks of a ranker with several tasks are its classes."""
     names, columns = list(answer.outputs), list(answer.outputs.values())
     if "probabilities" in answer.outputs:
         names, columns = ["0", "1"], list(answer.outputs["probabilities"].T)
@@ -217,7 +216,7 @@ def classes_of(answer: ModelAnswer) -> list[list[tuple[str, float]]]:
 
 
 def values_of(answer: ModelAnswer) -> list[float]:
-    """One value a row: the probability, or the score that orders items."""
+    """One value per row: the probability, or the score that orders items."""
     values: list[float] = next(iter(answer.outputs.values())).reshape(-1).tolist()
     return values
 
@@ -253,7 +252,7 @@ _decoder = msgspec.json.Decoder(RestRequest)
 
 
 def read_rest(body: bytes, method: str, limits: Limits) -> tuple[bool, pl.DataFrame]:
-    """Whether the answer is wanted by row, and the raw columns."""
+    """Whether the answer is expected by row, and the raw columns."""
     limits.check_json(body)
     request = decode_json(_decoder, body)
     _check_signature(request.signature_name, _SIGNATURES[method])
@@ -318,7 +317,7 @@ def rest_status(version: str) -> dict[str, Any]:
 
 
 def rest_metadata(scoring: Scoring, name: str) -> dict[str, Any]:
-    """The signature that Predict takes."""
+    """The signature of Predict."""
     model = scoring.model(name)
     inputs = {one.name: _tensor_info(one.name, one.datatype, one.shape) for one in model.inputs}
     empty = named_outputs({one.name: np.empty(0, np.float32) for one in model.outputs})

@@ -30,20 +30,23 @@ _NUMPY: dict[str, str] = {
 }
 
 
-LENGTHS = ".lengths"  # an input of this ending has the lengths of the lists of the input before it
+LENGTHS = ".lengths"  # suffix of an input with the lengths of the lists of another input
 MAX_LIST = 10_000
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a tensor: so many rows of one value, or of lists that are filled up to `width`."""
+    """Shape of a tensor: rows of one value, or of lists that are padded to `width`."""
 
     rows: int
     width: int | None = None
 
     @classmethod
     def of(cls, name: str, sizes: Iterable[int]) -> Shape:
-        """Raises BadRequest for any other shape. [n, 1] may be either: values become lists where columns hold lists."""
+        """Parse a shape; raises BadRequest for any other.
+
+        [n, 1] may be either: it holds lists where columns hold lists.
+        """
         sizes = list(sizes)
         if len(sizes) not in (1, 2) or sizes[0] < 0 or (len(sizes) == 2 and not 1 <= sizes[1] <= MAX_LIST):
             raise BadRequest(
@@ -57,7 +60,7 @@ class Shape:
         return self.rows * (1 if self.width is None else self.width)
 
     def column(self, values: pl.Series) -> pl.Series:
-        """The tensor's values as rows. What is missing at the end of a list fills it up and is no part of it."""
+        """The tensor's values as rows. Missing values at the end of a list are padding and are dropped."""
         if self.width is None:
             return values
         values = _with_missing(values)
@@ -67,7 +70,7 @@ class Shape:
 
 
 def list_column(values: pl.Series, widths: Array, lengths: Array) -> pl.Series:
-    """Lists from their values one after the other: `widths` of each list, of which the first `lengths` are taken."""
+    """Lists from flat values: `widths` is the padded length of each list, `lengths` the values that are kept."""
     starts = np.cumsum(widths) - widths
     index_in_list = np.arange(len(values)) - np.repeat(starts, widths)
     kept = values.filter(pl.Series(index_in_list < np.repeat(lengths, widths)))
@@ -77,7 +80,7 @@ def list_column(values: pl.Series, widths: Array, lengths: Array) -> pl.Series:
 
 
 def frame_of(columns: Sequence[pl.Series]) -> pl.DataFrame:
-    """Columns side by side, their missing values missing; raises BadRequest when they do not fit together."""
+    """Columns side by side, with nulls for missing values; raises BadRequest when they do not fit together."""
     if not columns:
         raise BadRequest("inputs is empty; expected one tensor for each raw column of the log.")
     names = [column.name for column in columns]
@@ -92,7 +95,7 @@ def frame_of(columns: Sequence[pl.Series]) -> pl.DataFrame:
 
 
 def _with_lengths(frame: pl.DataFrame) -> pl.DataFrame:
-    """Lists cut to their lengths where an input has them: what fills up integers is an integer too."""
+    """Cut lists to their lengths, where an input has them: padding of integers is an integer too."""
     for name in [name for name in frame.columns if name.endswith(LENGTHS)]:
         lists, lengths = name.removesuffix(LENGTHS), frame[name]
         if lists not in frame.columns:
@@ -115,7 +118,7 @@ def _with_missing(column: pl.Series) -> pl.Series:
 
 
 def column_from_bytes(name: str, datatype: str, num_rows: int, data: bytes) -> pl.Series:
-    """A column from a tensor's bytes: numbers in little-endian order, texts with their length before them."""
+    """A column from a tensor's bytes: little-endian numbers, or texts with their length in front."""
     if datatype == "BYTES":
         return _texts(name, num_rows, data)
     if datatype not in _NUMPY:

@@ -1,7 +1,7 @@
-"""The versions that a server has open, and how they follow the folder of bundles: new versions, deltas, rollback.
+"""The open versions of a server, and how they follow the folder of bundles: new versions, deltas, rollback.
 
-The server answers by the current version. The one before it, a canary, a shadow, and versions that requests name stay
-open beside it. Live changes reach all of them; a version that is opened later takes over what changed before.
+The current version answers. The previous one, a canary, a shadow, and versions that requests name stay open beside
+it. Live changes reach all of them; a version that is opened later receives the earlier changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from recmill.stages.serve.telemetry import Telemetry
 if TYPE_CHECKING:
     from recmill.stages.serve.config import ServeConfig
 
-WATCH_SECONDS = 0.5  # between two looks at the folder
+WATCH_SECONDS = 0.5  # seconds between two looks at the folder
 _MAX_OTHERS = 2  # versions that stay open because requests named them
 _logger = logging.getLogger("recmill.serve")
 
@@ -40,16 +40,16 @@ class Versions:
         self.config = config
         self.telemetry = telemetry
         self.folder = path if (path / CURRENT).is_file() else path.parent
-        self.pinned = None if self.folder == path else path.name  # the one version to serve, if one was named
+        self.pinned = None if self.folder == path else path.name  # the only version to serve, if configured
         self.state = VersionState(telemetry.folder)
         self.journal = ChangeJournal(telemetry.folder) if telemetry.folder is not None else None
         self.storage = StorageFollower(config.bundle_url) if config.bundle_url else None
-        self.folder_problem = ""  # why it is not known which version is current
+        self.folder_problem = ""  # why the current version cannot be determined
         self.stream: LiveStream | None = None
         self._others: dict[str, Recommender] = {}
         self._live_changes = LiveChanges()
         self._opening = threading.Lock()
-        # A change reaches a version among the open ones, or through `_live_changes` when it is opened.
+        # A change reaches a version through `all`, or through `_live_changes` when the version is opened.
         self._changing = threading.Lock()
         self.previous: Recommender | None = None
         self.canary: Recommender | None = None
@@ -62,13 +62,13 @@ class Versions:
         self.shadow = self.named(config.shadow) if config.shadow else None
 
     def all(self) -> list[Recommender]:
-        """Those that are open, each once, the current one first."""
+        """All open versions, the current one first."""
         serving = (self.current, self.previous, self.canary, self.shadow)
         versions = [one for one in (*serving, *self._others.copy().values()) if one is not None]
         return list(dict.fromkeys(versions))
 
     def named(self, version: str) -> Recommender:
-        """A version by name, opened if need be. Of those that were opened this way, the latest stay open."""
+        """A version by name, opened on demand. The latest of those stay open."""
         recommender = self._find(version)
         if recommender is not None:
             return recommender
@@ -88,7 +88,7 @@ class Versions:
     # opening
 
     def _open_first(self) -> Recommender:
-        """The version that other processes of this server serve, or the first valid one that the folder names."""
+        """Open the version that other processes of this server serve, or the first valid one that the folder names."""
         reasons: list[str] = []
         for version in self._first_versions():
             path = self.folder / version
@@ -107,7 +107,7 @@ class Versions:
         raise ArtifactError(" ".join(reasons) or f"{self.folder}: every version was refused.")
 
     def _first_versions(self) -> Iterator[str]:
-        """Versions to start with, best first. Of processes that start together, the first one proposes."""
+        """Candidate versions for startup, best first. Of processes that start together, the first one proposes."""
         served = self.state.version
         if served is not None:
             yield served
@@ -117,7 +117,7 @@ class Versions:
     def _open_other(self, version: str) -> Recommender:
         recommender = self._open_version(version)
         with self._changing:
-            self._give_changes(recommender)
+            self._apply_live_changes(recommender)
             others = [*self._others.values(), recommender][-_MAX_OTHERS:]
             self._others = {one.bundle.path.name: one for one in others}
         return recommender
@@ -129,7 +129,7 @@ class Versions:
         return recommender
 
     def _open(self, path: Path) -> Recommender:
-        """A version that answers; anything wrong with it is an ArtifactError."""
+        """Open a version; any failure is an ArtifactError."""
         config = self.config
         bundle = Bundle.open(path, config.trust_code)
         prefix = config.prefix or DEFAULT_PREFIX
@@ -138,7 +138,7 @@ class Versions:
             recommender = Recommender(bundle, store)
         except RecmillError:
             raise
-        except Exception as error:  # intact, but not written by this recmill
+        except Exception as error:  # files intact, but not written by this recmill
             raise ArtifactError(f"Bundle {path} cannot be served: {error!r}.") from error
         recommender.lookup.store_failed = self.telemetry.store_failed
         recommender.lookup.missing_rows = self.telemetry.missing_rows
@@ -169,7 +169,7 @@ class Versions:
                 return
             with self._changing:
                 if known is None:
-                    self._give_changes(recommender)
+                    self._apply_live_changes(recommender)
                 self.previous, self.current = self.current, recommender
                 self._others.pop(version, None)
 
@@ -202,14 +202,14 @@ class Versions:
 
     # following the folder
 
-    def look(self) -> None:
-        """Take changes of other processes, then the version to serve, then new deltas of every open version."""
-        self._take_changes()
+    def poll(self) -> None:
+        """Apply changes of other processes, switch to the version to serve, then apply new deltas."""
+        self._apply_changes_of_others()
         for version in self._wanted():
             path = self.folder / version
             if path == self.current.bundle.path and not self.state.refuses(path):
                 break
-            swapped = self._try(path, self.swap)
+            swapped = self._apply_once(path, self.swap)
             if swapped is not None:
                 self.telemetry.swap(swapped)
             if swapped:
@@ -219,7 +219,7 @@ class Versions:
             self.catch_up(recommender)
 
     def _wanted(self) -> list[str]:
-        """Versions to serve, best first: those that the folder names, or else what this server's processes serve."""
+        """Versions to serve, best first: those of the folder, else the one that this server's processes serve."""
         if not self.config.watch or self.pinned:
             served = self.state.version
             return [served] if served is not None else []
@@ -232,8 +232,8 @@ class Versions:
         self.folder_problem = problem
         return versions
 
-    def _try(self, path: Path, apply: Callable[[Path], None]) -> bool | None:
-        """Whether it was applied; None if it was refused before and has not changed since, or waits for a store."""
+    def _apply_once(self, path: Path, apply: Callable[[Path], None]) -> bool | None:
+        """Apply something from the folder; None if it was refused before and is unchanged, or waits for a store."""
         if self.state.refuses(path):
             return None
         try:
@@ -241,7 +241,7 @@ class Versions:
         except StoreError as error:
             _logger.warning("%s waits: %s", path, error)
             return None
-        except Exception as error:  # nothing in a file may stop the server
+        except Exception as error:  # no file may stop the server
             self.state.refuse(path, str(error) if isinstance(error, RecmillError) else f"{path}: {error!r}")
             _logger.warning("%s", error, exc_info=not isinstance(error, (RecmillError, OSError, ValueError)))
             return False
@@ -250,12 +250,12 @@ class Versions:
     # deltas
 
     def catch_up(self, recommender: Recommender) -> None:
-        """Apply the deltas of a version, one after the other, up to the first that is refused."""
+        """Apply the deltas of a version in order, up to the first that is refused."""
         if not self.config.watch:
             return
         with recommender.catching_up:
             while (path := self._delta_path(recommender, recommender.num_deltas + 1)).is_dir():
-                applied = self._try(path, lambda path: self._apply_delta(path, recommender))
+                applied = self._apply_once(path, lambda path: self._apply_delta(path, recommender))
                 if applied is not None:
                     self.telemetry.delta(applied)
                 if not applied:
@@ -263,7 +263,7 @@ class Versions:
                 _logger.info("version %s has %d deltas", recommender.version, recommender.num_deltas)
 
     def _apply_delta(self, path: Path, recommender: Recommender) -> None:
-        """Refuses a delta that is damaged, not the next one, or of another recipe."""
+        """Apply a delta; refuses one that is damaged, out of order, or of another recipe."""
         delta, version = Delta.open(path), recommender.version
         if delta.manifest["recipe_digest"] != recommender.bundle.manifest["recipe_digest"]:
             raise ArtifactError(f"Delta {path} is of another recipe than {version}; it is refused.")
@@ -283,7 +283,7 @@ class Versions:
         recommender.log_end = delta.manifest.get("log_end", recommender.log_end)
 
     def _store_deltas(self, recommender: Recommender) -> None:
-        """Write what a version took before it was current to the store, unless another server has written it."""
+        """Write to the store what a version applied before it was current, unless another server has."""
         store = recommender.lookup.store
         if store is None:
             return
@@ -300,16 +300,16 @@ class Versions:
 
     # live changes
 
-    def _give_changes(self, recommender: Recommender) -> None:
-        """To a version that was just opened: items first, for events may be about new ones."""
-        self._live_changes.give_to(recommender)
+    def _apply_live_changes(self, recommender: Recommender) -> None:
+        """Apply live changes to a version that was just opened: items first, because events may be about new ones."""
+        self._live_changes.apply_to(recommender)
         if self.stream is not None:
-            self.stream.bring(recommender)
+            self.stream.catch_up(recommender)
 
     def change(self, change: Change) -> int:
-        """Apply a change to all versions, and pass it to the other processes; how many things it changed.
+        """Apply a change to all versions and pass it to the other processes; returns how many things it changed.
 
-        With a stream, through it: other servers get it too.
+        With a stream, the change goes through the stream, to other servers too.
         """
         if self.stream is not None:
             return self.stream.publish(change)
@@ -319,19 +319,19 @@ class Versions:
         return number
 
     def apply(self, change: Change) -> int:
-        """Apply a change of items that the stream brought, unless a later one is applied already."""
+        """Apply a change of items from the stream, unless a later one was applied already."""
         return self._change(change, in_store=False)
 
-    def take_items(self, changes: Iterable[Change]) -> None:
-        """Changes of items from before the start, to all versions and those that are opened later."""
+    def apply_items(self, changes: Iterable[Change]) -> None:
+        """Apply item changes from before the start to all versions, and keep them for later ones."""
         with self._changing:
             for change in changes:
                 self._live_changes.add(change)
             for recommender in self.all():
-                self._live_changes.give_to(recommender)
+                self._live_changes.apply_to(recommender)
 
-    def _take_changes(self) -> None:
-        """Apply changes that other processes of this server took; they have changed the store already."""
+    def _apply_changes_of_others(self) -> None:
+        """Apply changes of other processes of this server; those processes have changed the store already."""
         for change in self.journal.read_others() if self.journal is not None else ():
             try:
                 self._change(change, in_store=False)
@@ -339,7 +339,7 @@ class Versions:
                 _logger.warning("a change of process %d is left out: %s", change.process, error)
 
     def _change(self, change: Change, in_store: bool) -> int:
-        """If the current version refuses a change, no version gets it; a refusal of another version is logged."""
+        """If the current version refuses a change, no version gets it; a refusal by another version is logged."""
         with self._changing:
             change = self._live_changes.without_outdated(change)
             number = change.apply(self.current, in_store)
@@ -354,7 +354,7 @@ class Versions:
     # what is wrong
 
     def refused(self) -> dict[str, str]:
-        """Refused versions and deltas by name -> reason, without the paths of this machine."""
+        """Refused versions and deltas by name -> reason, without local paths."""
         prefix = f"{self.folder}/"
         refused = self.state.refused()
         if self.folder_problem:
@@ -373,7 +373,7 @@ class Versions:
 
 
 class Watcher:
-    """A thread that lets the versions follow their folder and the other processes of the server."""
+    """A thread that follows the bundle folder and the changes of the server's other processes."""
 
     def __init__(self, versions: Versions, seconds: float) -> None:
         self._versions = versions
@@ -392,6 +392,6 @@ class Watcher:
     def _run(self) -> None:
         while not self._stop.wait(self._seconds):
             try:
-                self._versions.look()
+                self._versions.poll()
             except Exception:
                 _logger.exception("looking at %s failed", self._versions.folder)

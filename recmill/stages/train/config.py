@@ -1,4 +1,4 @@
-"""The configs of train: of a run, of its workers on Ray, and of learning on from a log that grows."""
+"""The configs of train: of a run, of its workers on Ray, and of following a log."""
 
 import re
 from collections.abc import Callable
@@ -15,13 +15,13 @@ WorkerRange = tuple[int, int]  # at least, at most
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Where and how a run happens; what it learns is the recipe's."""
+    """Where and how a run happens; the recipe decides what it learns."""
 
     only: Annotated[Model | None, Flag("train this model (default: all that the recipe has)")] = None
-    threads: Annotated[int | None, Flag("threads (default: chosen by a short probe at the start)")] = None
+    threads: Annotated[int | None, Flag("threads (default: chosen by a short probe at startup)")] = None
     wait_policy: Annotated[
         Literal["passive", "active"],
-        Flag("what idle threads do: sleep, or spin, which is faster on a machine of one's own"),
+        Flag("what idle threads do: sleep, or spin, which is faster on a dedicated machine"),
     ] = "passive"
     table_memory: Annotated[
         int | None,
@@ -52,7 +52,7 @@ def _parse_worker_range(text: str) -> WorkerRange:
 
 @dataclass(frozen=True)
 class RayTrainConfig:
-    """How many workers train on Ray, and where. With a range, as many as there is room for."""
+    """How many workers train on Ray, and where. With a range, as many as fit into the cluster."""
 
     workers: Annotated[
         WorkerRange,
@@ -90,22 +90,24 @@ class RayTrainConfig:
 
     @property
     def num_cpus(self) -> int:
-        """CPUs that the smallest such run keeps busy."""
+        """CPUs that the smallest such run uses."""
         return self.workers[0] * self.cpus_per_worker + (self.data_workers or 0)
 
 
 @dataclass(frozen=True)
 class FollowConfig:
-    """How often a delta is published, how fast is learned (a fraction of the recipe's rates), and for how long."""
+    """How often a delta is published, the learning rate (a fraction of the recipe's), and the duration."""
 
-    every_seconds: Annotated[float, Flag("with --follow: between deltas", SECONDS, name="--every")] = 5.0
+    every_seconds: Annotated[
+        float, Flag("with --follow: seconds between deltas", SECONDS, name="--every")
+    ] = 5.0
     rate: Annotated[float, Flag("with --follow: fraction of the recipe's learning rates", FRACTION)] = 0.3
     max_seconds: Annotated[
         float | None, Flag("with --follow: stop after (default: never)", SECONDS, name="--for")
     ] = None
     tables: Annotated[
         Path | None,
-        Flag("with --follow from a stream: where side tables are", metavar="DIR"),
+        Flag("with --follow from a stream: the directory of side tables", metavar="DIR"),
     ] = None
     threads: int = 1
     warn: Callable[[str], None] = lambda message: None

@@ -1,7 +1,7 @@
-"""Batches whose reading, parsing and features are done by Ray tasks, as a dispatcher hands units to them.
+"""Batches that Ray tasks read, parse and transform; a dispatcher assigns units to the tasks.
 
-Order of batches and cursors are those of `Batches` and `LogBatches`, so that a run may go on with or
-without data workers.
+The order of batches and the cursors are those of `Batches` and `LogBatches`, so that a run may resume with or without
+data workers.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from recmill.stages.train.source import (
 
 
 class Feed:
-    """One rank's rows of each global batch of a split, from any cursor on. Every rank must read alike.
+    """One rank's rows of each global batch of a split, from any cursor. All ranks must read in the same order.
 
     `slice_sizes` gives the rows of each rank for a batch of some size. It is called when a unit is about to be
-    scheduled, and on rank 0 only, so that what is under way keeps its sizes.
+    scheduled, on rank 0 only, so that units in progress keep their sizes.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Feed:
         self._passes = itertools.count()
 
     def read(self, cursor: Cursor = Cursor()) -> Iterator[tuple[Batch, Cursor]]:  # noqa: B008, frozen
-        """One epoch from the cursor on: this rank's rows of each batch, with the cursor behind it."""
+        """Read one epoch from the cursor: this rank's rows of each batch, with the cursor after it."""
         number = next(self._passes)
         schedule: BatchSchedule = get(self.dispatcher.schedule.remote(self.split, number, cursor))
         held: list[Batch] = []
@@ -74,7 +74,7 @@ class Feed:
                         whole = schedule.size(part.batch)
                         yield replace(_copy(held), whole=whole), schedule.cursor_after(part.batch)
                         held = []
-        finally:  # before `slices` ends, whose thread may wait for the dispatcher
+        finally:  # before `slices` ends: its thread may be waiting for the dispatcher
             self.dispatcher.leave.remote(self.split, number, self.rank)
 
     def _slices(self, schedule: BatchSchedule, cursor: Cursor, number: int) -> Iterator[tuple[int, Slice]]:
@@ -90,17 +90,17 @@ class Feed:
         return self.slice_sizes(batch_size)
 
     def _slice(self, number: int, cursor: Cursor, unit: int, sizes: Sequence[float] | None) -> Slice | None:
-        """This rank's rows of a unit; None when the rank has left."""
+        """This rank's rows of a unit; None when the rank has left the pass."""
         while True:
             refs = get(self.dispatcher.slice_of.remote(self.split, number, cursor, unit, self.rank, sizes))
             try:
                 return get(refs[0]) if refs else None
-            except TaskCancelledError:  # it was started again
+            except TaskCancelledError:  # the task was restarted without a CPU reservation
                 continue
 
 
 def _copy(parts: Sequence[Batch]) -> Batch:
-    """The parts as one batch of memory of its own: the object store can let go of what they lay in."""
+    """Copy the slices into one batch, so that the object store can free their memory."""
     batch = joined(parts)
     return Batch(
         batch.size,
@@ -116,7 +116,7 @@ def _copy_keys(keys: Keys) -> Keys:
 
 
 class FedData:
-    """The rows of another source, read by data workers. Only the first rank opens them and tells the others."""
+    """The rows of another source, read by data workers. Only the first rank opens it and shares the result."""
 
     def __init__(self, inner: TrainingData, workers: Workers, data_workers: DataWorkers) -> None:
         self.inner = inner
@@ -126,7 +126,7 @@ class FedData:
         self.data = inner.data
         self.columns = inner.columns
         self._opened: tuple[Learners, _DispatcherInfo] | None = None
-        self._dispatcher: Any = None  # lives as long as the first rank holds it
+        self._dispatcher: Any = None  # the actor lives as long as the first rank holds this handle
         if isinstance(inner, LogData):
             inner.each = OnTasks(data_workers)
 
@@ -164,7 +164,7 @@ class FedData:
         return Feed(self._dispatcher, split, self.workers.rank, *opened.splits[split])
 
     def _open(self, learner: Learners) -> _DispatcherInfo:
-        """Each learner reads other columns, so it has a dispatcher of its own; the one before it ends."""
+        """Open a dispatcher. The previous one ends: each learner reads other columns."""
         if self._opened is None or self._opened[0] is not learner:
             opened = self.workers.by_first(lambda: self._start_dispatcher(learner))
             if not self.workers.is_first:
@@ -203,5 +203,5 @@ class FedData:
 class _DispatcherInfo:
     """What all ranks need to read from a dispatcher."""
 
-    dispatcher: str  # its name
-    splits: Mapping[str, tuple[int, int]]  # units, batches of an epoch
+    dispatcher: str  # its actor name
+    splits: Mapping[str, tuple[int, int]]  # units and batches of an epoch

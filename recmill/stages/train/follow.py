@@ -1,12 +1,12 @@
-"""follow: a trained model goes on learning from a log that is still written, and publishes deltas for servers.
+"""follow: keep training a model on a log that is still written, and publish deltas for servers.
 
-Every few seconds the new rows are trained on and a delta of the bundle is published: rows that changed, the ranker's
-dense weights, items and users that are new or have new events. The towers' dense weights stay as they are, so that
-vectors of other items remain right; a new export brings them up to date.
+Every few seconds the new rows are trained on and a delta of the bundle is published: changed embedding rows, the
+ranker's dense weights, and items and users that are new or have new events. The towers' dense weights stay fixed, so
+that the vectors of all other items remain valid; a new export updates them.
 
-Nothing is kept but what is published. A follower that was killed starts from the bundle again, learns the rows since
-its export once more and goes on with the next delta; clicks that a delta had are in no other one. Which rows a delta
-has and what was learned from them are published together, so that each row counts once.
+The only state is what is published. A follower that was killed starts from the bundle again, repeats the training on
+the rows since its export and continues with the next delta; each click is in exactly one delta. A delta is published
+together with the record of its rows, so that each row counts once.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from recmill.stages.train.followed import FollowedStream, Items, open_followed
 from recmill.storage.objects import is_url
 
 Learners = Ranker | Retriever
-_STORAGE_PAUSE = 5.0  # seconds between two attempts to reach a storage that is lost
-_MEMORY = 2 << 30  # bound of side tables
+_STORAGE_PAUSE = 5.0  # seconds between two attempts to reach the storage
+_MEMORY = 2 << 30  # bound on side tables
 
 
 @dataclass(frozen=True)
 class PublishedDelta:
-    """One delta: its number, and what went into it."""
+    """A published delta: its number, and what went into it."""
 
     path: Path
     number: int
@@ -71,7 +71,7 @@ class PublishedDelta:
 
 
 class Follower:
-    """Learns on from where a bundle's log ended."""
+    """Continues training from where a bundle's log ended."""
 
     def __init__(self, folder: Checkpoint, data: str, bundles: Path, options: FollowConfig) -> None:
         self.bundles, self.options = bundles, options
@@ -92,9 +92,9 @@ class Follower:
         self.number = len(deltas_of(bundles, self.bundle.version))
         ranker = self.learners.get("ranking")
         self._graphs = Graphs(ranker, parts_of_features(self.recipe)) if ranker is not None else None
-        self._dense()  # traced now: the first delta need not wait for it
+        self._dense()  # traced now, so that the first delta does not wait for it
         self._functions: dict[int, tuple[tuple[LogFile, ...], RowFunction]] = {}
-        self._recent: Batch | None = None  # clicks of the past, to tell new ones apart from
+        self._recent: Batch | None = None  # earlier clicks, to distinguish new ones
         self._learn_published()
 
     def _check(self, folder: Checkpoint) -> None:
@@ -106,7 +106,7 @@ class Follower:
         check_rows(self.recipe)
 
     def _learn_published(self) -> None:
-        """Learn again what an earlier follower learned. Its items, users and clicks are published already."""
+        """Repeat what an earlier follower learned. Its items, users and clicks are published already."""
         if not self.number:
             return
         rows = self._with_operations(list(self.source.published()))
@@ -114,7 +114,7 @@ class Follower:
             self._learn_all(rows)
 
     def publish_once(self) -> PublishedDelta | None:
-        """Learn what is new and publish it; None when there is nothing."""
+        """Train on the new rows and publish them; None when there are none."""
         started = time.monotonic()
         tally = Tally()
         frames = self.source.read(tally)
@@ -148,7 +148,7 @@ class Follower:
     def _delta_published(self) -> None:
         try:
             self.source.delta_published()
-        except StoreError as error:  # the next delta does it
+        except StoreError as error:  # the next delta publishes it
             self.options.warn(str(error))
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class Follower:
         return rows
 
     def _function(self, number: int, operation: r.RowOperation) -> RowFunction:
-        """The operation with its side table as it is now; while that is being written, as it was."""
+        """The operation with its side table's current contents, or the previous ones while the file is written."""
         files: tuple[LogFile, ...] = ()
         if isinstance(operation, r.Join):
             files = open_source(self.recipe.tables[operation.table], self.tables).files
@@ -198,7 +198,7 @@ class Follower:
         return function
 
     def _learn(self, learner: Learners, applied: pl.DataFrame) -> float:
-        """One pass over the new rows; the mean loss."""
+        """One pass over the new rows; returns the mean loss."""
         layout = Layout.of(self.bundle.columns, learner.layout.features)
         batch = collate(applied, layout)
         losses = [learner.step(part, self.options.rate).loss for part in self._batches(learner, batch)]
@@ -213,7 +213,7 @@ class Follower:
             yield part
 
     def _with_recent(self, batch: Batch, size: int) -> Batch:
-        """Earlier rows fill the batch up: a softmax over few items teaches little."""
+        """Fill the batch up with earlier rows: a softmax over few items teaches little."""
         past = self._recent
         together = (
             batch
@@ -223,7 +223,7 @@ class Follower:
         self._recent = together
         return together
 
-    # what changed
+    # changes since the last delta
 
     def _changes(self, rows: pl.DataFrame) -> Changes:
         tables = {
@@ -237,14 +237,14 @@ class Follower:
         )
 
     def _dense(self) -> dict[str, bytes]:
-        """The ranker's graphs with the weights of now."""
+        """The ranker's graphs with the current weights."""
         if self._graphs is None:
             return {}
         with tempfile.TemporaryDirectory() as folder:
             return {name: path.read_bytes() for name, path in self._graphs.write(Path(folder)).items()}
 
     def _layers(self) -> bytes | None:
-        """The same weights for servers that multiply them natively."""
+        """The current weights for servers that use native matrix products."""
         ranker = self.learners.get("ranking")
         layers = layers_of(ranker) if isinstance(ranker, Ranker) else None
         return layers.to_bytes() if layers is not None else None
@@ -258,8 +258,8 @@ class Follower:
         if users is None:
             return None
         known = [name for name in users.raw_schema if name in rows.columns]
-        found = _last_of_each(rows, users.id_column, known)
-        return self.histories.put_into(found)
+        newest = _last_of_each(rows, users.id_column, known)
+        return self.histories.put_into(newest)
 
     def _clicks(self, rows: pl.DataFrame) -> pl.DataFrame | None:
         log, label = self.recipe.log, self.recipe.click_label
@@ -278,7 +278,7 @@ class Follower:
 
 
 def with_items(rows: pl.DataFrame, id_column: str | None, items: Items) -> pl.DataFrame:
-    """Rows with the columns of items that servers were told: side tables may not have them yet."""
+    """Rows with the columns of items that servers received: side tables may not have them yet."""
     if id_column is None or not items or not rows.height:
         return rows
     ids = rows[id_column].unique().drop_nulls().to_list()
@@ -287,8 +287,8 @@ def with_items(rows: pl.DataFrame, id_column: str | None, items: Items) -> pl.Da
     if not names:
         return rows
     schema = {name: rows.schema[name] for name in (id_column, *names)}
-    told = pl.DataFrame(known, schema, strict=False)
-    return rows.update(told, on=id_column, how="left")
+    values = pl.DataFrame(known, schema, strict=False)
+    return rows.update(values, on=id_column, how="left")
 
 
 def _side_tables(recipe: r.Recipe, data: str, options: FollowConfig) -> str:
@@ -303,22 +303,22 @@ def _side_tables(recipe: r.Recipe, data: str, options: FollowConfig) -> str:
 
 
 def _is_sequence_model(recipe: r.Recipe) -> bool:
-    """Its steps change the rows of items drawn from all, whose stored vectors no delta would bring."""
+    """Whether training changes rows of items drawn from all, whose stored vectors no delta would update."""
     return recipe.retrieval is not None and recipe.retrieval.model == "sasrec"
 
 
 def check_rows(recipe: r.Recipe) -> None:
-    """FeatureError for row operations that cannot be followed."""
+    """Raise FeatureError for row operations that cannot be followed."""
     for operation in recipe.rows:
         if not isinstance(operation, (r.Filter, r.Sample, r.Join, r.History)):
             raise FeatureError(
-                f'[[rows]] of recipe "{recipe.name}" has {operation.operation_name()}, which looks at rows '
-                "that are not there yet when a log is followed. Export again and again instead."
+                f'[[rows]] of recipe "{recipe.name}" has {operation.operation_name()}, which reads later '
+                "rows, so this log cannot be followed. Export at intervals instead."
             )
         if isinstance(operation, r.History) and operation.by != recipe.log.user:
             raise FeatureError(
                 f'[[rows]] of recipe "{recipe.name}" has a history by "{operation.by}", but a bundle holds '
-                f'histories by log.user alone ("{recipe.log.user}"). Export again and again instead.'
+                f'histories by log.user alone ("{recipe.log.user}"). Export at intervals instead.'
             )
 
 
@@ -330,7 +330,7 @@ def follow(
     stop: threading.Event,
     report: Callable[[PublishedDelta], None] = lambda published: None,
 ) -> int:
-    """Publish deltas until told to stop; how many. A new export is picked up as it becomes current."""
+    """Publish deltas until stopped; returns how many. Switches to a new export when it becomes current."""
     seconds = math.inf if options.max_seconds is None else options.max_seconds
     count, ends_at = 0, math.inf
     while not stop.is_set() and time.monotonic() < ends_at:
@@ -346,21 +346,21 @@ def follow(
 
 
 class Publications:
-    """What becomes of the deltas of one version that were written to a local folder: there, they are published."""
+    """Publication of one version's deltas in a local folder: writing them there publishes them."""
 
     def __init__(self, version: str) -> None:
         self.version = version
 
     def refresh(self) -> None:
-        """Bring the folder up to date, so that it shows which version is current."""
+        """Update the folder, so that it shows which version is current."""
 
     def publish(self, delta: PublishedDelta) -> bool:
-        """Publish a delta that is in the folder; False when the follower was stopped before it could be."""
+        """Publish a delta in the folder; False when the follower was stopped first."""
         return True
 
 
 class StoredPublications(Publications):
-    """They go to object storage. While it is lost, the follower waits: a delta builds on the one before."""
+    """Publication in object storage. While it is unreachable, the follower waits: a delta builds on the one before."""
 
     def __init__(self, publisher: DeltaPublisher, options: FollowConfig, stop: threading.Event) -> None:
         super().__init__(publisher.version)
@@ -388,7 +388,7 @@ class StoredPublications(Publications):
 def _only_follower(
     address: str | Path, options: FollowConfig, stop: threading.Event
 ) -> Iterator[tuple[Path, Publications]]:
-    """The local folder of bundles and what publishes deltas of its current version, for one follower at a time."""
+    """The local folder of bundles and the publication of deltas of its current version, for one follower at a time."""
     if not is_url(address):
         bundles = Path(address)
         version = Bundle.open(bundles).version
@@ -408,7 +408,7 @@ def _follow_version(
     ends_at: float,
     report: Callable[[PublishedDelta], None],
 ) -> int:
-    """Publish deltas of one version while it is the current one; how many."""
+    """Publish deltas of one version while it is current; returns how many."""
     count, is_behind = 0, False
     while not stop.is_set() and not follower.is_outdated:
         began, published = time.monotonic(), None
@@ -430,7 +430,7 @@ def _follow_version(
 
 
 class Histories:
-    """The histories of all users: as the bundle has them, then as rows come."""
+    """The histories of all users: from the bundle, then updated with new rows."""
 
     def __init__(self, recipe: r.Recipe, bundle: Bundle) -> None:
         self.operations = [operation for operation in recipe.rows if isinstance(operation, r.History)]
@@ -438,7 +438,7 @@ class Histories:
         self._of_user: dict[tuple[r.History, Any], UserHistory] = {}
 
     def add(self, history: r.History, rows: pl.DataFrame) -> pl.DataFrame:
-        """New rows with the histories that prepare would give them."""
+        """Append new rows; returns them with the histories that prepare would give them."""
         ordered = rows.with_row_index("__row").sort(history.by, history.order, "__row", nulls_last=False)
         is_event = meets_condition(history, ordered).to_list()
         events = ordered.select(history.columns).iter_rows(named=True)
@@ -456,16 +456,16 @@ class Histories:
         return rows.with_columns(added)
 
     def keep_long(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The rows that models learn from, by `min_length`; the others are events all the same."""
+        """The rows that models train on, by `min_length`; the others still count as events."""
         for history in self.operations:
             column = next(iter(history.list_columns.values()))
-            # A stored history does not tell how long it was before it was cut.
+            # A stored history does not record how long it was before it was cut.
             min_length = min(history.min_length, history.max_length)
             rows = rows.filter(pl.col(column).list.len() >= min_length)
         return rows
 
     def put_into(self, users: pl.DataFrame) -> pl.DataFrame:
-        """Users with their histories up to now."""
+        """Users with their current histories."""
         for history in self.operations:
             lists = [self._history(history, user).latest() for user in users[history.by]]
             for column in history.list_columns.values():
@@ -491,17 +491,17 @@ def _last_of_each(rows: pl.DataFrame, by: str, columns: list[str]) -> pl.DataFra
 
 
 def _change_of(table: EmbeddingTable) -> TableChange | None:
-    """Rows that changed since the last time; None when there are none."""
+    """Rows that changed since the last snapshot; None when there are none."""
     with table.begin_snapshot(delta=True) as snapshot:
-        pieces = list(snapshot)
+        chunks = list(snapshot)
         shared = snapshot.waiting.shared_rows if table.spec.shared_rows else None
         removed = snapshot.removed
-    if not any(len(piece.keys) for piece in pieces) and not len(removed):
+    if not any(len(chunk.keys) for chunk in chunks) and not len(removed):
         return None
-    keys = np.concatenate([piece.keys for piece in pieces]) if pieces else np.empty(0, np.int64)
+    keys = np.concatenate([chunk.keys for chunk in chunks]) if chunks else np.empty(0, np.int64)
     rows = (
-        np.concatenate([piece.rows for piece in pieces])
-        if pieces
+        np.concatenate([chunk.rows for chunk in chunks])
+        if chunks
         else np.empty((0, table.spec.dim), np.float32)
     )
     return TableChange(keys, rows, removed, shared)

@@ -1,4 +1,4 @@
-"""What is followed, files or a stream: each records how far a delta reaches, and finds the rows of deltas again."""
+"""Sources to follow, files or a stream: each records how far a delta reaches, and reads the rows of deltas again."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ Items = Mapping[str, Mapping[str, Any]]
 
 
 class Followed(Protocol):
-    """Rows as they come, in an order that stays."""
+    """A source of new rows in a stable order."""
 
     @property
     def items(self) -> Items:
-        """Raw columns of items that servers were told, by id."""
+        """Raw columns of items that servers received, by id."""
 
     def published(self) -> Iterator[pl.DataFrame]:
-        """The rows of deltas that there are: they are learned again, and not published again."""
+        """The rows of published deltas: trained on again, and not published again."""
 
     def read(self, tally: Tally) -> list[pl.DataFrame]:
         """Rows since the last call."""
 
     def facts(self) -> dict[str, Any]:
-        """How far was read, for the manifest of a delta."""
+        """The progress, for the manifest of a delta."""
 
     def kept(self, frames: list[pl.DataFrame]) -> pl.DataFrame | None:
-        """What a delta keeps of rows that cannot be read again."""
+        """The rows that a delta must store because they cannot be read again."""
 
     def delta_published(self) -> None:
-        """A delta with these facts is on the disk."""
+        """Called when a delta with this progress is on disk."""
 
     def close(self) -> None: ...
 
 
 def open_followed(data: str, recipe: Recipe, bundle: Bundle, bundles: Path) -> Followed:
-    """A stream's URL or a log's directory, from where the deltas of a bundle end."""
+    """A stream's URL or a log's directory, from the end of a bundle's deltas."""
     deltas = deltas_of(bundles, bundle.version)
     last = Delta.open(deltas[-1]) if deltas else None
     has_stream = last is not None and "stream" in last.manifest
@@ -63,7 +63,7 @@ def open_followed(data: str, recipe: Recipe, bundle: Bundle, bundles: Path) -> F
 
 
 class FollowedFiles:
-    """Files that grow: how many bytes of each were read. They can be read again."""
+    """Growing files: how many bytes of each were read. They can be read again."""
 
     def __init__(self, data: str, recipe: Recipe, bundle: Bundle, last: Delta | None) -> None:
         self._tail = Tail(recipe.log, data, dict(bundle.manifest["log_sizes"]))
@@ -87,14 +87,14 @@ class FollowedFiles:
         return None
 
     def delta_published(self) -> None:
-        """Files stay as they are."""
+        """Files need no cleanup."""
 
     def close(self) -> None:
-        """Nothing is open between two looks."""
+        """No file stays open between polls."""
 
 
 class FollowedStream:
-    """A stream: the last entry that was read. Deltas keep the rows: entries may be dropped once they are learned."""
+    """A stream: the last entry that was read. Deltas store the rows, because consumed entries may be dropped."""
 
     def __init__(self, url: str, recipe: Recipe, bundle: Bundle, bundles: Path, deltas: list[Path]) -> None:
         if recipe.log.time is None:
@@ -105,7 +105,7 @@ class FollowedStream:
         self._group = f"recmill-{recipe.name}"
         self._deltas = deltas
         self._end = _end_of(deltas[-1]) if deltas else 0
-        # What other versions learned since, and this one did not: entries may be gone from the stream.
+        # Rows that only other versions have learned: their entries may be gone from the stream.
         self._elsewhere = _deltas_of_others(bundles, bundle, self._stream.key)
         end = max([self._end, *map(_end_of, self._elsewhere)])
         self._tail = StreamTail(recipe.log, self._stream, end)

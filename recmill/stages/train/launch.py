@@ -1,7 +1,7 @@
-"""launch: training on Ray. Ray Train starts the workers, watches them and starts them again; the run is `train` itself.
+"""launch: training on Ray. Ray Train starts, watches and restarts the workers; each worker runs `train`.
 
-What a run has reached lies in its folder of checkpoints and nowhere else: workers that start again, fewer or more than
-before, go on from the last checkpoint in it. Every checkpoint is reported to Ray as a path, without a copy.
+The state of a run is in its folder of checkpoints and nowhere else: restarted workers, fewer or more than before,
+continue from the last checkpoint in it. Every checkpoint is reported to Ray as a path, without a copy.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ from recmill.stages.train.train import (
 )
 from recmill.stages.train.trainer import Metrics, TrainProgress
 
-MakeSource = Callable[[Callable[[str], None]], TrainingData]  # given where notes go; runs on every node
+# takes the function that prints notes; runs on every node
+MakeSource = Callable[[Callable[[str], None]], TrainingData]
 
 _train: Any = ray.train  # Ray's types describe the version of Ray Train before this one
 _SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's list of a run's checkpoints
-_STARTS_WITHOUT_ROOM = 5  # how often Ray Train waits a minute for CPUs before a run gives up
-_SECONDS_FOR_THE_REASON = 2.0  # for a worker that failed to report why
+_STARTS_WITHOUT_ROOM = 5  # attempts, a minute each, in which Ray Train waits for CPUs before a run fails
+_SECONDS_FOR_THE_REASON = 2.0  # for a worker that ended without a reported reason
 _COLLECTIVE_SECONDS = 600
 
 
@@ -74,14 +75,14 @@ def launch(
 ) -> list[TrainResult]:
     """Train on Ray what `train` would train here. Log, Table and `into` must have the same path on all nodes.
 
-    A worker that dies, or a node, costs the steps since the last checkpoint; more than `max_failures` such deaths end
-    the run. Errors of our own (a wrong recipe, a loss that is not finite) end it at once.
+    The death of a worker or a node costs the steps since the last checkpoint; more than `max_failures` of them end
+    the run. Our own errors (an invalid recipe, a loss that is not finite) end it at once.
     """
     into = into.resolve()
     with lock_folder(into):
         source = make_source(note)
         recipe = resolved(recipe, source)
-        open_folder(recipe, source, into, options)  # what is wrong is reported before anything starts
+        open_folder(recipe, source, into, options)  # errors are reported before anything starts
         return _launch(recipe, make_source, into, options, scale, bars, note, context)
 
 
@@ -98,7 +99,7 @@ def _launch(
     with connected(scale.address, max(available_cores(), scale.num_cpus)):
         _check_room(scale, note)
         status_actor = _on_this_node(StatusActor)
-        resuming = replace(options, resume=True)  # workers that start again go on where others were
+        resuming = replace(options, resume=True)  # restarted workers continue where others stopped
         job = _WorkerJob(recipe, make_source, into, resuming, scale, status_actor, context.on_step)
         return _RunThread(lambda: _fit(job)).follow(
             status_actor, bars or Bars(quiet=True), note, context.warn
@@ -113,7 +114,7 @@ def _silent(message: str) -> None:
 
 
 def _resources() -> dict[str, float]:
-    """All that the nodes of the cluster have together."""
+    """The total resources of the cluster's nodes."""
     return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
 
 
@@ -130,7 +131,7 @@ def _check_room(scale: RayTrainConfig, note: Callable[[str], None]) -> None:
 
 
 def _not_where_data_is_read(scale: RayTrainConfig) -> dict[str, str] | None:
-    """Nodes that are kept for data workers do not train, as long as there are others."""
+    """Exclude nodes reserved for data workers from training, as long as there are others."""
     resource = scale.data_resource
     if resource is None or scale.worker_resource is not None:
         return None
@@ -164,7 +165,7 @@ class _WorkerJob:
 def _fit(job: _WorkerJob) -> list[TrainResult]:
     scale, into = job.scale, job.into
     _forget_missing(into)
-    # A report waits until Ray has polled the one before; Ray polls every two seconds by default.
+    # A report waits until Ray has polled the one before; Ray's default is a poll every two seconds.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     least, most = scale.workers
     trainer = _train.torch.TorchTrainer(
@@ -185,7 +186,7 @@ def _fit(job: _WorkerJob) -> list[TrainResult]:
             failure_config=_train.FailureConfig(
                 max_failures=scale.max_failures, controller_failure_limit=_STARTS_WITHOUT_ROOM
             ),
-            checkpoint_config=_train.CheckpointConfig(),  # pruning is ours, by the recipe
+            checkpoint_config=_train.CheckpointConfig(),  # we prune checkpoints, by the recipe
             worker_runtime_env={
                 "env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
             },
@@ -222,7 +223,7 @@ def _no_room(error: Any, job: _WorkerJob) -> RecmillError:
 
 
 def _forget_missing(into: Path) -> None:
-    """Take from Ray's list the checkpoints that were pruned or written again: it refuses a list with missing ones."""
+    """Remove pruned or rewritten checkpoints from Ray's list: it rejects a list with missing ones."""
     path = into / _SNAPSHOT
     try:
         snapshot = json.loads(path.read_text())
@@ -233,7 +234,7 @@ def _forget_missing(into: Path) -> None:
             snapshot[name] = [
                 entry for entry, is_there in zip(snapshot[name], exists, strict=True) if is_there
             ]
-    except (OSError, ValueError, KeyError, TypeError):  # Ray's list is a convenience: a damaged one goes
+    except (OSError, ValueError, KeyError, TypeError):  # Ray's list is dispensable: a damaged one is deleted
         snapshot = {}
     if snapshot.get("ray_version") != ray.__version__ or not snapshot["checkpoint_results"]:
         path.unlink(missing_ok=True)
@@ -243,7 +244,7 @@ def _forget_missing(into: Path) -> None:
 
 
 class _RunThread:
-    """A run on a thread of its own, so that the main one shows its progress and receives Ctrl-C."""
+    """A run on a thread of its own, so that the main thread shows its progress and receives Ctrl-C."""
 
     def __init__(self, fit: Callable[[], list[TrainResult]]) -> None:
         self._fit = fit
@@ -254,7 +255,7 @@ class _RunThread:
     def _work(self) -> None:
         try:
             self._results = self._fit()
-        except BaseException as error:  # raised by `follow`, on the thread that waits
+        except BaseException as error:  # raised by `follow`, on the waiting thread
             self._error = error
 
     def follow(
@@ -273,11 +274,14 @@ class _RunThread:
         return self._results
 
 
-# a worker
+# on a worker
 
 
 def _work(config: Mapping[str, Any]) -> list[TrainResult]:
-    """What Ray Train runs in every worker. Our errors go to the status actor; Ray sees a worker that ended."""
+    """The function that Ray Train runs in every worker.
+
+    Our errors go to the status actor; Ray sees a worker that ended.
+    """
     job: _WorkerJob = config["job"]
     workers = from_environment()
     try:
@@ -315,7 +319,7 @@ def _work(config: Mapping[str, Any]) -> list[TrainResult]:
 
 
 def _lack_of_memory(rank: int, error: Exception) -> ResourceError:
-    """Starting again would not help."""
+    """A restart would not help."""
     return ResourceError(
         f"Worker {rank} ran out of memory: {first_line(error)}. Use a smaller batch "
         "(--set ranking.train.batch_size=256), more --workers, or --table-memory; then go on with --resume."
@@ -323,7 +327,7 @@ def _lack_of_memory(rank: int, error: Exception) -> ResourceError:
 
 
 def _both(first: OnStep, second: OnStep | None) -> OnStep:
-    """Call the one, then the other if there is one."""
+    """Call both, where the second is optional."""
 
     def after_step(model: str, progress: TrainProgress) -> None:
         first(model, progress)
@@ -338,7 +342,7 @@ def _remote_call(method: Any) -> Callable[[str], None]:
 
 
 def _reason(status_actor: Any) -> RecmillError | None:
-    """Why another worker failed, when it was an error of ours; None when it was killed."""
+    """Why another worker failed, when it was one of our errors; None when it was killed."""
     end = time.monotonic() + _SECONDS_FOR_THE_REASON
     while (reason := ray.get(status_actor.failure.remote())) is None and time.monotonic() < end:
         time.sleep(SECONDS_BETWEEN_NEWS)
@@ -354,14 +358,14 @@ def _picklable(error: RecmillError) -> RecmillError:
 
 
 def _report_to_ray(metrics: Metrics, path: Path | None) -> None:
-    """Every rank reports; the first one also the checkpoint, which lies in Ray's storage already."""
+    """Report to Ray on every rank; the first one adds the checkpoint, which is in Ray's storage already."""
     is_first = _train.get_context().get_world_rank() == 0
     checkpoint = _train.Checkpoint(str(path)) if path is not None and is_first else None
     _train.report(dict(metrics), checkpoint, checkpoint_upload_mode=_train.CheckpointUploadMode.NO_UPLOAD)
 
 
 class Gauges:
-    """The run's numbers in Ray's own metrics, which every node offers to Prometheus: ray_recmill_train_<name>."""
+    """The run's numbers in Ray's metrics, which every node exposes to Prometheus: ray_recmill_train_<name>."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -373,7 +377,7 @@ class Gauges:
             "samples": progress.samples,
             "loss": progress.loss,
             "samples_per_second": progress.samples_per_second,
-            "wait_share": progress.wait_share,
+            "data_wait": progress.data_wait,
             **progress.metrics,
         }
         for name, value in numbers.items():

@@ -1,4 +1,4 @@
-"""Training while the Table is written: the first epoch follows the writer, what comes later has the finished Table."""
+"""Training while the Table is written: the first epoch follows the writer, later epochs read the finished Table."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from recmill.recipe import recipe as r
 from recmill.stages.train.source import Evaluation, Learners, TableData, check_prepared, evaluate_on, seed_of
 from recmill.stages.train.trainer import BatchSource, Metrics
 
-FOLLOWED = "table of job "  # how the name of such a source begins
+FOLLOWED = "table of job "  # prefix of the name of such a source
 
 
 class PartialTableData:
-    """Rows of a Table that another process prepares meanwhile, or has prepared. What is learned is the same.
+    """Rows of a Table that another process is preparing, or has prepared. The result of training is the same.
 
-    Evaluations of a ranker wait for the rows held out, which come first in a Table that is put in order; others wait
+    Evaluations of a ranker wait for the held-out rows, which come first in an ordered Table; other evaluations wait
     for the finished Table. So does all training of a recipe whose number of training rows is not known from fitting,
     and of a model that takes only rows with some label.
     """
@@ -47,15 +47,15 @@ class PartialTableData:
             seed = seed_of(self.plan.recipe, learner)
             return PartialTableBatches(self.growing, learner.batch_size, learner.layout.features, seed)
         if not self.growing.is_finished():
-            self.note("how many rows there are to train on is known only at the end: waits for the Table")
+            self.note("the number of training rows is known only at the end: waits for the Table")
         return self._finished().batches(learner)
 
     def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
-        # All workers of a run must agree, so that it may not depend on how far the Table is.
+        # All workers of a run must decide alike, so this must not depend on the writer's progress.
         return None if self.plan.recipe.split is None else lambda: self._evaluate(learner, workers)
 
     def num_rows(self, split: str) -> int:
-        """Rows held out are 0 as long as the Table is not finished."""
+        """Counts of held-out rows are 0 until the Table is finished."""
         if self.growing.is_finished():
             return self._finished().num_rows(split)
         return self.plan.num_rows if split == "train" else 0
@@ -79,5 +79,5 @@ class PartialTableData:
 
 
 def open_growing(path: str, data: str | None, note: Callable[[str], None]) -> PartialTableData:
-    """The same as a function that can be sent to other nodes, with its first arguments bound."""
+    """`open` as a function that can be sent to other nodes, with its first arguments bound."""
     return PartialTableData(Path(path), data, note=note)

@@ -14,12 +14,15 @@ _WARM_UP = 3
 
 @contextmanager
 def profiled(num_steps: int | None, into: Path) -> Iterator[Callable[[], None]]:
-    """Call what this yields after each step; the steps after a short warm-up land in `into`."""
+    """Trace some steps: call the yielded function after each step.
+
+    Steps after a short warm-up are written to `into`.
+    """
     if num_steps is None:
         yield lambda: None
         return
     into.parent.mkdir(parents=True, exist_ok=True)
-    # Slices of a batch run on threads of their own, which torch leaves out by default.
+    # Slices of a batch run on threads of their own, which torch does not profile by default.
     every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with profile(
         activities=[ProfilerActivity.CPU],

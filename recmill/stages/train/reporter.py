@@ -1,4 +1,4 @@
-"""What a run reports: to the progress bar and callbacks at every step, to trackers at some."""
+"""Reports of a run: to the progress bar and callbacks at every step, to trackers at some."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from recmill.stages.train.trainer import Metrics, Trainer, TrainProgress
 
 _STEPS_BETWEEN_LINES = 50
 _SAME_EVERY_TIME = {"rows", "positive_rate", "constant_accuracy", "auc_margin", "mean", "constant_rmse"}
-_SHOWN = ("auc", "r2", "ndcg@10")  # beside the loss, the first that the last evaluation has
+_SHOWN = ("auc", "r2", "ndcg@10")  # shown with the loss: the first of these that the last evaluation has
 
 
 class Reporter:
-    """Reports every step to the bar and callbacks, and every so many steps and all evaluations to trackers."""
+    """Reports every step to the bar and callbacks, and every N steps and all evaluations to trackers."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Reporter:
         self.bar.done = step
 
     def announced(self, evaluate: Evaluation, learner: Learner) -> Evaluation:
-        """The same, with an event for trackers when it begins; the one when it ends comes after its numbers."""
+        """The reporter, with an event for trackers at the start; the event at the end follows its numbers."""
 
         def announce() -> Metrics:
             self.trackers.event("eval_start", step=learner.steps)
@@ -63,7 +63,7 @@ def values_of(progress: TrainProgress) -> dict[str, float]:
         "loss": progress.loss,
         "samples": progress.samples,
         "samples_per_second": progress.samples_per_second,
-        "wait_share": progress.wait_share,
+        "data_wait": progress.data_wait,
         "rate_factor": progress.rate_factor,
         **{name: value for name, value in progress.metrics.items() if name not in _SAME_EVERY_TIME},
     }
@@ -73,7 +73,7 @@ def _note(progress: TrainProgress, metrics: Metrics) -> str:
     known = next((f"  {name} {metrics[name]:.4f}" for name in _SHOWN if name in metrics), "")
     return (
         f"step {progress.step:,}/{progress.total_steps:,}  loss {progress.loss:.4f}{known}  "
-        f"waits {progress.wait_share:.0%}"
+        f"data wait {progress.data_wait:.0%}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Where the rows of a run come from: a Table, or a raw log with a Plan that was fitted before."""
+"""The source of a run's rows: a Table, or a raw log with a Plan that was fitted before."""
 
 from __future__ import annotations
 
@@ -41,34 +41,34 @@ Evaluation = Callable[[], Metrics]
 
 
 class TrainingData(Protocol):
-    """Rows with their features, and how a learner is measured on those held out."""
+    """Rows with their features, and the evaluation of a learner on the held-out rows."""
 
     @property
     def name(self) -> str:
-        """Identifies the source: a run goes on only with the one that it began with."""
+        """Identifies the source: a run resumes only with the one that it started with."""
 
     @property
     def data(self) -> str | None:
-        """Where the log of the rows is, if it is known."""
+        """The directory of the rows' log, if known."""
 
     @property
     def plan(self) -> Plan: ...
     @property
     def columns(self) -> list[ColumnInfo]: ...
     def check(self, recipe: r.Recipe) -> None:
-        """Raise when the features are not those of the recipe, or when it asks for what these rows cannot do."""
+        """Raise when the features do not match the recipe, or it needs something that this source lacks."""
 
     def batches(self, learner: Learners) -> BatchSource: ...
     def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
-        """Metrics of the eval rows, measured by all workers; None when the recipe holds none out."""
+        """Metrics of the eval rows, measured by all workers; None when the recipe has no eval split."""
 
     def num_rows(self, split: str) -> int: ...
     def with_eval_rows(self) -> TrainingData:
-        """The same, with the eval rows among those that are learned from: none is left to measure by."""
+        """The source with the eval rows among the training rows: none is left for evaluation."""
 
 
 class TableData:
-    """Rows of a Table. A shuffled one comes in another order in each epoch; a log's order is kept."""
+    """Rows of a Table. A shuffled Table is reordered in each epoch; a log's order is kept."""
 
     def __init__(self, table: Table, learns_eval: bool = False) -> None:
         self.table = table
@@ -103,7 +103,7 @@ class TableData:
         return partial(evaluate_on, self.table, learner, workers)
 
     def num_rows(self, split: str) -> int:
-        """Of what is learned from, or of the others."""
+        """Number of training rows, or of held-out rows."""
         if split == "train":
             return sum(map(self.table.num_rows, self.splits))
         return 0 if split in self.splits else self.table.num_rows(split)
@@ -113,7 +113,7 @@ class TableData:
 
 
 def seed_of(recipe: r.Recipe, learner: Learners) -> int | None:
-    """Of the order of rows in each epoch, if the Table's rows were shuffled."""
+    """Seed of the row order in each epoch, if the Table's rows were shuffled."""
     return learner.train_spec.seed if recipe.table.order == "shuffle" else None
 
 
@@ -128,7 +128,7 @@ def evaluate_on(table: Table, ranker: Ranker, workers: Workers) -> Metrics:
 def fit_ranker_trees(
     source: TrainingData, learner: Learners, workers: Workers, report: Callable[[int], None]
 ) -> None:
-    """Fit the trees of a ranker that has some, before its model is trained."""
+    """Fit the trees of a ranker that has them, before its model is trained."""
     if not isinstance(learner, Ranker) or learner.spec.trees is None:
         return
     if not isinstance(source, TableData) or workers.size > 1:
@@ -151,7 +151,7 @@ def fit_ranker_trees(
 
 
 class LogData:
-    """Rows of a raw log, with features applied on the fly. Rankers only: retrieval looks at a Table's catalogue."""
+    """Rows of a raw log, with features computed on the fly. Rankers only: retrieval needs a Table's catalogue."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class LogData:
         note: Callable[[str], None] = lambda line: None,
         each: Each | None = None,
     ) -> None:
-        """`each` is how units of the log are counted; on threads without it."""
+        """`each` maps the function that counts units of the log; on threads by default."""
         self.each = each
         self.data = _absolute(data)
         self.max_bad = max_bad
@@ -218,19 +218,19 @@ class LogData:
 
 
 def open_table_data(path: str, note: Callable[[str], None]) -> TrainingData:
-    """The rows of a Table, opened by whichever process reads them."""
+    """The rows of a Table, opened by the process that reads them."""
     return TableData(Table.open(path))
 
 
 def open_log_data(
     recipe: r.Recipe, data: str, plan: str | None, max_bad: float, note: Callable[[str], None]
 ) -> TrainingData:
-    """The same of a raw log, with the features of an artifact."""
+    """The rows of a raw log, with the features of an artifact."""
     return LogData(recipe, data, plan, max_bad, note)
 
 
 def check_prepared(recipe: r.Recipe, prepared: r.Recipe, table: Path) -> None:
-    """The rows of a Table must be those that the recipe describes."""
+    """Check that the Table's rows are those that the recipe describes."""
     for part in ("log", "rows", "features", "labels", "split"):
         if getattr(recipe, part) != getattr(prepared, part):
             raise ArtifactError(
@@ -240,7 +240,7 @@ def check_prepared(recipe: r.Recipe, prepared: r.Recipe, table: Path) -> None:
 
 
 def _absolute(data: str) -> str:
-    """A directory of logs, wherever a run goes on from; a URL is one already."""
+    """An absolute directory of logs, so that a run can resume from anywhere; a URL stays as it is."""
     return data if "://" in data else os.path.abspath(data)
 
 
@@ -252,7 +252,7 @@ def _digest(recipe: r.Recipe, data: str) -> str:
 
 
 def _cutting(log: LogFiles) -> dict[str, int]:
-    """The version of how files that cannot be cut anywhere are: cursors depend on it. They were units of their own."""
+    """The version of how unsplittable files are cut into units, which cursors depend on."""
     is_surveyed = isinstance(log, TextSource) and not all(map(log.can_cut, log.files))
     return {"cutting": 2} if is_surveyed else {}
 
@@ -267,7 +267,7 @@ def _ranker(learner: Learners) -> Ranker:
 
 
 def _plan(recipe: r.Recipe, data: str, path: str | Path | None) -> Plan:
-    """The Plan of a Table or of a checkpoint; none is needed when there is nothing to fit."""
+    """The Plan of a Table or of a checkpoint; None when nothing needs fitting."""
     if path is not None:
         return plan_at(path)
     plan = Plan(open_inputs(recipe, data).recipe)

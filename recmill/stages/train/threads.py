@@ -1,4 +1,4 @@
-"""How many threads a run gets, from what the machine really gives."""
+"""The number of threads of a run, from the capacity that the machine really provides."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ import torch
 
 from recmill.reporting.machine import available_cores, cpu_quota
 
-# Of glibc's malloc.h.
+# From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _PROBE_SECONDS = 0.08
-_PROBES = 3  # of one thread and of all in turn: the best of each, for other work only makes them slower
+# measurements of one thread and of all in turn: the best of each, because other work only makes them slower
+_PROBES = 3
 _PROBE_SIZE = 256
-_MIN_GAIN = 1.25  # all threads together over one, to use more than one
-_MOST_GAIN = 1.2  # of the number of threads; noise beyond that
+_MIN_GAIN = 1.25  # minimal speedup of all threads over one, to use more than one
+_MOST_GAIN = 1.2  # speedup over the number of threads; beyond that it is noise
 
 
 @dataclass(frozen=True)
 class Threads:
-    """The number chosen, and why."""
+    """The chosen number, and why."""
 
     number: int
     reason: str
 
 
 def choose_threads(requested: int | None = None) -> Threads:
-    """The requested number; else what cores, quota and half a second of measurement suggest."""
-    torch.set_num_threads(1)  # one thread for each slice of a batch, none inside
+    """The requested number; else the number that cores, quota and half a second of measurement suggest."""
+    torch.set_num_threads(1)  # one thread per slice of a batch, none inside
     if requested is not None:
         return Threads(requested, "as asked")
     allowed, quota = available_cores(), cpu_quota()
@@ -43,17 +44,20 @@ def choose_threads(requested: int | None = None) -> Threads:
 
 
 def threads_by_gain(gain: float, allowed: int, why: str) -> Threads:
-    """All of them unless they gain too little. A gain beyond the cores says that something else took them from one."""
+    """All of them unless they gain too little.
+
+    A gain above the number of cores means that other work slowed one thread.
+    """
     if gain > allowed * _MOST_GAIN:
-        return Threads(allowed, f"{why}; other work on them, so that their gain cannot be measured")
+        return Threads(allowed, f"{why}; other work runs on them, so the gain cannot be measured")
     number = allowed if gain >= _MIN_GAIN else 1
     return Threads(number, f"{why}; {allowed} threads give {gain:.1f}x of one")
 
 
 def keep_freed_memory() -> None:
-    """Let the allocator keep what a step frees for the next one, instead of giving it back to the system.
+    """Make the allocator reuse what a step frees, instead of returning it to the system.
 
-    glibc returns big blocks at once by default, and each step faults in over a thousand pages again.
+    glibc returns large blocks at once by default, and each step then faults in over a thousand pages again.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -65,7 +69,7 @@ def keep_freed_memory() -> None:
 
 
 def _speed(num_threads: int) -> float:
-    """Small matrix products a second, all threads together."""
+    """Small matrix products per second, all threads together."""
     matrix = torch.rand(_PROBE_SIZE, _PROBE_SIZE)
     matrix @ matrix
     end = time.perf_counter() + _PROBE_SECONDS

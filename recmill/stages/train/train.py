@@ -36,18 +36,18 @@ from recmill.storage.objects import ObjectStore, is_url
 from recmill.storage.workspace import written
 
 OnReport = Callable[[Metrics, Path | None], None]
-OnStep = Callable[[str, TrainProgress], None]  # the model's name, and how it is doing
+OnStep = Callable[[str, TrainProgress], None]  # the model's name, and its progress
 
 
 @dataclass(frozen=True)
 class TrainContext:
-    """Who trains, and who is told of it: what is neither a choice of the recipe nor of the config."""
+    """The workers of a run, and its callbacks: what neither the recipe nor the config decides."""
 
-    workers: Workers = SINGLE_WORKER  # every one of them calls `train`, with the same recipe, rows and folder
-    on_report: OnReport | None = None  # of each checkpoint that is published, on every worker
-    on_step: OnStep | None = None  # on the first worker; may raise StopTraining
-    on_evaluation: OnStep | None = None  # the same, after steps with metrics
-    publish: Callable[[], None] | None = None  # after each checkpoint, on the thread that wrote it
+    workers: Workers = SINGLE_WORKER  # all of them call `train`, with the same recipe, rows and folder
+    on_report: OnReport | None = None  # called with each published checkpoint, on every worker
+    on_step: OnStep | None = None  # called on the first worker; may raise StopTraining
+    on_evaluation: OnStep | None = None  # likewise, after steps with metrics
+    publish: Callable[[], None] | None = None  # called after each checkpoint, on the thread that wrote it
     warn: Callable[[str], None] = field(default=lambda message: None)
 
 
@@ -56,27 +56,27 @@ ALONE = TrainContext()
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How one model's run ended."""
+    """The result of one model's run."""
 
     model: str
     path: Path
     state: State
     best: StepCheckpoint
     threads: Threads
-    resumed_from: int | None = None  # the step
-    was_there: bool = False  # nothing to do
+    resumed_from: int | None = None  # number of steps
+    was_complete: bool = False  # the run was finished already
     workers: int = 1
-    best_at: float = 1.0  # the part of all steps after which the best one came
-    is_refit: bool = False  # learned from the eval rows too
-    wire_bytes: int = 0  # that this worker sent to others
-    seconds_for_others: float = 0.0  # that this worker waited for others
+    best_at: float = 1.0  # fraction of all steps after which the best step came
+    is_refit: bool = False  # trained on the eval rows too
+    wire_bytes: int = 0  # bytes that this worker sent to others
+    seconds_waiting_for_others: float = 0.0  # seconds that this worker waited for others
 
     @property
     def samples_per_second(self) -> float:
         return self.state.samples / max(1e-9, self.state.seconds_training)
 
     @property
-    def wait_share(self) -> float:
+    def data_wait(self) -> float:
         return self.state.seconds_waiting / max(1e-9, self.state.seconds_training)
 
 
@@ -91,8 +91,8 @@ def train(
 ) -> list[TrainResult]:
     """Train every model of the recipe, one after the other, as the only writer of `into`.
 
-    Several workers all call this: the first one holds the folder's lock for all. `report` is called for each model as
-    it ends; `report`, bars, trackers and warnings are the first one's.
+    All workers call this: the first one holds the folder's lock for all. `report` is called for each model when it
+    ends; `report`, bars, trackers and warnings are the first worker's.
     """
     with ExitStack() as held:
         context.workers.by_first(lambda: held.enter_context(lock_folder(into)))
@@ -108,7 +108,7 @@ def train_at(
     report: Callable[[TrainResult], None] = lambda trained: None,
     context: TrainContext = ALONE,
 ) -> list[TrainResult]:
-    """The same for an address that may be a URL: a run on another machine can go on from its last checkpoint."""
+    """`train` for an address that may be a URL: a run on another machine can resume from its last checkpoint."""
     if not is_url(address):
         return train(recipe, source, Path(address), options, bars, report, context)
     check_can_publish(address, options, context.workers.size)
@@ -156,7 +156,7 @@ def train_locked(
     report: Callable[[TrainResult], None] = lambda trained: None,
     context: TrainContext = ALONE,
 ) -> list[TrainResult]:
-    """The same for workers whose driver holds the lock."""
+    """`train` for workers whose driver holds the lock."""
     workers = context.workers
     if not workers.is_first:
         bars, report, context = None, lambda trained: None, replace(context, warn=lambda message: None)
@@ -185,7 +185,7 @@ def train_locked(
             return results
         source = source.with_eval_rows()
         refit = _open_refit(
-            folder, recipe, source, options, workers, goes_on=all(one.was_there for one in results)
+            folder, recipe, source, options, workers, goes_on=all(one.was_complete for one in results)
         )
         return results + train_all(refit, source, {one.model: one.best_at for one in results})
     except BaseException as error:
@@ -194,7 +194,7 @@ def train_locked(
 
 
 def _threads(options: TrainConfig, workers: Workers) -> Threads:
-    """Workers of one machine share its cores, and do not probe it at the same time."""
+    """Workers of one machine divide its cores, and do not probe them at the same time."""
     if workers.size == 1 or options.threads is not None:
         return choose_threads(options.threads)
     cores = available_cores()
@@ -203,7 +203,7 @@ def _threads(options: TrainConfig, workers: Workers) -> Threads:
 
 
 def resolved(recipe: r.Recipe, source: TrainingData) -> r.Recipe:
-    """The recipe with all that its rows decide. A log is counted only when something is open."""
+    """The recipe with everything that depends on its rows. A log is counted only when something depends on it."""
     recipe = as_prepared(recipe, source.plan.recipe)
     return recipe if is_resolved(recipe) else resolve(recipe, source.num_rows("train"))
 
@@ -222,7 +222,7 @@ def _chosen(recipe: r.Recipe, options: TrainConfig) -> list[str]:
 def open_folder(
     recipe: r.Recipe, source: TrainingData, into: Path, options: TrainConfig, workers: Workers = SINGLE_WORKER
 ) -> Checkpoint:
-    """The folder for checkpoints of this run, new or old; an old one must fit."""
+    """Open the folder for checkpoints of this run; an existing one must match."""
     source.check(recipe)
 
     def open_or_create() -> None:
@@ -254,7 +254,10 @@ def _open_refit(
     workers: Workers,
     goes_on: bool,
 ) -> Checkpoint:
-    """The folder for models that learn from the eval rows too; an old one is of no use when the run before went on."""
+    """Open the folder for models that also train on the eval rows.
+
+    An existing folder is useless when the first run continued.
+    """
     into = folder.path / REFIT
     workers.by_first(lambda: None if goes_on else remove_folder(into))
     return open_folder(recipe, source, into, replace(options, resume=True), workers)
@@ -272,7 +275,7 @@ def _check_goes_on(folder: Checkpoint, recipe: r.Recipe, source: TrainingData, o
 
 
 def _check_same_models(folder: Checkpoint, recipe: r.Recipe) -> None:
-    """A run may go on longer or stop earlier than planned, but with the same model and optimizers."""
+    """Check that the model and its optimizers are the same; a run may be longer or shorter than planned."""
 
     def shape(model: r.Ranking | r.Retrieval | None) -> Any:
         if model is None:
@@ -298,7 +301,7 @@ def _train_model(
     context: TrainContext,
     stop_at: float | None = None,
 ) -> TrainResult:
-    """`stop_at` is the part of all steps after which a refit ends, wherever its schedule is by then."""
+    """Train a model. `stop_at` is the fraction of all steps after which a refit ends, wherever its schedule is then."""
     workers = context.workers
     disk = DiskTier(folder.path, options.table_memory) if options.table_memory is not None else None
     learner = new_learner(recipe, model, source.columns, threads.number, disk)
@@ -319,7 +322,7 @@ def _train_model(
     ended = partial(_ended, model, folder, checkpoints, threads, last, workers, trainer.total_steps)
     if last is not None and _is_finished(last, trainer):
         checkpoints.forget_after(last.step)
-        return ended(State.read(last.state), was_there=True)
+        return ended(State.read(last.state), was_complete=True)
     if last is not None:
         trainer.resume(last)
     else:
@@ -352,12 +355,15 @@ def _train_model(
         try:
             trainer.train()
         finally:
-            checkpoints.settle()  # the folder's lock must outlast the thread that writes
+            checkpoints.settle()  # the folder's lock must outlast the writing thread
     return ended(trainer.state)
 
 
 def _last_good(checkpoints: Checkpoints, context: TrainContext) -> StepCheckpoint | None:
-    """The first worker looks, and sets damaged ones aside; all go on from the same one."""
+    """The last good checkpoint.
+
+    The first worker looks for it and sets damaged ones aside; all resume from the same one.
+    """
 
     def path_of_last() -> Path | None:
         last = checkpoints.last_good(context.warn)
@@ -376,7 +382,7 @@ def _ended(
     workers: Workers,
     total_steps: int,
     state: State,
-    was_there: bool = False,
+    was_complete: bool = False,
 ) -> TrainResult:
     best = checkpoints.find("best")
     return TrainResult(
@@ -386,7 +392,7 @@ def _ended(
         best,
         threads,
         last.step if last else None,
-        was_there,
+        was_complete,
         workers.size,
         min(1.0, best.step / total_steps),
         folder.is_refit,
@@ -396,14 +402,14 @@ def _ended(
 
 
 def _trackers(options: TrainConfig, path: Path, last: StepCheckpoint | None, workers: Workers) -> Trackers:
-    """Those of the run; only the first worker has any."""
+    """The trackers of the run; only the first worker has any."""
     if workers.is_first:
         return open_trackers(options.track, path, last.step if last else None)
     return Trackers([])
 
 
 def _is_finished(last: StepCheckpoint, trainer: Trainer) -> bool:
-    """Whether there is nothing left to do; a run that came to its end goes on when its recipe now asks for more."""
+    """Whether there is nothing left to do. A finished run continues when its recipe now asks for more."""
     reason = last.state["stopped_by"]
     return reason is not None and (
         reason not in ("end", "steps", "callback") or last.step >= trainer.last_step

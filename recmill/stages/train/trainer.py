@@ -26,10 +26,10 @@ Metrics = Mapping[str, float]
 
 
 class BatchSource(Protocol):
-    """Batches of a Table or of a raw log, from any cursor on.
+    """Batches of a Table or of a raw log, from any cursor.
 
-    Of several workers each has its own; they give the same batches, or each gives its worker's slice of them, with
-    the size of the whole batch in `Batch.whole`.
+    Each worker has its own source. They give the same batches, or each gives its worker's slice of them, with the
+    size of the whole batch in `Batch.whole`.
     """
 
     @property
@@ -39,31 +39,31 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """Loss and speed of the last steps: since the run began, or since the last evaluation."""
+    """Loss and speed of the recent steps: since the run began, or since the last evaluation."""
 
     step: int
     total_steps: int
     samples: int
     loss: float
     samples_per_second: float
-    wait_share: float  # part of the time that training waited for data
+    data_wait: float  # data wait: the fraction of time that training waited for data
     rate_factor: float
-    metrics: Metrics = field(default_factory=dict)  # of an evaluation at this step
+    metrics: Metrics = field(default_factory=dict)  # metrics of an evaluation at this step
 
 
 @dataclass
 class State:
-    """What a checkpoint holds beside weights, so that a run goes on as if nothing had happened."""
+    """What a checkpoint holds besides weights, so that a resumed run continues exactly."""
 
     cursor: Cursor = Cursor()  # noqa: RUF009, frozen
     samples: int = 0
-    seconds: float = 0.0  # in all, evaluations included
+    seconds: float = 0.0  # total seconds, evaluations included
     seconds_training: float = 0.0
-    seconds_waiting: float = 0.0  # for data, part of the time of training
+    seconds_waiting: float = 0.0  # seconds of data wait, which are part of the training time
     drops: int = 0  # evaluations that were worse than the best before them
     evaluations: list[dict[str, float]] = field(default_factory=list)
-    stopped_by: str | None = None  # end, steps, minutes, target, patience or callback
-    units: int | None = None  # of an epoch; the cursor has the next one
+    stopped_by: str | None = None  # reason: end, steps, minutes, target, patience or callback
+    units: int | None = None  # units of an epoch; the cursor holds the index of the next one
     workers: int = 1
 
     @classmethod
@@ -72,7 +72,7 @@ class State:
 
 
 class Trainer:
-    """Takes a learner through batches as its recipe says, from where its state is."""
+    """Runs a learner through batches as its recipe specifies, from its current state."""
 
     def __init__(
         self,
@@ -86,10 +86,10 @@ class Trainer:
         balance: bool = True,
         stop_at: float | None = None,
     ) -> None:
-        """`learner` is one of `workers`, if they are several: see `distribute`.
+        """`learner` belongs to one of `workers`, if there are several: see `distribute`.
 
-        With `stop_at` the run ends after this part of its steps and for no other reason: what was best when another
-        run found out. The schedule stays that of all steps.
+        With `stop_at` the run ends after this fraction of its steps and for no other reason: the best point of
+        another run. The schedule stays that of all steps.
         """
         self.workers = workers
         self.slice_sizes = SliceSizes(workers.size, balance)
@@ -112,7 +112,7 @@ class Trainer:
             self.spec = replace(self.spec, max_minutes=None)
 
     def resume(self, checkpoint: StepCheckpoint) -> None:
-        """Go on from a checkpoint: the next batch is the one after its last."""
+        """Continue from a checkpoint: the next batch is the one after its last."""
         assert self.checkpoints is not None
         self.learner.load_arrays(self.checkpoints.restore(checkpoint, self.learner.tables))
         self.learner.steps = checkpoint.step
@@ -164,7 +164,7 @@ class Trainer:
         return worker_batches(self._batches(), self.learner, self.workers, self.slice_sizes)
 
     def _batches(self) -> Generator[tuple[Batch, Cursor], None, None]:
-        """Epoch after epoch, as many batches as the run still has steps."""
+        """Batches of one epoch after another, up to the number of steps that are left."""
         cursor, steps_left = self.state.cursor, self.last_step - self.learner.steps
         while steps_left > 0:
             for batch, after in self.batches.read(cursor):
@@ -174,7 +174,10 @@ class Trainer:
                     return
 
     def _send_flags(self, clock: _Clock) -> None:
-        """Clocks differ, so worker 0's decides for all; and a checkpoint is complete when all have written."""
+        """Send the control flags of a step.
+
+        Clocks differ, so worker 0's decides; a checkpoint is complete when all have written.
+        """
         if self.workers.size > 1:
             self.workers.set_flag("out_of_time", self._is_out_of_time())
             self.workers.set_flag("stop", self._is_stop_requested)
@@ -182,7 +185,7 @@ class Trainer:
             self.workers.set_flag("saved", self.checkpoints is not None and not self.checkpoints.is_writing)
 
     def _decided_by_first(self, flag: str, decide: Callable[[], bool]) -> bool:
-        """One process decides now; several do what the first one sent with the last step."""
+        """A single process decides now; several workers follow the flag that the first one sent with the last step."""
         return decide() if self.workers.size == 1 else bool(self.workers.flags_of_all(flag)[0])
 
     def _rate_factor(self) -> float:
@@ -244,7 +247,7 @@ class Trainer:
         self._report_saved(is_complete=True)
 
     def _report_saved(self, is_complete: bool = False) -> None:
-        """Call `on_saved` of a published checkpoint, on all workers at the same step."""
+        """Call `on_saved` with a published checkpoint, on all workers at the same step."""
         if self._unpublished is None or self.checkpoints is None:
             return
         if self.workers.size == 1:
@@ -258,13 +261,13 @@ class Trainer:
 
 
 def _num_units(batches: BatchSource) -> int | None:
-    """Of an epoch, if that is known; only shown to people."""
+    """Units of an epoch, if known; for display only."""
     units = getattr(batches, "units", None)
     return len(units) if units is not None else None
 
 
 class _Clock:
-    """Time since the last tick, and whether it is time to save."""
+    """Time since the last tick, and whether a save is due."""
 
     def __init__(self, minutes_between_saves: float | None) -> None:
         self.minutes = minutes_between_saves
@@ -283,7 +286,7 @@ class _Clock:
 
 
 class _Meter:
-    """Loss, speed and waiting over the last steps. Evaluations and saving do not count."""
+    """Loss, speed and data wait over the recent steps. Evaluations and saving do not count."""
 
     def __init__(self) -> None:
         self.reset()
@@ -303,7 +306,7 @@ class _Meter:
             yield batch
 
     def count(self, loss: float, samples: int, state: State) -> None:
-        """One step, here and in all."""
+        """Count a step, in the recent window and in total."""
         passed = time.perf_counter() - self.began
         self.seconds += passed
         self.waited += self.last_wait
@@ -315,7 +318,7 @@ class _Meter:
         state.seconds_waiting += self.last_wait
 
     def progress(self, step: int, total: int, samples: int, factor: float, metrics: Metrics) -> TrainProgress:
-        """Since the beginning, or since the last evaluation."""
+        """Progress since the beginning, or since the last evaluation."""
         seconds = max(1e-9, self.seconds)
         speed = self.samples / seconds, self.waited / seconds
         loss = self.loss / max(1, self.steps)

@@ -1,4 +1,4 @@
-"""Pages of a server: the console at `/`, a demo shop at `/shop`. Plain files, nothing to build or to fetch."""
+"""The pages of a server: the console at `/`, a demo shop at `/shop`. Plain files with nothing to build or download."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 PAGE = "index.html"
-# A page may run what this server gives it, and talk to this server; nothing else, nothing inline. Pictures of items are
-# where their column says.
+# A page may run scripts of this server and call this server, and nothing else: nothing inline. Item images may come
+# from the URLs in the item columns.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' https: data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # ask each time; the tag makes the answer short
+    "Cache-Control": "no-cache",  # always revalidate; the ETag keeps the answer short
 }
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -29,7 +29,7 @@ _TYPES = {
 
 
 def routes() -> list[Route]:
-    """Both pages, and their parts below `/console/` and `/shop/`. Files are read now: requests never reach the disk."""
+    """Both pages, and their files below `/console/` and `/shop/`. All files are read at startup, none per request."""
     console = Path(__file__).parent
     return [*_page_routes(console, "/"), *_page_routes(console.parent / "shop", "/shop")]
 
@@ -45,7 +45,7 @@ def _answer_with(file: Path) -> Callable[[Request], Awaitable[Response]]:
     tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
     headers = {**HEADERS, "Content-Type": _TYPES[file.suffix], "ETag": tag}
 
-    # Declared async, or Starlette would take a thread for it.
+    # Declared async, because Starlette runs sync handlers on a thread.
     async def answer(request: Request) -> Response:
         known = [
             one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")

@@ -1,4 +1,4 @@
-"""Between protobuf messages and ours. Both transports offer the same fields."""
+"""Conversion between protobuf messages and ours. Both transports offer the same fields."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from recmill.stages.serve.limits import MAX_IDS
 from recmill.stages.serve.proto import recmill_pb2 as pb
 
 Parsed = TypeVar("Parsed", bound=Message)
-_ANSWER_TAG = b"\x0a"  # of RecommendReply.answers: field 1, with a length
-_EXACT = 2**53  # whole numbers up to here are the same as double
+_ANSWER_TAG = b"\x0a"  # tag of RecommendReply.answers: field 1, with a length
+_EXACT = 2**53  # whole numbers up to here are exact as double
 
 
 def parse(kind: type[Parsed], data: bytes) -> Parsed:
-    """Raises BadRequest when the bytes are no such message."""
+    """Parse a message; raises BadRequest when the bytes are not one."""
     try:
-        found: Parsed = kind.FromString(data)
-        return found
+        message: Parsed = kind.FromString(data)
+        return message
     except DecodeError:
         raise BadRequest(f"The request is no {kind.DESCRIPTOR.full_name} message.") from None
 
@@ -37,10 +37,10 @@ def id_of(id: pb.Id) -> m.Id | None:
 def ids_of(ids: Sequence[pb.Id], where: str) -> list[m.Id]:
     if len(ids) > MAX_IDS:
         raise BadRequest(f"{where} must hold at most {MAX_IDS:,} values, got {len(ids):,}.")
-    found = [id_of(id) for id in ids]
-    if None in found:
-        raise BadRequest(f"{where}[{found.index(None)}] is an id with neither text nor number.")
-    return found  # type: ignore[return-value]
+    parsed = [id_of(id) for id in ids]
+    if None in parsed:
+        raise BadRequest(f"{where}[{parsed.index(None)}] is an id with neither text nor number.")
+    return parsed  # type: ignore[return-value]
 
 
 def known_id(id: pb.Id, where: str) -> m.Id:
@@ -190,11 +190,11 @@ def to_query(request: m.Query) -> pb.Query:
 
 
 def answer_bytes(answer: m.Answer) -> bytes:
-    """A protobuf Answer, encoded: of its plain items by native code."""
+    """An encoded protobuf Answer; plain items are encoded by native code."""
     items = _native.encode_items(answer.items)
     rest = answer if items is None else msgspec.structs.replace(answer, items=[])
     encoded: bytes = to_answer(rest).SerializeToString()
-    return encoded + (items or b"")  # messages that are concatenated are merged
+    return encoded + (items or b"")  # protobuf merges concatenated messages
 
 
 def replies_bytes(answers: Sequence[bytes]) -> bytes:
@@ -203,16 +203,16 @@ def replies_bytes(answers: Sequence[bytes]) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def to_answer(answer: m.Answer) -> pb.Answer:
-    found = pb.Answer(degraded=answer.degraded, version=answer.version, known=answer.known)
-    add = found.items.add  # twice as fast as messages made one by one
+    message = pb.Answer(degraded=answer.degraded, version=answer.version, known=answer.known)
+    add = message.items.add  # twice as fast as messages made one by one
     for item in answer.items:
         one = add(score=item.score, channel=item.channel, recall_score=item.recall_score)
         if isinstance(item.id, int):
@@ -224,10 +224,10 @@ def to_answer(answer: m.Answer) -> pb.Answer:
         if item.boost != 1:
             one.boost = item.boost
     if answer.trace is not None:
-        found.trace.CopyFrom(to_trace(answer.trace))
+        message.trace.CopyFrom(to_trace(answer.trace))
     if answer.ranking is not None:
-        found.ranking.share, found.ranking.offset = answer.ranking.share, answer.ranking.offset
-    return found
+        message.ranking.share, message.ranking.offset = answer.ranking.share, answer.ranking.offset
+    return message
 
 
 def _describe(found: pb.Item, item: m.Item) -> None:
@@ -314,7 +314,7 @@ def to_features(known: m.FeaturesAnswer) -> pb.FeaturesReply:
 
 
 def to_struct(value: Any) -> Struct:
-    """Anything that JSON can hold. Whole numbers that a double cannot hold become text."""
+    """A Struct of any JSON value. Whole numbers that a double cannot represent become text."""
     struct = Struct()
     struct.update(_plain(msgspec.to_builtins(value, enc_hook=plain_value)))
     return struct
@@ -331,5 +331,5 @@ def _plain(value: Any) -> Any:
 
 
 def plain_value(value: Any) -> Any:
-    """Values that come out of frames and arrays, as JSON has them."""
+    """Values of frames and arrays as JSON values."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
