@@ -364,8 +364,8 @@ def _open_neighbours(bundle: Bundle, name: str) -> ItemNeighbours:
     return ItemNeighbours(map_array(folder / f"{name}.offsets.npy"), indices, weights, items)
 
 
-def best_places(indices: Array, scores: Array, number: int) -> Array:
-    """Where the best items are, best first; of equal scores the smaller index."""
+def top_items(indices: Array, scores: Array, number: int) -> Array:
+    """Offsets of the best items, best first; of equal scores the smaller index."""
     if scores.dtype == np.float32:
         return _native.best_of(np.ascontiguousarray(scores), indices, number)
     return np.lexsort((indices, -scores))[:number]
