@@ -31,6 +31,8 @@ class Members(Protocol):
 class GlooGroup:
     """A process group for one thread, so that collectives have the same order on all workers."""
 
+    needs_thread = True  # to exchange anything while another thread computes
+
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group: dist.ProcessGroup | None = group
         self.members: Members  # set by Workers, which is made of its groups
@@ -49,6 +51,10 @@ class GlooGroup:
                 _bytes(out), _bytes(rows), received, sent, group=self.group, async_op=True
             )
         return PendingTransfer(self, [work], out, rows)
+
+    def exchange(self, rows: Array, sizes_WT: Array) -> PendingExchange:
+        """Like all_to_all, with sizes that only the sender has: of each worker's rows, those of each table."""
+        return PendingExchange(self, rows, sizes_WT)
 
     def all_reduce(self, values: Array) -> PendingTransfer:
         """Sum the values of all workers in place. Each chunk is summed at one worker, so that all get the same bits."""
@@ -100,6 +106,20 @@ class PendingTransfer:
             for work in self.works:
                 work.wait()
         return self.out
+
+
+class PendingExchange:
+    """Rows of all workers, which arrive once their sizes have."""
+
+    def __init__(self, group: GlooGroup, rows: Array, sizes_WT: Array) -> None:
+        self._group, self._rows, self._sizes_W = group, rows, sizes_WT.sum(axis=1)
+        ones = np.ones(len(sizes_WT), np.int64)
+        self._arriving = group.all_to_all(sizes_WT, ones, ones)
+
+    def wait(self) -> tuple[Array, Array]:
+        """What arrived, and the sizes of its parts by worker and table."""
+        sizes_WT = self._arriving.wait()
+        return self._group.all_to_all(self._rows, self._sizes_W, sizes_WT.sum(axis=1)).wait(), sizes_WT
 
 
 def _bytes(rows: Array) -> torch.Tensor:

@@ -119,7 +119,7 @@ class ShardedCollection(EmbeddingCollection):
     def _rows_of(self, columns: Mapping[str, Column], train: bool, step: int) -> ArrivingRows:
         """The rows that a batch reads, on their way."""
         if not train or not self.prefetched:
-            (requests,) = exchange_keys([self], [columns], self.workers.steps)
+            (requests,) = KeyExchange([self], [columns], self.workers.steps).wait()
             return self.send_rows(requests, train, step)
         return self.prefetched.popleft().rows_of(self, columns, step)
 
@@ -214,7 +214,7 @@ class PrefetchedKeys:
         self._collections, self._columns = collections, columns
         self._workers = collections[0].workers
         self.requests = self._workers.run_ahead(
-            lambda: exchange_keys(collections, columns, self._workers.prefetching)
+            lambda: KeyExchange(collections, columns, self._workers.prefetching), KeyExchange.wait
         )
         self._arriving: list[ArrivingRows] = []
 
@@ -228,7 +228,7 @@ class PrefetchedKeys:
         )
         if not self._arriving:
             with self._workers.steps.waiting():
-                requests = self.requests.result()
+                requests = self.requests()
             self._arriving = [
                 one.send_rows(of_one, True, step)
                 for one, of_one in zip(self._collections, requests, strict=True)
@@ -248,33 +248,47 @@ def finish_prefetch(collections: Iterable[ShardedCollection]) -> None:
     for collection in collections:
         while collection.prefetched:
             with suppress(Exception):  # what went wrong is raised where it was needed
-                collection.prefetched.popleft().requests.result()
+                collection.prefetched.popleft().requests()
 
 
-def exchange_keys(
-    collections: Sequence[ShardedCollection], columns: Sequence[Mapping[str, Column]], group: GlooGroup
-) -> list[KeyRequests]:
-    """Send every worker the keys that a batch reads from it, with their counts; all collections in one message."""
-    size, num = group.members.size, len(collections)
-    natives = [one.request(of_one) for one, of_one in zip(collections, columns, strict=True)]
-    sizes = [native.sizes.reshape(size, -1) for native in natives]
-    ones = np.ones(size, np.int64)
-    all_sizes_WT = group.all_to_all(np.concatenate(sizes, axis=1), ones, ones).wait()
-    edges = np.cumsum([part.shape[1] for part in sizes])[:-1]
-    their_sizes = [np.ascontiguousarray(part) for part in np.split(all_sizes_WT, edges, axis=1)]
-    num_keys_CW, num_theirs_CW = (
-        np.stack([part.sum(axis=1) for part in parts]) for parts in (sizes, their_sizes)
-    )
-    own = [_slices(_requested(native), sent) for native, sent in zip(natives, num_keys_CW, strict=True)]
-    requested = np.concatenate([parts[worker] for worker in range(size) for parts in own])
-    arrived = group.all_to_all(requested, num_keys_CW.sum(axis=0), num_theirs_CW.sum(axis=0)).wait()
-    theirs = _slices(arrived, num_theirs_CW.T.reshape(-1))
-    return [
-        KeyRequests(
-            natives[index], num_keys_CW[index], their_sizes[index], np.concatenate(theirs[index::num])
-        )
-        for index in range(num)
-    ]
+class KeyExchange:
+    """Sends every worker the keys that a batch reads from it, with their counts; all collections in one message."""
+
+    def __init__(
+        self,
+        collections: Sequence[ShardedCollection],
+        columns: Sequence[Mapping[str, Column]],
+        group: GlooGroup,
+    ) -> None:
+        size = group.members.size
+        self._natives = [one.request(of_one) for one, of_one in zip(collections, columns, strict=True)]
+        sizes = [native.sizes.reshape(size, -1) for native in self._natives]
+        self._num_tables = [part.shape[1] for part in sizes]
+        self._num_keys_CW = np.stack([part.sum(axis=1) for part in sizes])
+        own = [
+            _slices(_requested(native), num_keys_W)
+            for native, num_keys_W in zip(self._natives, self._num_keys_CW, strict=True)
+        ]
+        requested = np.concatenate([parts[worker] for worker in range(size) for parts in own])
+        self._arriving = group.exchange(requested, np.concatenate(sizes, axis=1))
+
+    def wait(self) -> list[KeyRequests]:
+        """Of each collection."""
+        arrived, all_sizes_WT = self._arriving.wait()
+        ends = np.cumsum(self._num_tables)[:-1]
+        sizes = [np.ascontiguousarray(part) for part in np.split(all_sizes_WT, ends, axis=1)]
+        num_theirs_WC = np.stack([part.sum(axis=1) for part in sizes], axis=1)
+        theirs = _slices(arrived, num_theirs_WC.reshape(-1))
+        num = len(sizes)
+        return [
+            KeyRequests(
+                self._natives[index],
+                self._num_keys_CW[index],
+                sizes[index],
+                np.concatenate(theirs[index::num]),
+            )
+            for index in range(num)
+        ]
 
 
 def _requested(native: _native.EmbeddingRequest) -> Array:

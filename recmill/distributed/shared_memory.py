@@ -16,7 +16,7 @@ import numpy as np
 
 from recmill import _native
 from recmill.dataset.batch import Array
-from recmill.distributed.collectives import GlooGroup, PendingTransfer
+from recmill.distributed.collectives import GlooGroup, PendingExchange, PendingTransfer
 
 _FOLDER = Path("/dev/shm")
 _MAX_RING_BYTES = 8 << 20  # for each sender and receiver: a larger message moves while both take part in it
@@ -50,10 +50,13 @@ class SharedFile:
 class SharedMemoryGroup(GlooGroup):
     """A group whose rows and sums go through rings of shared memory; small values still go through gloo."""
 
+    needs_thread = False  # what was sent waits in the rings
+
     def __init__(
         self, group: GlooGroup, file: SharedFile, memory: Array, ring_bytes: int, seconds: float
     ) -> None:
         """`seconds`: how long to wait for a worker that lives."""
+        assert group.group is not None
         super().__init__(group.group)
         self.members = group.members
         self._file, self._seconds = file, seconds
@@ -70,6 +73,10 @@ class SharedMemoryGroup(GlooGroup):
         received[rank][:] = sent[rank]
         self.sent_bytes += rows.nbytes - len(sent[rank])
         return PendingTransfer(self, [_Transfer(self, sent, received)], out, rows)
+
+    def exchange(self, rows: Array, sizes_WT: Array) -> PendingExchange:
+        """What was begun first must be awaited first."""
+        return _Exchange(self, rows, sizes_WT)
 
     def all_reduce(self, values: Array) -> PendingTransfer:
         size = self.members.size
@@ -106,6 +113,36 @@ class _Transfer:
 
     def wait(self) -> None:
         self._group.finish(self._number)
+
+
+class _Exchange(PendingExchange):
+    """Sizes and rows are sent at once, and received when they are awaited."""
+
+    def __init__(self, group: SharedMemoryGroup, rows: Array, sizes_WT: Array) -> None:
+        self._rings, self._rank = group, group.members.rank
+        self._sizes_WT, self._nothing = sizes_WT, [np.empty(0, np.uint8)] * len(sizes_WT)
+        self._width, self._dtype = rows.itemsize, rows.dtype
+        self._parts = _split(rows, sizes_WT.sum(axis=1) * rows.itemsize)
+        group.sent_bytes += rows.nbytes - len(self._parts[self._rank])
+        self._sent = [
+            _Transfer(group, _bytes(list(sizes_WT)), self._nothing),
+            _Transfer(group, self._parts, self._nothing),
+        ]
+
+    def wait(self) -> tuple[Array, Array]:
+        sizes_WT = self._sizes_WT.copy()
+        self._receive(_bytes(list(sizes_WT)))
+        rows = np.empty(int(sizes_WT.sum()), self._dtype)
+        received = _split(rows, sizes_WT.sum(axis=1) * self._width)
+        received[self._rank][:] = self._parts[self._rank]
+        self._receive(received)
+        return rows, sizes_WT
+
+    def _receive(self, into: Sequence[Array]) -> None:
+        with self._rings.waiting(), self._rings.members.noticing_loss():
+            for transfer in (_Transfer(self._rings, self._nothing, into), *self._sent):
+                transfer.wait()
+        self._sent = []
 
 
 class _Sum:

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import reduce
@@ -22,6 +22,7 @@ from recmill.distributed.shared_memory import share_memory
 from recmill.errors import RecmillError, TrainingError
 from recmill.metrics import RankerSums, RankingSums
 
+S = TypeVar("S")
 T = TypeVar("T")
 Sums = TypeVar("Sums", RankerSums, RankingSums, float)
 
@@ -92,7 +93,7 @@ class Workers:
         """Call a function on the one thread that may use `prefetching`, after earlier calls."""
         if self._prefetch_thread is None:
             self._prefetch_thread = ThreadPoolExecutor(1, "prefetch-keys")
-        return self._prefetch_thread.submit(function)
+        return self._prefetch_thread.submit(lambda: finish(begin())).result
 
     # Flags: numbers that travel with the sum of gradients
 
