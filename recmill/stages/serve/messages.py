@@ -193,7 +193,7 @@ class Reason(Message, frozen=True, kw_only=True, gc=False):
     weight: float
 
 
-class Item(Message, frozen=True, kw_only=True, gc=False):
+class Item(Message, frozen=True, gc=False):
     """One item, its score and the channel that it comes from.
 
     The score is made of the item's ranks, 1 for the first of every channel, or is the probability of a click when
