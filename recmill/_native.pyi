@@ -272,6 +272,7 @@ class ItemTables:
         key_columns: Array,
         numbers: Array,
         number_columns: Array,
+        known: Array,
     ) -> None: ...
 
 class Ranker:
