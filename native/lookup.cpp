@@ -2,6 +2,8 @@
 #include "mapped_tables.hpp"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 
@@ -116,25 +118,89 @@ class MappedIds {
   size_t num_ = 0;
 };
 
-// Rows by key: `keys` has as many for each table as `out` has rows, and the rows of table t go to out[:, places[t]].
-// The numbers of the tables in which some key has no row; their part of `out` is left as it was.
-std::vector<size_t> gather(const MappedTables& from, const In<int64_t>& keys, const In<int64_t>& places,
-                           nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu> out) {
-  const size_t count = out.shape(0), width = out.shape(1), dim = out.shape(2), num = from.tables.size();
-  if (keys.size() != num * count || places.size() != num) throw std::invalid_argument("each table needs a place and its keys");
-  for (size_t t = 0; t < num; ++t)
-    if (from.tables[t].rows.dim != dim || static_cast<uint64_t>(places.data()[t]) >= width)
-      throw std::invalid_argument("rows go into an array of their dim");
-  const dense::ServingKernels& kernels = dense::serving_kernels();
-  std::vector<size_t> missing;
-  const ReleaseGil release(num * count > 256);
-  std::vector<int64_t> slots(count);
-  for (size_t t = 0; t < num; ++t) {
-    const MappedTable& table = from.tables[t];
-    if (!table.find(keys.data() + t * count, count, slots.data())) missing.push_back(t);
-    else kernels.gather(table.rows, slots.data(), count, out.data() + static_cast<size_t>(places.data()[t]) * dim, width * dim);
+using VectorRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Vectors = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+// One feature of some rows: a key for each row, or lists of keys, whose rows are added up.
+struct KeyColumn {
+  const int64_t* keys;
+  size_t count;
+  const int64_t* offsets;  // null: a key for each row
+  bool is_mean;
+
+  KeyColumn(const In<int64_t>& keys, const std::optional<In<int64_t>>& offsets, bool is_mean, size_t rows)
+      : keys(keys.data()), count(keys.size()), offsets(offsets ? offsets->data() : nullptr), is_mean(is_mean) {
+    if (!offsets && count != rows) throw std::invalid_argument("features must have the same number of rows");
+    if (offsets && (offsets->size() != rows + 1 || this->offsets[0] != 0 || static_cast<size_t>(this->offsets[rows]) != count ||
+                    !std::is_sorted(this->offsets, this->offsets + rows + 1)))
+      throw std::invalid_argument("features must have the same number of rows, and offsets run from 0 to the number of keys");
   }
-  return missing;
+};
+
+// Adds up the vectors of each row's keys.
+void add_lists(const KeyColumn& column, const std::vector<float>& vectors, size_t rows, size_t dim, float* to, size_t stride) {
+  for (size_t row = 0; row < rows; ++row, to += stride) {
+    std::fill_n(to, dim, 0.0f);
+    const auto begin = static_cast<size_t>(column.offsets[row]), end = static_cast<size_t>(column.offsets[row + 1]);
+    for (size_t i = begin; i < end; ++i)
+      for (size_t d = 0; d < dim; ++d) to[d] += vectors[i * dim + d];
+    if (column.is_mean && end > begin)
+      for (size_t d = 0; d < dim; ++d) to[d] /= static_cast<float>(end - begin);
+  }
+}
+
+// The rows of features by key, one table each: those of feature f go to out[:, f]. Keys that have none in the file are returned, with
+// the number of their feature, in their order; called again with rows for them in `own`, the features are complete.
+std::vector<std::pair<size_t, Out<int64_t>>> pool(const MappedTables& from, const std::vector<In<int64_t>>& keys,
+                                                   const std::vector<std::optional<In<int64_t>>>& offsets, const std::vector<bool>& is_mean,
+                                                   Vectors out, const std::vector<std::pair<size_t, VectorRows>>& own) {
+  const size_t rows = out.shape(0), num = out.shape(1), dim = out.shape(2), stride = num * dim;
+  if (from.tables.size() != num || keys.size() != num || offsets.size() != num || is_mean.size() != num)
+    throw std::invalid_argument("each feature needs a table, keys and a place");
+  const dense::ServingKernels& kernels = dense::serving_kernels();
+  std::vector<std::vector<int64_t>> missing(num);
+  std::vector<KeyColumn> columns;
+  size_t total = 0;
+  for (size_t f = 0; f < num; ++f) {
+    if (from.tables[f].rows.dim != dim) throw std::invalid_argument("rows go into an array of their dim");
+    columns.emplace_back(keys[f], offsets[f], is_mean[f], rows), total += keys[f].size();
+  }
+  for (const auto& [f, given] : own)
+    if (f >= num || given.shape(1) != dim) throw std::invalid_argument("own rows are of one of the features");
+  {
+    const ReleaseGil release(total > 256);
+    std::vector<int64_t> slots;
+    std::vector<float> vectors;
+    for (size_t f = 0; f < num; ++f) {
+      const KeyColumn& column = columns[f];
+      const size_t count = column.count;
+      const auto given = std::find_if(own.begin(), own.end(), [f](const auto& one) { return one.first == f; });
+      slots.resize(count);
+      const bool found = from.tables[f].find(column.keys, count, slots.data());
+      if (found && !column.offsets) {
+        kernels.gather(from.tables[f].rows, slots.data(), count, out.data() + f * dim, stride);
+        continue;
+      }
+      vectors.resize(count * dim);
+      for (size_t i = 0, number = 0; i < count; ++i) {
+        if (static_cast<uint64_t>(slots[i]) < from.tables[f].num_rows) {
+          if (!found) kernels.gather(from.tables[f].rows, &slots[i], 1, vectors.data() + i * dim, dim);
+        } else if (given == own.end()) {
+          missing[f].push_back(column.keys[i]);
+        } else if (number < given->second.shape(0)) {
+          std::copy_n(given->second.data() + number++ * dim, dim, vectors.data() + i * dim);
+        }
+      }
+      if (found) kernels.gather(from.tables[f].rows, slots.data(), count, vectors.data(), dim);
+      if (!missing[f].empty()) continue;
+      if (column.offsets) add_lists(column, vectors, rows, dim, out.data() + f * dim, stride);
+      else for (size_t row = 0; row < rows; ++row) std::copy_n(vectors.data() + row * dim, dim, out.data() + row * stride + f * dim);
+    }
+  }
+  std::vector<std::pair<size_t, Out<int64_t>>> all;
+  for (size_t f = 0; f < num; ++f)
+    if (!missing[f].empty()) all.emplace_back(f, to_numpy(std::move(missing[f])));
+  return all;
 }
 
 }  // namespace
@@ -153,5 +219,5 @@ void register_lookup(nb::module_& m) {
       .def("find", &MappedIds::find, nb::arg("ids"));
   nb::class_<MappedTables>(m, "MappedTables")
       .def(nb::init<nb::list>(), nb::arg("tables"))
-      .def("gather", &gather, nb::arg("keys"), nb::arg("places"), nb::arg("out"));
+      .def("pool", &pool, nb::arg("keys"), nb::arg("offsets"), nb::arg("is_mean"), nb::arg("out"), nb::arg("own"));
 }

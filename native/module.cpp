@@ -12,6 +12,7 @@ void register_dense(nanobind::module_& m);
 void register_neighbours(nanobind::module_& m);
 void register_recall(nanobind::module_& m);
 void register_rank(nanobind::module_& m);
+void register_tower(nanobind::module_& m);
 void register_inflate(nanobind::module_& m);
 void register_rings(nanobind::module_& m);
 void register_answers(nanobind::module_& m);
@@ -30,6 +31,7 @@ NB_MODULE(_native, m) {
   register_neighbours(m);
   register_recall(m);
   register_rank(m);
+  register_tower(m);
   register_inflate(m);
   register_rings(m);
   register_answers(m);

@@ -7,7 +7,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -19,6 +18,7 @@ namespace {
 
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using KeyMatrix = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using KnownSlots = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using LinearArrays = std::pair<Matrix, In<float>>;
 using Missing = std::vector<size_t>;
 
@@ -68,17 +68,52 @@ class FeatureArgument {
   const int64_t* keys_;
 };
 
+// Rows of a matrix by index, in chosen columns; behind its last row those of another one, which has been added since.
+template <class T, class Array>
+void gather_columns(const Array& rows, const Array& added, const int64_t* indices, size_t count, const std::vector<int64_t>& columns,
+                    T* to, size_t stride_of_row, size_t stride_of_column) {
+  constexpr size_t AHEAD = 12, LINE = 64 / sizeof(T);
+  const size_t width = rows.shape(1), num_rows = rows.shape(0);
+  const auto row_of = [&](size_t i) {
+    const auto index = static_cast<size_t>(indices[i]);
+    return index < num_rows ? rows.data() + index * width : added.data() + (index - num_rows) * width;
+  };
+  for (size_t i = 0; i < count; ++i) {
+    if (i + AHEAD < count)
+      for (size_t j = 0; j < width; j += LINE) __builtin_prefetch(row_of(i + AHEAD) + j);
+    const T* row = row_of(i);
+    for (size_t c = 0; c < columns.size(); ++c)
+      to[i * stride_of_row + c * stride_of_column] = columns[c] < 0 ? T{} : row[columns[c]];
+  }
+}
+
 // Where a ranker finds its features of items: keys and numbers by index, and the tables of the keys, those of wide features
 // behind the others. A feature without a column of keys is given with each request.
+//
+// `known` remembers where the rows of an item are: looking 15 keys up takes longer than reading their rows. It has a slot + 1 for each
+// table, 0 where nothing is known yet. Requests fill it side by side, all with the same values; whoever changes an item's keys clears it.
 class ItemTables {
  public:
-  ItemTables(nb::list tables, KeyMatrix keys, In<int64_t> key_columns, Matrix numbers, In<int64_t> number_columns)
+  ItemTables(nb::list tables, KeyMatrix keys, In<int64_t> key_columns, Matrix numbers, In<int64_t> number_columns, KnownSlots known)
       : tables(tables), keys(keys), numbers(numbers), key_columns(key_columns.data(), key_columns.data() + key_columns.size()),
-        number_columns(number_columns.data(), number_columns.data() + number_columns.size()) {
-    if (this->key_columns.size() != this->tables.tables.size() || keys.shape(0) != numbers.shape(0))
-      throw std::invalid_argument("each table needs a column of keys, and each item keys and numbers");
+        number_columns(number_columns.data(), number_columns.data() + number_columns.size()), known_(known) {
+    const size_t num = this->tables.tables.size();
+    if (this->key_columns.size() != num || keys.shape(0) != numbers.shape(0) || known.shape(0) != keys.shape(0) || known.shape(1) != num)
+      throw std::invalid_argument("each table needs a column of keys and of slots, and each item keys and numbers");
     check(this->key_columns, keys.shape(1), -1);
     check(this->number_columns, numbers.shape(1), 0);
+    for (const MappedTable& table : this->tables.tables) fits_ &= table.num_rows < static_cast<size_t>(INT32_MAX);
+  }
+
+  // Slots of some items, [table][count]. The tables in which some key has no row are marked, and its slots are not to be used.
+  void find(const int64_t* indices, size_t count, const KeyMatrix& added, int64_t* slots, std::vector<char>& is_missing) const {
+    constexpr size_t AHEAD = 16;
+    std::vector<size_t> unknown;
+    for (size_t i = 0; i < count; ++i) {
+      if (i + AHEAD < count && static_cast<size_t>(indices[i + AHEAD]) < known_.shape(0)) __builtin_prefetch(known_of(indices[i + AHEAD]));
+      if (!read_known(indices[i], slots + i, count)) unknown.push_back(i);
+    }
+    if (!unknown.empty()) look_up(indices, count, added, unknown, slots, is_missing);
   }
 
   MappedTables tables;
@@ -91,26 +126,45 @@ class ItemTables {
     for (const int64_t column : columns)
       if (column < least || column >= static_cast<int64_t>(width)) throw std::invalid_argument("there is no such column");
   }
-};
 
-// Rows of a matrix by index, in chosen columns; behind its last row those of another one, which has been added since.
-template <class T, class Array>
-void gather_columns(const Array& rows, const Array& added, const In<int64_t>& indices, const std::vector<int64_t>& columns, T* to,
-                    size_t stride_of_row, size_t stride_of_column) {
-  constexpr size_t AHEAD = 12, LINE = 64 / sizeof(T);
-  const size_t width = rows.shape(1), num_rows = rows.shape(0);
-  const auto row_of = [&](size_t i) {
-    const auto index = static_cast<size_t>(indices.data()[i]);
-    return index < num_rows ? rows.data() + index * width : added.data() + (index - num_rows) * width;
-  };
-  for (size_t i = 0; i < indices.size(); ++i) {
-    if (i + AHEAD < indices.size())
-      for (size_t j = 0; j < width; j += LINE) __builtin_prefetch(row_of(i + AHEAD) + j);
-    const T* row = row_of(i);
-    for (size_t c = 0; c < columns.size(); ++c)
-      to[i * stride_of_row + c * stride_of_column] = columns[c] < 0 ? T{} : row[columns[c]];
+  int32_t* known_of(int64_t index) const { return known_.data() + static_cast<size_t>(index) * known_.shape(1); }
+
+  bool read_known(int64_t index, int64_t* slots, size_t stride) const {
+    if (static_cast<size_t>(index) >= known_.shape(0)) return false;
+    const int32_t* known = known_of(index);
+    for (size_t t = 0; t < known_.shape(1); ++t) {
+      const int32_t one = __atomic_load_n(known + t, __ATOMIC_RELAXED);
+      if (!one) return false;
+      slots[t * stride] = one - 1;
+    }
+    return true;
   }
-}
+
+  void look_up(const int64_t* indices, size_t count, const KeyMatrix& added, const std::vector<size_t>& unknown, int64_t* slots,
+               std::vector<char>& is_missing) const {
+    const size_t num = tables.tables.size(), size = unknown.size();
+    std::vector<int64_t> items(size), item_keys(num * size), found(size);
+    std::vector<char> is_whole(size, 1);
+    for (size_t j = 0; j < size; ++j) items[j] = indices[unknown[j]];
+    gather_columns(keys, added, items.data(), size, key_columns, item_keys.data(), 1, size);
+    for (size_t t = 0; t < num; ++t) {
+      const MappedTable& table = tables.tables[t];
+      if (key_columns[t] < 0) std::fill(found.begin(), found.end(), 0);
+      else table.find(item_keys.data() + t * size, size, found.data());
+      for (size_t j = 0; j < size; ++j) {
+        slots[t * count + unknown[j]] = found[j];
+        if (key_columns[t] >= 0 && static_cast<uint64_t>(found[j]) >= table.num_rows) is_missing[t] = 1, is_whole[j] = 0;
+      }
+    }
+    for (size_t j = 0; j < size && fits_; ++j)
+      if (is_whole[j] && static_cast<size_t>(items[j]) < known_.shape(0))
+        for (size_t t = 0; t < num; ++t)
+          __atomic_store_n(known_of(items[j]) + t, static_cast<int32_t>(slots[t * count + unknown[j]] + 1), __ATOMIC_RELAXED);
+  }
+
+  KnownSlots known_;
+  bool fits_ = true;
+};
 
 // What a request brings, as pointers; the arrays are the caller's.
 class RequestArguments {
@@ -143,20 +197,15 @@ class RequestArguments {
       throw std::invalid_argument("items that were added have the columns of the others");
     for (size_t i = 0; i < indices.size(); ++i)
       if (static_cast<uint64_t>(indices.data()[i]) >= num_items) throw std::invalid_argument("there is no item of this index");
-    keys_.reset(new int64_t[num * request.count]);
     numbers_.reset(new float[layers_.item_numbers * request.count]);
-    for (size_t t = 0; t < num; ++t) arguments_.emplace_back(items.tables.tables[t], keys_.get() + t * request.count);
-    is_missing_.assign(num, 0);
-    for (size_t t = 0; t < num; ++t) is_missing_[t] = items.key_columns[t] < 0;
+    items_ = &items, indices_ = indices.data(), added_keys_ = &added_keys, added_numbers_ = &added_numbers;
+    for (size_t t = 0; t < num; ++t) arguments_.emplace_back(items.tables.tables[t], nullptr);
+    is_given_.assign(num, 0);
     for (nb::handle one : given) {
       const auto [number, rows] = nb::cast<std::pair<size_t, nb::object>>(one);
       if (number >= num) throw std::invalid_argument("there is no feature of this number");
-      arguments_[number] = FeatureArgument::of(rows, request.count), is_missing_[number] = 0;
+      arguments_[number] = FeatureArgument::of(rows, request.count), is_given_[number] = 1;
     }
-    gather_ = [this, &items, &indices, &added_keys, &added_numbers] {
-      gather_columns(items.keys, added_keys, indices, items.key_columns, keys_.get(), 1, request.count);
-      gather_columns(items.numbers, added_numbers, indices, items.number_columns, numbers_.get(), layers_.item_numbers, 1);
-    };
     request.item_numbers = numbers_.get();
   }
 
@@ -165,12 +214,14 @@ class RequestArguments {
     for (size_t f = 0; f < arguments_.size(); ++f)
       if (f < layers_.dims.size() ? arguments_[f].dim() != layers_.dims[f] : arguments_[f].dim() != 1)
         throw std::invalid_argument("a feature's rows have another dim than the layers");
-    if (gather_) gather_();
-    Missing missing;
     slots_.reset(new int64_t[arguments_.size() * request.count]);
+    std::vector<char> is_missing(arguments_.size(), 0);
+    if (items_) find_stored(is_missing);
+    Missing missing;
     for (size_t f = 0; f < arguments_.size(); ++f) {
       int64_t* slots = slots_.get() + f * request.count;
-      if ((!is_missing_.empty() && is_missing_[f]) || !arguments_[f].find(request.count, slots)) missing.push_back(f);
+      if (!items_ || is_given_[f]) is_missing[f] = !arguments_[f].find(request.count, slots);
+      if (is_missing[f]) missing.push_back(f);
       (f < layers_.dims.size() ? request.features : request.wide).push_back(arguments_[f].feature(slots));
     }
     return missing;
@@ -181,10 +232,20 @@ class RequestArguments {
  private:
   const rank::Layers& layers_;
   std::vector<FeatureArgument> arguments_;
-  std::vector<char> is_missing_;  // of features without keys that were not given
-  std::function<void()> gather_;
-  std::unique_ptr<int64_t[]> slots_, keys_;
+  std::vector<char> is_given_;
+  const ItemTables* items_ = nullptr;  // null: keys are given for all features
+  const int64_t* indices_ = nullptr;
+  const KeyMatrix* added_keys_ = nullptr;
+  const Matrix* added_numbers_ = nullptr;
+  std::unique_ptr<int64_t[]> slots_;
   std::unique_ptr<float[]> numbers_;
+
+  void find_stored(std::vector<char>& is_missing) {
+    items_->find(indices_, request.count, *added_keys_, slots_.get(), is_missing);
+    gather_columns(items_->numbers, *added_numbers_, indices_, request.count, items_->number_columns, numbers_.get(), layers_.item_numbers, 1);
+    for (size_t f = 0; f < is_missing.size(); ++f)
+      if (items_->key_columns[f] < 0) is_missing[f] = 1;  // unless it is given
+  }
 };
 
 // As torch computes it, and without overflow.
@@ -288,8 +349,8 @@ class Ranker {
 
 void register_rank(nb::module_& m) {
   nb::class_<ItemTables>(m, "ItemTables")
-      .def(nb::init<nb::list, KeyMatrix, In<int64_t>, Matrix, In<int64_t>>(), nb::arg("tables"), nb::arg("keys"),
-           nb::arg("key_columns"), nb::arg("numbers"), nb::arg("number_columns"));
+      .def(nb::init<nb::list, KeyMatrix, In<int64_t>, Matrix, In<int64_t>, KnownSlots>(), nb::arg("tables"), nb::arg("keys"),
+           nb::arg("key_columns"), nb::arg("numbers"), nb::arg("number_columns"), nb::arg("known"));
   nb::class_<Ranker>(m, "Ranker")
       .def(nb::init<bool, size_t, size_t, size_t, size_t, std::vector<size_t>, const std::vector<std::optional<Matrix>>&,
                     const std::vector<LinearArrays>&, const LinearArrays&, const Matrix&, const std::vector<LinearArrays>&,

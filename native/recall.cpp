@@ -167,13 +167,12 @@ Out<int64_t> best_of(In<float> scores, In<int64_t> items, size_t k) {
   return to_numpy(best_places());
 }
 
-// One list of several: each is (items, scores, gains). Items, scores, numbers of their lists, sums of gains.
-std::tuple<Out<int64_t>, Out<float>, Out<int64_t>, Out<float>> fuse_lists(const nb::list& given, size_t number) {
-  std::vector<std::tuple<In<int64_t>, In<float>, In<float>>> arrays;
+// One list of several: each is (items, scores, gains, number of its channel). Items, scores, channels, sums of gains.
+std::tuple<Out<int64_t>, Out<float>, Out<int8_t>, Out<float>> fuse_lists(
+    const std::vector<std::tuple<In<int64_t>, In<float>, In<float>, int8_t>>& given, size_t number) {
   std::vector<recall::ChannelList> lists;
   size_t total = 0;
-  for (nb::handle one : given) {
-    const auto& [items, scores, gains] = arrays.emplace_back(nb::cast<std::tuple<In<int64_t>, In<float>, In<float>>>(one));
+  for (const auto& [items, scores, gains, channel] : given) {
     if (scores.size() != items.size() || gains.size() != items.size())
       throw std::invalid_argument("each item of a list needs a score and a gain");
     if (!std::is_sorted(gains.data(), gains.data() + gains.size(), std::greater<>()))
@@ -186,8 +185,19 @@ std::tuple<Out<int64_t>, Out<float>, Out<int64_t>, Out<float>> fuse_lists(const 
     const ReleaseGil release(total > FEW);
     fused = recall::fuse(lists, number);
   }
-  return {to_numpy(std::move(fused.items)), to_numpy(std::move(fused.scores)), to_numpy(std::move(fused.channels)),
+  std::vector<int8_t> channels;
+  for (const int64_t list : fused.channels) channels.push_back(std::get<3>(given[static_cast<size_t>(list)]));
+  return {to_numpy(std::move(fused.items)), to_numpy(std::move(fused.scores)), to_numpy(std::move(channels)),
           to_numpy(std::move(fused.fused))};
+}
+
+// Items of several arrays, sorted, each once; without those below 0.
+Out<int64_t> unique_items(const std::vector<In<int64_t>>& arrays) {
+  std::vector<int64_t> items;
+  for (const auto& array : arrays) std::copy_if(array.data(), array.data() + array.size(), std::back_inserter(items), [](int64_t item) { return item >= 0; });
+  std::sort(items.begin(), items.end());
+  items.erase(std::unique(items.begin(), items.end()), items.end());
+  return to_numpy(std::move(items));
 }
 
 }  // namespace
@@ -209,4 +219,5 @@ void register_recall(nb::module_& m) {
   m.def("first_shown", &first_shown, nb::arg("items"), nb::arg("banned"), nb::arg("allowed").none(), nb::arg("k"));
   m.def("best_of", &best_of, nb::arg("scores"), nb::arg("items"), nb::arg("k"));
   m.def("fuse_lists", &fuse_lists, nb::arg("lists"), nb::arg("number"));
+  m.def("unique_items", &unique_items, nb::arg("arrays"));
 }

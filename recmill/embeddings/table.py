@@ -13,6 +13,7 @@ import numpy as np
 from recmill import _native
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_INT64 = np.dtype(np.int64)
 Pooling = Literal["none", "sum", "mean"]
 POOLINGS: Mapping[str, int] = {"none": 0, "sum": 1, "mean": 2}
 

@@ -11,7 +11,7 @@ import pytest
 from recmill.artifacts.bundle.bundle import Bundle
 from recmill.artifacts.bundle.delta import Changes, TableChange
 from recmill.artifacts.bundle.entities import EntityRows
-from recmill.artifacts.bundle.layers import FILE, RankerLayers
+from recmill.artifacts.bundle.layers import FILE, TOWER_FILE, RankerLayers, TowerLayers
 from recmill.stages.serve.messages import Answer, NewItem, Rank, Recommend
 from recmill.stages.serve.recommender import Recommender
 
@@ -70,6 +70,33 @@ def test_traces_show_what_ranked(recommender: Recommender) -> None:
     assert ranker() == "native float32"
     by_onnx(recommender)
     assert ranker() == "onnxruntime: a test"
+
+
+def test_an_item_is_ranked_by_its_new_features_after_it_was_ranked_by_its_old_ones(
+    recommender: Recommender,
+) -> None:
+    recommender.recommend(Recommend(user="u3", k=20, candidates=200))  # where its rows are is known from now on
+    changed = [NewItem(id=f"i{number}", values={"price": 90.5, "category": "c1"}) for number in range(1, 30)]
+    recommender.add_items(changed)
+    natively, scores = answers(recommender), probabilities(recommender)
+    by_onnx(recommender)
+    assert_same(natively, answers(recommender))
+    np.testing.assert_allclose(scores, probabilities(recommender), atol=1e-5)
+
+
+def test_the_user_tower_gives_what_its_graph_gives(recommender: Recommender, tmp_path: Path) -> None:
+    tower = recommender._recaller().tower
+    assert tower is not None
+    assert tower._native is not None
+    users = recommender.bundle.entities("user")
+    batch = users.rows(np.array([0, 3, 7, -1])).batch(tower.layout)
+    natively = tower.vectors(batch)
+    layers = TowerLayers.from_bytes((recommender.bundle.path / "graphs" / TOWER_FILE).read_bytes(), TOWER_FILE)
+    tower._native = None
+    np.testing.assert_allclose(natively, tower.vectors(batch), atol=1e-6)
+    damaged = TowerLayers([(weights + 1, bias) for weights, bias in layers.layers])
+    (tmp_path / TOWER_FILE).write_bytes(damaged.to_bytes())
+    assert tower._opened(tmp_path / TOWER_FILE) is None
 
 
 def test_rows_that_changed_or_are_new_count_at_once(recommender: Recommender) -> None:

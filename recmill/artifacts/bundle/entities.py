@@ -129,6 +129,7 @@ class Entities:
         self._num_mapped = self._raw.num_rows
         self._changed: dict[int, EntityUpdate] = {}
         self._is_changed = GrowingArray(np.zeros(self._num_mapped, bool))
+        self._known_slots: dict[tuple[str, ...], Array] = {}  # by features: see native/rank.cpp
         self._columns: dict[str, pl.Series] = {}
         self._check()
         self.make_unknown_row: Callable[[], Batch] | None = (
@@ -257,12 +258,14 @@ class Entities:
         """These features for native code, which reads them by index; `tables` has the rows of each key."""
         columns = {name: column for column, name in enumerate(self._single)}
         slices = self.layout.number_slices
+        known = self._known_slots.setdefault(tuple(keys), np.zeros((self._num_mapped, len(tables)), np.int32))
         return _native.ItemTables(
             list(tables),
             self._keys.mapped,
             np.array([columns.get(name, -1) for name in keys], np.int64),
             self._numbers.mapped,
             np.array([c for name in numbers for c in range(slices[name].start, slices[name].stop)], np.int64),
+            known,
         )
 
     @property
@@ -341,6 +344,8 @@ class Entities:
         self._numbers.put(indices[last], batch.numbers[last])
         if single:
             self._keys.put(indices[last], np.stack(single, axis=1)[last])
+            for known in self._known_slots.values():
+                known[indices[indices < self._num_mapped]] = 0
         lists = {name: _split(batch.keys[name]) for name in self._lists}
         for number, (index, row) in enumerate(zip(indices.tolist(), raw.iter_rows(), strict=True)):
             self._changed[index] = EntityUpdate({name: parts[number] for name, parts in lists.items()}, row)

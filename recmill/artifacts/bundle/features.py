@@ -46,8 +46,9 @@ class FeatureRows:
 
     def matrix(self, names: Sequence[str]) -> Array:
         """Numbers side by side, float32 [size, columns]."""
-        none = np.empty((self.size, 0), np.float32)
-        return np.concatenate([none, *(self.numbers[name] for name in names)], axis=1, dtype=np.float32)
+        if not names:
+            return np.empty((self.size, 0), np.float32)
+        return np.concatenate([self.numbers[name] for name in names], axis=1, dtype=np.float32)
 
     def replaced(self, places: Array, rows: FeatureRows) -> FeatureRows:
         """With some rows replaced."""

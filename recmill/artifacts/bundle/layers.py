@@ -3,6 +3,8 @@
 bottom.0.weight [out, in], bottom.0.bias, ...     DLRM's layers over numbers; none without numbers
 top.0.weight, top.0.bias, ...                     the layers over everything, up to one logit (Wide & Deep: deep)
 projection.<feature> [d, D]                       of a feature whose rows have another dim than the model
+
+tower.0.weight, tower.0.bias, ...                 a tower's layers over its numbers and then its embeddings
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from recmill.dataset.batch import Array
 from recmill.errors import ArtifactError
 
 FILE = "rank.npz"  # in graphs/
+TOWER_FILE = "user.npz"
 RANGES_FILE = "rank_int8.npz"
 Layer = tuple[Array, Array]  # weights [out, in] and bias [out]
 
@@ -33,10 +36,7 @@ class RankerLayers:
 
     def to_bytes(self) -> bytes:
         arrays = {f"projection.{name}": values for name, values in self.projections.items()}
-        for part, layers in (("bottom", self.bottom), ("top", self.top)):
-            for index, (weights, bias) in enumerate(layers):
-                arrays |= {f"{part}.{index}.weight": weights, f"{part}.{index}.bias": bias}
-        return _packed(arrays)
+        return _packed(arrays | _arrays("bottom", self.bottom) | _arrays("top", self.top))
 
     @classmethod
     def from_bytes(cls, content: bytes, interaction: str, where: str) -> RankerLayers:
@@ -46,6 +46,20 @@ class RankerLayers:
             name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)
         }
         return cls(interaction, _chain(arrays, "bottom"), _chain(arrays, "top"), projections)
+
+
+@dataclass(frozen=True)
+class TowerLayers:
+    """Linear layers of a tower, with ReLU between them."""
+
+    layers: Sequence[Layer]
+
+    def to_bytes(self) -> bytes:
+        return _packed(_arrays("tower", self.layers))
+
+    @classmethod
+    def from_bytes(cls, content: bytes, where: str) -> TowerLayers:
+        return cls(_chain(_unpacked(content, where), "tower"))
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,14 @@ class ByteRanges:
     def from_bytes(cls, content: bytes, where: str) -> ByteRanges:
         arrays = _unpacked(content, where)
         return cls(arrays["inputs"], [arrays[f"hidden.{index}"] for index in range(len(arrays) - 1)])
+
+
+def _arrays(part: str, layers: Sequence[Layer]) -> dict[str, Array]:
+    return {
+        f"{part}.{index}.{name}": array
+        for index, layer in enumerate(layers)
+        for name, array in zip(("weight", "bias"), layer, strict=True)
+    }
 
 
 def _chain(arrays: Mapping[str, Array], part: str) -> list[Layer]:

@@ -9,10 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from recmill import _native
 from recmill.artifacts.bundle.bundle import Bundle, dims_of
 from recmill.artifacts.bundle.entities import EntityRows
 from recmill.artifacts.bundle.features import FeatureRows
-from recmill.artifacts.bundle.layers import FILE, RANGES_FILE, ByteRanges, RankerLayers
+from recmill.artifacts.bundle.layers import (
+    FILE,
+    RANGES_FILE,
+    TOWER_FILE,
+    ByteRanges,
+    RankerLayers,
+    TowerLayers,
+)
 from recmill.artifacts.bundle.native_ranker import NativeRanker, SideFeatures
 from recmill.artifacts.bundle.rows import RowCollection
 from recmill.artifacts.bundle.sessions import Graph
@@ -194,13 +202,34 @@ class TowerModel:
         path = bundle.graph(side)
         assert path is not None, "a retrieval model has a graph for each tower"
         self._graph = Graph(path)
+        self._native = self._opened(bundle.path / "graphs" / TOWER_FILE) if side == "user" else None
 
     def vectors(self, batch: Batch) -> Array:
         """Unit vectors, float32 [rows, dim], of rows that have all features of the layout."""
         inputs = _lists(self.collections.get("item"), batch, self.sequences)
         if not self.sequences:
             inputs = _pooled(self.collections, self._inputs, batch, self.layout.keys)
+        if self._native is not None:
+            return _run_tower(self._native, batch.numbers, inputs["pooled"])
         return self._graph.run(numbers=batch.numbers, **inputs)
+
+    def _opened(self, path: Path) -> _native.Tower | None:
+        """The tower in native code, if export wrote its layers and they give what the graph gives."""
+        content = _content(path)
+        if content is None or len(self._inputs) != 1:
+            return None
+        tower = _native.Tower(TowerLayers.from_bytes(content, str(path)).layers)
+        random = np.random.default_rng(0)
+        numbers = random.random((_CHECKED_ITEMS, len(self.layout.number_columns)), np.float32)
+        dim = next(iter(self.collections.values())).dim
+        pooled = random.random((_CHECKED_ITEMS, len(self.layout.keys), dim), np.float32) - np.float32(0.5)
+        expected = self._graph.run(numbers=numbers, pooled=pooled)
+        differs = np.abs(_run_tower(tower, numbers, pooled) - expected).max() > _TOLERANCE
+        return None if differs else tower
+
+
+def _run_tower(tower: _native.Tower, numbers: Array, pooled: Array) -> Array:
+    return tower.vectors(np.concatenate([numbers, pooled.reshape(len(pooled), -1)], axis=1))
 
 
 def pooled_input(dim: int, model_dim: int) -> str:

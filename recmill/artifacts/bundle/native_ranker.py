@@ -21,6 +21,8 @@ from recmill.artifacts.bundle.rows import RowCollection
 from recmill.dataset.batch import Array, Keys, Layout
 from recmill.embeddings.table import as_keys
 
+_NO_VECTORS = np.empty(0, np.float32)
+
 
 @dataclass(frozen=True)
 class SideFeatures:
@@ -123,14 +125,22 @@ class NativeRanker:
 
     def _once(self, user: FeatureRows) -> tuple[Array, Array]:
         vectors = [
-            vector @ self._layers.projections[name]
-            if self._is_dot and name in self._layers.projections
-            else vector
+            vector
             for tables, names in self._user_tables
-            for name, vector in zip(names, tables.pooled(user.keys, names)[0], strict=True)
+            for vector in self._user_vectors(tables.pooled(user.keys, names)[0], names)
         ]
-        flat = np.concatenate(vectors) if vectors else np.empty(0, np.float32)
+        flat = np.concatenate(vectors) if len(vectors) > 1 else vectors[0] if vectors else _NO_VECTORS
         return user.matrix(self._user.numbers)[0], flat
+
+    def _user_vectors(self, rows: Array, names: Sequence[str]) -> Sequence[Array]:
+        """Vectors of these features as the first layer reads them: together, or of `dot` each, projected."""
+        if not self._is_dot:
+            return [rows.reshape(-1)]
+        projections = self._layers.projections
+        return [
+            row @ projections[name] if name in projections else row
+            for name, row in zip(names, rows, strict=True)
+        ]
 
     def _user_wide(self, user: FeatureRows) -> float:
         if not self._user.wide:

@@ -247,15 +247,14 @@ class RowCollection:
         pooled_BTD = np.empty((_size_of(keys, names), len(names), self.dim), np.float32)
         if not pooled_BTD.size:
             return pooled_BTD
-        single = tuple(name for name in names if keys[name].offsets is None)
-        rest = [name for name in names if keys[name].offsets is not None]
-        if single:
-            wanted = np.concatenate([as_keys(keys[name].values) for name in single])
-            places = np.array([index for index, name in enumerate(names) if keys[name].offsets is None])
-            missing = self._mapped_tables(single).gather(wanted, places, pooled_BTD)
-            rest += [single[number] for number in missing]
-        for name in rest:
-            self._fill(name, keys[name], pooled_BTD[:, names.index(name)])
+        values = [as_keys(column.values) for column in columns]
+        offsets = [None if column.offsets is None else as_keys(column.offsets) for column in columns]
+        is_mean = [self._pooling_of[name] == "mean" for name in names]
+        tables = self._mapped_tables(tuple(names))
+        missing = tables.pool(values, offsets, is_mean, pooled_BTD, [])
+        if missing:  # keys without a row of their own, or with one that was added in memory
+            own = [(number, self._rows_of[names[number]].lookup(absent)) for number, absent in missing]
+            tables.pool(values, offsets, is_mean, pooled_BTD, own)
         return pooled_BTD
 
     def _mapped_tables(self, names: tuple[str, ...]) -> _native.MappedTables:
@@ -282,36 +281,10 @@ class RowCollection:
         padded_BLD[is_real] = self._rows_of[name].lookup(column.values)
         return padded_BLD, is_real.astype(np.float32)
 
-    def _fill(self, name: str, column: Keys, pooled_BD: Array) -> None:
-        """One feature's vectors."""
-        rows = self._rows_of[name]
-        if column.offsets is None:
-            rows.lookup(column.values, pooled_BD)
-        else:
-            pool_lists(rows.lookup(column.values), column.offsets, self._pooling_of[name], pooled_BD)
 
-
-def _size_of(columns: Mapping[str, Keys], names: Sequence[str]) -> int:
-    """The number of rows, which must be the same in all columns: a single row would be broadcast."""
-    sizes = {
-        len(column.values) if column.offsets is None else len(column.offsets) - 1
-        for column in (columns[name] for name in names)
-    }
-    if len(sizes) > 1:
-        raise ValueError(f"features {', '.join(names)} must have the same number of rows, got {sizes}")
-    return sizes.pop() if sizes else 0
-
-
-def pool_lists(values: Array, offsets: Array, pooling: str, out: Array) -> None:
-    """Sum or mean of each list's vectors; zeros for an empty one."""
-    starts, lengths = offsets[:-1], np.diff(offsets)
-    is_full = lengths > 0
-    if not is_full.all():
-        out[~is_full] = 0
-        starts, lengths = starts[is_full], lengths[is_full]
-    if not len(starts):
-        return
-    sums = np.add.reduceat(values, starts, axis=0)
-    if pooling == "mean":
-        sums /= lengths[:, None].astype(np.float32)
-    out[is_full] = sums
+def _size_of(columns: Sequence[Keys]) -> int:
+    """The number of rows; that all columns have as many is checked where they are read."""
+    if not columns:
+        return 0
+    first = columns[0]
+    return len(first.values) if first.offsets is None else len(first.offsets) - 1

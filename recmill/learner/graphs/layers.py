@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from recmill.artifacts.bundle.layers import Layer, RankerLayers
+from recmill.artifacts.bundle.layers import Layer, RankerLayers, TowerLayers
 from recmill.dataset.batch import Array
 from recmill.learner.base import projection_of
 from recmill.learner.ranking import Ranker
+from recmill.learner.retrieval import Retriever
 from recmill.models.dlrm import DLRM
 from recmill.models.layers import MLP
+from recmill.models.two_tower import Tower
 from recmill.models.wide_deep import WideDeep
 
 
@@ -29,6 +31,19 @@ def layers_of(ranker: Ranker) -> RankerLayers | None:
             "dot" if model.dot is not None else "cat", bottom, _layers(model.top), projections
         )
     return None
+
+
+def tower_layers_of(retriever: Retriever) -> TowerLayers | None:
+    """Those of the user's tower; None for a tower that is more than them."""
+    tower = retriever.towers.user
+    if (
+        retriever.sequences
+        or type(tower) is not Tower
+        or not tower.has_layers
+        or projection_of(tower) is not None
+    ):
+        return None
+    return TowerLayers(_layers(tower.layers))
 
 
 def _has_numbers(ranker: Ranker) -> bool:

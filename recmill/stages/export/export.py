@@ -18,14 +18,14 @@ from recmill.artifacts.bundle.bundle import (
     set_current,
     side_layout,
 )
-from recmill.artifacts.bundle.layers import FILE, RANGES_FILE
+from recmill.artifacts.bundle.layers import FILE, RANGES_FILE, TOWER_FILE
 from recmill.artifacts.bundle.remote import bundles_written
 from recmill.artifacts.bundle.row_files import write_rows
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.artifacts.checkpoint.step import StepCheckpoint
 from recmill.errors import ArtifactError
 from recmill.learner.graphs.graphs import write_graphs
-from recmill.learner.graphs.layers import layers_of
+from recmill.learner.graphs.layers import layers_of, tower_layers_of
 from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.learner.saved import open_learner
@@ -180,6 +180,8 @@ def write_models(
         write_graphs(learner, aside / "graphs", owners)
         if isinstance(learner, Ranker) and (layers := layers_of(learner)) is not None:
             (aside / "graphs" / FILE).write_bytes(layers.to_bytes())
+        if isinstance(learner, Retriever) and (tower := tower_layers_of(learner)) is not None:
+            (aside / "graphs" / TOWER_FILE).write_bytes(tower.to_bytes())
         for name, collection in learner.collections.items():
             for table in collection.tables.values():
                 write_rows(aside / "tables" / name / file_name(table.spec.name), table, options.rows)

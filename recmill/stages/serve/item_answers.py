@@ -113,12 +113,8 @@ class ItemAnswers(LiveBundle):
         trace: m.Trace | None = None,
     ) -> m.Answer:
         ids = self._recaller().items.ids(chosen.indices)
-        items = [
-            m.Item(id=id, score=score, channel=CHANNELS[channel], recall_score=recall_score)
-            for id, score, channel, recall_score in zip(
-                ids, scores.tolist(), chosen.channels.tolist(), chosen.scores.tolist(), strict=True
-            )
-        ]
+        channels = [CHANNELS[channel] for channel in chosen.channels.tolist()]
+        items = list(map(m.Item, ids, scores.tolist(), channels, chosen.scores.tolist()))
         stages = {name: round(ms, 3) for name, ms in stages.items()}
         return m.Answer(
             items=items, known=known, degraded=degraded, version=self.version, stages=stages, trace=trace

@@ -177,15 +177,15 @@ class Recaller:
         return self._masks.of(where, deadline)
 
     def _item_filter(self, user_row: UserRow, query: Recall, deadline: float | None = None) -> ItemFilter:
-        banned = [np.asarray(user_row.recent, np.int64), self.items.indices(query.exclude)]
-        if not query.show_seen:
-            banned.append(self.seen.of(user_row.index, user_row.id))
+        banned = [self.seen.of(user_row.index, user_row.id)] if not query.show_seen else []
+        if user_row.recent or query.exclude:
+            banned += [np.asarray(user_row.recent, np.int64), self.items.indices(query.exclude)]
         allowed = self._masks.of(query.where, deadline) if query.where else None
         if self._has_removed:
             allowed = ~self._is_removed if allowed is None else allowed & ~self._is_removed
-        together = np.concatenate(banned)
-        item_filter = ItemFilter(np.unique(together[together >= 0]), allowed)
-        return replace(item_filter, few=self._few(item_filter, query))
+        item_filter = ItemFilter(_native.unique_items(banned), allowed)
+        few = self._few(item_filter, query)
+        return item_filter if few is None else replace(item_filter, few=few)
 
     def _few(self, item_filter: ItemFilter, query: Recall) -> Array | None:
         """All items that may be shown, if there are few enough to score each."""
@@ -247,7 +247,9 @@ class Recaller:
     def profile(self, user_row: UserRow) -> Array:
         """Indices of the user's latest clicked items, latest last."""
         seen = self.seen.of(user_row.index, user_row.id)
-        return np.concatenate([seen, np.asarray(user_row.recent, np.int64)])[-MAX_PROFILE:]
+        if user_row.recent:
+            seen = np.concatenate([seen, np.asarray(user_row.recent, np.int64)])
+        return seen[-MAX_PROFILE:]
 
     # changes
 
@@ -338,8 +340,14 @@ class ClickedItems:
         known = NO_CANDIDATES.indices
         if self._indices is not None and 0 <= index < len(self._offsets) - 1:
             known = np.asarray(self._indices[self._offsets[index] : self._offsets[index + 1]], np.int64)
-        since = self._since.get(str(user))
+        since = self._since.get(str(user)) if self._since else None
         return known if since is None else np.concatenate([known, np.asarray(since, np.int64)])
+
+    def has_any(self, index: int, user: object) -> bool:
+        """Whether `of` gives any."""
+        if self._indices is not None and 0 <= index < len(self._offsets) - 1:
+            return bool(self._offsets[index] < self._offsets[index + 1]) or str(user) in self._since
+        return str(user) in self._since
 
     @cached_property
     def busiest(self) -> dict[int, int]:
@@ -384,7 +392,5 @@ def fuse(lists: Mapping[str, ChannelList], fusion: Fusion, number: int) -> Candi
     if not lists:
         return NO_CANDIDATES
     by_weight = sorted(lists, key=lambda name: -fusion.weights.get(name, 0.0))
-    given = [(*lists[name], fusion.gains(name, len(lists[name][0]))) for name in by_weight]
-    indices, scores, numbers, fused = _native.fuse_lists(given, number)
-    channels = np.array([CHANNELS.index(name) for name in by_weight], np.int8)
-    return Candidates(indices, scores, channels[numbers], fused)
+    given = [(*lists[name], fusion.gains(name, len(lists[name][0])), _NUMBERS[name]) for name in by_weight]
+    return Candidates(*_native.fuse_lists(given, number))
