@@ -89,8 +89,11 @@ class Workers:
         """Seconds that training waited for other workers."""
         return self.steps.seconds_waiting if self._groups else 0.0
 
-    def run_ahead(self, function: Callable[[], T]) -> Future[T]:
-        """Call a function on the one thread that may use `prefetching`, after earlier calls."""
+    def run_ahead(self, begin: Callable[[], S], finish: Callable[[S], T]) -> Callable[[], T]:
+        """Begin an exchange over `prefetching`, after earlier ones. Call the result to wait for its end."""
+        if not self.prefetching.needs_thread:
+            begun = begin()
+            return lambda: finish(begun)
         if self._prefetch_thread is None:
             self._prefetch_thread = ThreadPoolExecutor(1, "prefetch-keys")
         return self._prefetch_thread.submit(lambda: finish(begin())).result

@@ -384,6 +384,8 @@ def segment(
 
 def as_keys(keys: Array) -> Array:
     """Contiguous int64; unsigned keys keep their bits. Floats are refused: they cannot represent every 64-bit key."""
+    if keys.dtype == _INT64 and keys.flags.c_contiguous:  # the usual case, and a server asks often
+        return keys
     if keys.dtype.kind not in "iu":
         raise TypeError(f"keys and offsets must be integers, got {keys.dtype}")
     return np.ascontiguousarray(keys).astype(np.int64, copy=False)

@@ -75,7 +75,9 @@ def test_traces_show_what_ranked(recommender: Recommender) -> None:
 def test_an_item_is_ranked_by_its_new_features_after_it_was_ranked_by_its_old_ones(
     recommender: Recommender,
 ) -> None:
-    recommender.recommend(Recommend(user="u3", k=20, candidates=200))  # where its rows are is known from now on
+    recommender.recommend(
+        Recommend(user="u3", k=20, candidates=200)
+    )  # where its rows are is known from now on
     changed = [NewItem(id=f"i{number}", values={"price": 90.5, "category": "c1"}) for number in range(1, 30)]
     recommender.add_items(changed)
     natively, scores = answers(recommender), probabilities(recommender)
@@ -91,7 +93,9 @@ def test_the_user_tower_gives_what_its_graph_gives(recommender: Recommender, tmp
     users = recommender.bundle.entities("user")
     batch = users.rows(np.array([0, 3, 7, -1])).batch(tower.layout)
     natively = tower.vectors(batch)
-    layers = TowerLayers.from_bytes((recommender.bundle.path / "graphs" / TOWER_FILE).read_bytes(), TOWER_FILE)
+    layers = TowerLayers.from_bytes(
+        (recommender.bundle.path / "graphs" / TOWER_FILE).read_bytes(), TOWER_FILE
+    )
     tower._native = None
     np.testing.assert_allclose(natively, tower.vectors(batch), atol=1e-6)
     damaged = TowerLayers([(weights + 1, bias) for weights, bias in layers.layers])

@@ -1,4 +1,4 @@
-"""The layers of a ranker as plain arrays, for servers that multiply them natively. One npz file:
+"""The layers of a ranker and a user tower as plain arrays, for servers that multiply them natively. One npz file each:
 
 bottom.0.weight [out, in], bottom.0.bias, ...     DLRM's layers over numbers; none without numbers
 top.0.weight, top.0.bias, ...                     the layers over everything, up to one logit (Wide & Deep: deep)

@@ -244,7 +244,8 @@ class RowCollection:
 
     def pooled(self, keys: Mapping[str, Keys], names: Sequence[str]) -> Array:
         """Vectors of keys, float32 [B, T, D]: for a list, the mean, and zeros when it is empty."""
-        pooled_BTD = np.empty((_size_of(keys, names), len(names), self.dim), np.float32)
+        columns = [keys[name] for name in names]
+        pooled_BTD = np.empty((_size_of(columns), len(names), self.dim), np.float32)
         if not pooled_BTD.size:
             return pooled_BTD
         values = [as_keys(column.values) for column in columns]

@@ -1,4 +1,4 @@
-"""The layers of rankers that servers compute without a graph: DLRM with `cat` or `dot`, and Wide & Deep."""
+"""The layers that servers compute without a graph: DLRM with `cat` or `dot`, Wide & Deep, and user towers."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class Reason(Message, frozen=True, kw_only=True, gc=False):
     weight: float
 
 
-class Item(Message, frozen=True, kw_only=True, gc=False):
+class Item(Message, frozen=True, gc=False):
     """One item, its score and the channel that found it.
 
     The score is fused from the item's ranks, 1 for the first of every channel; it is the click probability when the

@@ -25,6 +25,7 @@ from recmill.stages.serve.messages import RankingPart, Recall
 
 TRENDING = "trending"
 CHANNELS = ("two_tower", "similar", *NEIGHBOUR_CHANNELS, "popular", TRENDING)
+_NUMBERS = {name: number for number, name in enumerate(CHANNELS)}
 _NUM_BUSIEST = 12  # users that pages suggest
 _MAX_SCANNED = 20_000  # up to this many allowed items are all scored
 _NUM_SIMILAR_TO = 3  # latest clicked items whose neighbours are candidates
@@ -150,8 +151,8 @@ class Recaller:
 
     def fusion_of(self, user_row: UserRow) -> Fusion:
         """The fusion of lists: users without clicks have one of their own."""
-        is_new = not len(self.profile(user_row))
-        return self.parameters.new_users if is_new else self.parameters.fusion
+        has_clicks = user_row.recent or self.seen.has_any(user_row.index, user_row.id)
+        return self.parameters.fusion if has_clicks else self.parameters.new_users
 
     def ranking_part(self, user_row: UserRow) -> RankingPart:
         """The ranker's weight in an item's score: 1 when nothing was fitted."""
