@@ -82,7 +82,7 @@ def test_the_version_is_shown(recmill: Run) -> None:
         (["check", "quickstart", "--set", "split"], "--set split: expected key=value"),
         (["recipes", "quikstart"], 'There is no shipped recipe "quikstart"; did you mean "quickstart"?'),
         (["recipes", "pyproject.toml"], 'There is no shipped recipe "pyproject.toml"'),
-        (["prepare", "quickstart", "--data", "x"], "--into DIR is missing: where should the Table land?"),
+        (["prepare", "quickstart", "--data", "x"], "--into DIR is missing: where should the Table be written?"),
         (["prepare", "quickstart", "--data", "x", "--sample", "2", "--into", "y"], "--into has no meaning with --sample"),
         (["prepare", "quickstart", "--data", "x", "--sample", "2", "--binary"], "--binary has no meaning with --sample"),
         (["prepare", "quickstart", "--data", "x", "--into", "y", "--memory", "lots"], "must be a size such as 500MB or 2GB, got lots"),

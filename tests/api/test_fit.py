@@ -68,7 +68,7 @@ class TestFitted:
         saved = model.save(tmp_path / "bundle")
         answer = recmill.open_bundle(saved).recommend(4, k=3)
         assert [item.id for item in answer.items] == model.recommend(4, k=3).ids
-        with pytest.raises(recmill.ArtifactError, match="is there already"):
+        with pytest.raises(recmill.ArtifactError, match="exists already"):
             model.save(saved)
 
     @pytest.mark.processes

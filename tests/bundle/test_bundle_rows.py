@@ -177,7 +177,7 @@ def test_lists_are_means_and_an_empty_one_is_zeros(tmp_path: Path) -> None:
 def test_features_of_other_sizes_are_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "t", EmbeddingTable(TableSpec("t", 2)))
     collection = RowCollection.open(tmp_path, [EmbeddingFeature("a", "t"), EmbeddingFeature("b", "t")])
-    with pytest.raises(ValueError, match="features a, b must have the same number of rows"):
+    with pytest.raises(ValueError, match="features a, b: features must have the same number of rows"):
         collection.pooled({"a": Keys(np.array([1, 2])), "b": Keys(np.array([1]))}, ["a", "b"])
 
 

@@ -108,7 +108,7 @@ def test_what_meets_all_conditions_has_passed(judged: Callable[..., tuple[int, s
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--verdict", "v"], "--verdict is what --gate finds"),
+        (["--verdict", "v"], "--verdict writes the result of --gate"),
         (["--allow-no-live"], "--allow-no-live is about --live DIR"),
         (["--gate", "ne<=live", "--live", "nowhere"], "add --allow-no-live for the first model"),
     ],

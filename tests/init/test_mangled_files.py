@@ -134,7 +134,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a zip archive", b"PK\x03\x04" + b"0" * 100, "zip archive or an Excel sheet"),
     ("gzip without its suffix", gzip.compress(PLAIN.encode()), "Rename it to events.csv.gz"),
     ("a JSON array", '[{"user": 1, "item": 2}]', "is a JSON array"),
-    ("no JSON", "{'user': 1, 'item': 2}\n" * 3, "no JSON object"),
+    ("no JSON", "{'user': 1, 'item': 2}\n" * 3, "not a JSON object"),
 ]  # fmt: skip
 
 

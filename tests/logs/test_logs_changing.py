@@ -166,7 +166,7 @@ def test_a_followed_log_that_became_another_one_is_an_error(
     other = tmp_path / "other" if is_replaced else path
     other.write_text(_text(500).replace("u", "user"))  # more than was there
     other.replace(path)
-    with pytest.raises(LogError, match=r"does not have the 590 bytes any more .* new export"):
+    with pytest.raises(LogError, match=r"no longer begins with the 590 bytes .* new export"):
         read()
 
 

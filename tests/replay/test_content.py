@@ -124,8 +124,9 @@ def test_new_items_are_recommended_by_their_vectors_alone(
     recaller = Recommender(bundle).recaller
     assert recaller is not None
     newest = WEEKS * GROUPS * PER_WEEK - 1
-    rows = recaller.neighbours["content"].indices[recaller.items.indices([newest])[0]]
-    assert {int(item) % GROUPS for item in recaller.items.ids(rows[:5])} == {newest % GROUPS}
+    content, index = recaller.neighbours["content"], recaller.items.indices([newest])[0]
+    nearest = content.indices[content.offsets[index] :][:5]
+    assert {int(item) % GROUPS for item in recaller.items.ids(nearest)} == {newest % GROUPS}
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,10 @@ class RowCollection:
         offsets = [None if column.offsets is None else as_keys(column.offsets) for column in columns]
         is_mean = [self._pooling_of[name] == "mean" for name in names]
         tables = self._mapped_tables(tuple(names))
-        missing = tables.pool(values, offsets, is_mean, pooled_BTD, [])
+        try:
+            missing = tables.pool(values, offsets, is_mean, pooled_BTD, [])
+        except ValueError as error:
+            raise ValueError(f"features {', '.join(names)}: {error}") from None
         if missing:  # keys without a row of their own, or with one that was added in memory
             own = [(number, self._rows_of[names[number]].lookup(absent)) for number, absent in missing]
             tables.pool(values, offsets, is_mean, pooled_BTD, own)

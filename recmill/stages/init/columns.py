@@ -181,7 +181,7 @@ def _of_delimited(path: str, file: LogFile, form: FileFormat, max_bad: float) ->
 
 def _why(name: str, form: FileFormat) -> str:
     shown = f'"{name}"' if name else "a column without a name"
-    return f"{shown} (stands more than once)" if form.names.count(name) > 1 and name else shown
+    return f"{shown} (occurs more than once)" if form.names.count(name) > 1 and name else shown
 
 
 def _is_usable(name: str) -> bool:
