@@ -155,9 +155,10 @@ RaggedLists related_items(In<int64_t> offsets, In<int32_t> items, int64_t num_it
   return joined(lists);
 }
 
-// For each pair of items the number of sequences that hold both; the diagonal has those that hold the item.
-Out<float> co_counts(In<int64_t> offsets, In<int32_t> items, int64_t num_items, int threads) {
+// For each pair of items the weights of the sequences that hold both, added up; on the diagonal of those with the item.
+Out<float> co_counts(In<int64_t> offsets, In<int32_t> items, In<float> weights, int64_t num_items, int threads) {
   const Sequences s(offsets, items, num_items);
+  if (static_cast<int64_t>(weights.size()) != s.users) throw std::invalid_argument("each sequence needs a weight");
   std::vector<float> counts(num_items * num_items, 0.0f);
   {
     nb::gil_scoped_release release;
@@ -167,7 +168,8 @@ Out<float> co_counts(In<int64_t> offsets, In<int32_t> items, int64_t num_items, 
       float* row = counts.data() + item * num_items;
       for (int64_t k = by_item.starts[item]; k < by_item.starts[item + 1]; ++k) {
         const int64_t user = by_item.users[by_item.events[k]];
-        for (int64_t e = s.offsets[user]; e < s.offsets[user + 1]; ++e) row[s.items[e]] += 1.0f;
+        const float weight = weights.data()[user];
+        for (int64_t e = s.offsets[user]; e < s.offsets[user + 1]; ++e) row[s.items[e]] += weight;
       }
     }
   }

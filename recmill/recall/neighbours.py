@@ -28,6 +28,8 @@ _SMALLEST_WEIGHT = 0.01  # smallest weight of an item in a profile; older ones a
 _MAX_PAIRS = 1_000_000_000  # beyond this, users are sampled evenly
 _SHRINK = 10.0
 _MAX_GAP = 5
+_HISTORY_POWER = 0.5  # measured, as the next one: docs/log.md, 2026-11-19
+_ITEM_POWER = 0.2
 _COMPARED_AT_ONCE = 256  # items that are compared with all others at once
 
 
@@ -202,18 +204,38 @@ def ease(interactions: Interactions, threads: int, l2: float) -> ItemNeighbours:
     It covers the most frequent items if there are many; neighbours with the largest weights are kept, negative ones
     too.
     """
+    return _ease(interactions, threads, l2, np.ones(interactions.num_users))
+
+
+def balanced_ease(interactions: Interactions, threads: int, l2: float) -> ItemNeighbours:
+    """EASE in which no few users and items decide most: long histories and popular items of a profile count less."""
+    lengths = np.maximum(np.diff(interactions.sequences.offsets), 1)
+    weights = lengths**-_HISTORY_POWER
+    # On average a row keeps its weight, so that an L2 penalty means the same as without weights.
+    return _ease(interactions, threads, l2, weights * lengths.sum() / (weights * lengths).sum(), _ITEM_POWER)
+
+
+def _ease(
+    interactions: Interactions, threads: int, l2: float, weights: Array, item_power: float = 0.0
+) -> ItemNeighbours:
+    """EASE with a weight for each user; those of an item in profiles fall with a power of its users."""
     num_items = interactions.num_items
     chosen = np.sort(np.argsort(-interactions.counts, kind="stable")[:MAX_EASE_ITEMS])
     index_of = np.full(num_items, -1, np.int32)
     index_of[chosen] = np.arange(len(chosen))
     sequences = interactions.sequences.where(index_of[interactions.sequences.items] >= 0)
-    gram = _native.co_counts(sequences.offsets, index_of[sequences.items], len(chosen), threads)
-    gram = gram.reshape(len(chosen), len(chosen))
+    items = index_of[sequences.items]
+    gram = _native.co_counts(
+        sequences.offsets, items, weights.astype(np.float32), len(chosen), threads
+    ).reshape(len(chosen), len(chosen))
     np.fill_diagonal(gram, gram.diagonal() + l2)
     inverse = _inverse(gram)
-    weights = inverse / -inverse.diagonal()
-    np.fill_diagonal(weights, 0.0)
-    return _truncated(weights, None if len(chosen) == num_items else chosen.astype(np.int32))
+    found = inverse / -inverse.diagonal()
+    np.fill_diagonal(found, 0.0)
+    if item_power:
+        num_users = np.maximum(np.bincount(items, minlength=len(chosen)), 1)
+        found *= ((num_users / num_users.mean()) ** -item_power).astype(np.float32)[:, None]
+    return _truncated(found, None if len(chosen) == num_items else chosen.astype(np.int32))
 
 
 def _inverse(matrix: Array) -> Array:
@@ -262,11 +284,18 @@ def content(vectors: Array) -> ItemNeighbours:
 
 # Name of a channel -> its variants; the best one on eval is used.
 Fit = Callable[[Interactions, int], ItemNeighbours]
-EASE_L2 = (300.0, 1000.0)
+EASE_L2 = (100.0, 300.0, 1000.0)
+BALANCED_EASE_L2 = (100.0, 1000.0)
+PLAIN_EASE = {
+    f"l2={l2:g}": partial(ease, l2=l2) for l2 in EASE_L2
+}  # the baseline of this name is one of them
 VARIANTS: Mapping[str, Mapping[str, Fit]] = {
     "co_clicks": {"cosine": co_clicks},
     "transitions": {"probability": transitions, "lift": lifted_transitions},
-    "ease": {f"l2={l2:g}": partial(ease, l2=l2) for l2 in EASE_L2},
+    "ease": {
+        **PLAIN_EASE,
+        **{f"balanced l2={l2:g}": partial(balanced_ease, l2=l2) for l2 in BALANCED_EASE_L2},
+    },
 }
 
 

@@ -10,6 +10,7 @@ from recmill.recall.interactions import Interactions, Sequences
 from recmill.recall.neighbours import (
     ItemNeighbours,
     _inverse,
+    balanced_ease,
     co_clicks,
     content,
     ease,
@@ -111,6 +112,27 @@ def test_ease_solves_its_least_squares() -> None:
         weights = np.linalg.solve(x.T @ x + 5.0 * np.eye(11), x.T @ clicked[:, item])
         mine = np.array([kept[other][near[other].index(item)] for other in others])
         assert mine == pytest.approx(weights, abs=1e-4)
+
+
+def test_balanced_ease_weights_users_by_their_histories_and_profile_items_by_their_users() -> None:
+    random = np.random.default_rng(2)
+    rows = [(int(user), int(item)) for user, item in (random.random((300, 2)) ** 2 * (50, 12)).astype(int)]
+    found = balanced_ease(interactions_of(*rows, num_items=12), threads=2, l2=5.0)
+    clicked = np.zeros((max(user for user, _ in rows) + 1, 12))
+    clicked[tuple(np.array(rows).T)] = 1
+    lengths = clicked.sum(axis=1)
+    of_users = np.maximum(lengths, 1) ** -0.5
+    of_users *= clicked.sum() / (of_users * lengths).sum()
+    num_users = np.maximum(clicked.sum(axis=0), 1)
+    of_items = (num_users / num_users.mean()) ** -0.2
+    near, kept = lists_of(found)
+    for item in range(12):
+        others = np.delete(np.arange(12), item)
+        x = clicked[:, others]
+        weighted = x.T * of_users
+        weights = np.linalg.solve(weighted @ x + 5.0 * np.eye(11), weighted @ clicked[:, item])
+        mine = np.array([kept[other][near[other].index(item)] for other in others])
+        assert mine == pytest.approx(weights * of_items[others], abs=1e-4)
 
 
 def test_later_items_of_a_profile_count_more_and_banned_ones_are_left_out() -> None:

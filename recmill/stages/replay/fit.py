@@ -9,7 +9,7 @@ import numpy as np
 from recmill.metrics import RankingSums
 from recmill.recall.fusion import Fusion, FusionFit, RankedLists, fit_fusion, quality
 from recmill.recall.interactions import Array, Interactions
-from recmill.recall.neighbours import PROFILE_HALF_LIVES
+from recmill.recall.neighbours import PLAIN_EASE, PROFILE_HALF_LIVES
 from recmill.recall.parameters import RANKING, UNFITTED, NeighbourParameters, RecallParameters
 from recmill.recall.popularity import HALF_LIVES, popularity
 from recmill.stages.replay.baselines import Neighbours, has_clicks, popular_lists, seen_of
@@ -30,7 +30,9 @@ class ChannelFit:
     """The best parameters of each channel alone, without weights."""
 
     parameters: RecallParameters
-    ease_variant: str  # the best one with equal weights for all items of a profile: the baseline of that name
+    ease_variant: (
+        str  # the best plain one with equal weights for all items of a profile: the baseline of that name
+    )
 
 
 def fit_channels(interactions: Interactions, queries: HeldOutQueries, neighbours: Neighbours) -> ChannelFit:
@@ -54,7 +56,7 @@ def fit_channels(interactions: Interactions, queries: HeldOutQueries, neighbours
         channel: max((key for key in quality if key[0] == channel), key=lambda key: quality[key])
         for channel in dict.fromkeys(channel for channel, _ in neighbours)
     }
-    plain = [key for key in quality if key[0] == "ease" and key[2] is None]
+    plain = [key for key in quality if key[0] == "ease" and key[1] in PLAIN_EASE and key[2] is None]
     return ChannelFit(
         RecallParameters(
             max(popular, key=lambda half_life: popular[half_life]),
