@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -44,6 +45,8 @@ def within_address_space(command: str) -> Iterator[None]:
         raise ResourceError(
             _message(command, f" before it began: it needs at least {least >> 20:,} MB", limit)
         )
+    # Arrow's default pool reserves 1 GB at once where that fits, and leaves what remains to everything else.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     from recmill import _native
 
     _native.save_address_space()

@@ -20,7 +20,7 @@ from recmill.distributed.collectives import GlooGroup, PendingExchange, PendingT
 
 _FOLDER = Path("/dev/shm")
 _MAX_RING_BYTES = 8 << 20  # for each sender and receiver: a larger message moves while both take part in it
-_MAX_BYTES = 32 << 20  # all rings of a group
+_MAX_BYTES = 24 << 20  # all rings of a group: two groups fit into the 64 MB that containers have
 _LINE = 64
 _CHECK_SECONDS = 0.5  # between looks at whether the others are still there
 
@@ -168,7 +168,7 @@ class _Sum:
 def share_memory(groups: Sequence[GlooGroup], seconds: float) -> list[GlooGroup]:
     """These groups over shared memory, or as they are when their workers have none in common. All workers call it."""
     gloo, rank, size = groups[0], groups[0].members.rank, groups[0].members.size
-    ring_bytes = min(_MAX_RING_BYTES, _MAX_BYTES // (size * (size - 1)) // _LINE * _LINE)
+    ring_bytes = min(_MAX_RING_BYTES, _MAX_BYTES // size**2 // _LINE * _LINE)
     each = _native.Rings.memory_size(size, ring_bytes)
     path = Path(tempfile.mktemp(prefix="recmill-workers-", dir=_FOLDER)) if rank == 0 else None
     file = _open(path, rank, each * len(groups), create=True) if path is not None else None

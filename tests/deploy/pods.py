@@ -200,14 +200,18 @@ class Pod:
     # what it would do while the container runs
 
     def probe(self, name: str) -> bool:
-        """Whether startupProbe, readinessProbe or livenessProbe succeeds now: a busy machine may miss one in a row."""
+        """Whether startupProbe, readinessProbe or livenessProbe succeeds: a busy machine may miss some in a row."""
         probe = self.container[name]
         if "exec" in probe:
             return self._exec(probe["exec"]["command"], probe["timeoutSeconds"]) == 0
         get = probe["httpGet"]
         ports = {port["name"]: port["containerPort"] for port in self.container["ports"]}
         url = f"{get['scheme'].lower()}://{self.address}:{ports[get['port']]}{get['path']}"
-        return any(answers(url, probe["timeoutSeconds"]) for _ in range(probe.get("failureThreshold", 3)))
+        for _ in range(probe.get("failureThreshold", 3)):
+            if answers(url, probe["timeoutSeconds"]):
+                return True
+            time.sleep(probe["periodSeconds"] / 4)
+        return False
 
     def _exec(self, command: Sequence[str], timeout: float | None = None) -> int:
         return subprocess.run(

@@ -87,7 +87,8 @@ def test_quoted_bytes_are_read_like_the_slow_twin(
 @given(text=fuzzed(DELIMITED), parts=parts, chunk_bytes=chunks)
 def test_latin_1_text_is_never_invalid(scratch: Path, text: bytes, parts: int, chunk_bytes: int) -> None:
     (scratch / "fuzz.txt").write_bytes(text)
-    log = Log(files=("fuzz.txt",), columns=columns_of(t="text"), encoding="latin-1", separator="\x02")
+    form = {"encoding": "latin-1", "separator": "\x02", "quote": "", "header": False}
+    log = Log(files=("fuzz.txt",), columns=columns_of(t="text"), **form)
     found = read_all(open_source(log, str(scratch)), parts, chunk_bytes)
     body = text.removeprefix(b"\xef\xbb\xbf")
     lines = [line.removesuffix(b"\r") for _, line in cut_lines(body)]

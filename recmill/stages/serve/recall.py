@@ -367,9 +367,6 @@ def _open_neighbours(bundle: Bundle, name: str) -> ItemNeighbours:
     folder = bundle.path / "items"
     indices, weights = (map_array(folder / f"{name}.{part}.npy") for part in ("indices", "weights"))
     items = bundle.array(f"items/{name}.items.npy")
-    if indices.ndim == 2:  # bundles of earlier versions have as many for each item, -1 behind the last
-        offsets = np.arange(len(indices) + 1) * indices.shape[1]
-        return ItemNeighbours(offsets, indices.reshape(-1), weights.reshape(-1), items)
     return ItemNeighbours(map_array(folder / f"{name}.offsets.npy"), indices, weights, items)
 
 
