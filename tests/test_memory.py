@@ -104,7 +104,9 @@ def test_other_errors_below_a_limit_are_what_they_are_without_one(table, tmp_pat
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("megabytes", [1400, 2000])  # a pool that takes 1 GB at once fits below the second alone
+@pytest.mark.parametrize(
+    "megabytes", [1400, 2000]
+)  # a pool that takes 1 GB at once fits below the second alone
 def test_below_a_limit_train_takes_little_address_space(megabytes, table, tmp_path):
     ran = _train_below(megabytes, table, tmp_path / "c")
     assert ran.returncode == 0, ran.stderr

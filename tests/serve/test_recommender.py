@@ -145,7 +145,10 @@ def test_exact_recall_is_what_the_towers_say(shared: Recommender) -> None:
     assert shared.recaller is not None
     assert shared.recaller.tower is not None
     user_row = shared.lookup.user_row(Recall(user="u1"))
-    scores = shared.recaller.vectors.whole() @ shared.recaller.tower.vectors(user_row.features.batch(shared.recaller.tower.layout))[0]
+    scores = (
+        shared.recaller.vectors.whole()
+        @ shared.recaller.tower.vectors(user_row.features.batch(shared.recaller.tower.layout))[0]
+    )
     best = shared.recaller.items.ids(np.argsort(-scores)[:10])
     answer = shared.recall(Recall(user="u1", k=10, channels=["two_tower"], show_seen=True))
     assert ids(answer) == best
