@@ -167,6 +167,24 @@ def test_frames_of_other_machines_are_written_beside_the_result(
 
 
 @pytest.mark.stages
+def test_every_stage_that_reads_a_log_reads_frames(make: Make, tmp_path: Path) -> None:
+    """check, preview, train, score: the rest goes through the same function."""
+    ranking = {"model": "lr", "label": "y", "embedding_dim": 1, "train": {"batch_size": 500, "max_steps": 8}}
+    recipe = recmill.load_recipe(
+        {**PLAIN, "features": [{"columns": "number", "steps": [{"hash": 64}]}], "ranking": ranking}
+    )
+    assert recmill.check(recipe, make(NUMBERS)).good
+    assert recmill.preview(recipe, make(NUMBERS), 3).height == 3
+    options: Any = {"quiet": True, "threads": 1}
+    trained = recmill.train(recipe, from_log=make(NUMBERS), into=tmp_path / "a", **options)
+    same = recmill.train(recipe, from_log=NUMBERS, into=tmp_path / "b", **options)
+    scores = recmill.score(trained, make(NUMBERS), quiet=True).to_polars()
+    assert (
+        scores["score"].to_list() == recmill.score(same, NUMBERS, quiet=True).to_polars()["score"].to_list()
+    )
+
+
+@pytest.mark.stages
 def test_fit_decides_as_for_a_file(make: Make, tmp_path: Path) -> None:
     num_items = 24
     events = pa.table(
