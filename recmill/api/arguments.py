@@ -7,15 +7,18 @@ import itertools
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from recmill.errors import ArtifactError, RecipeError
+from recmill.errors import ArtifactError, LogError, RecipeError
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyspark.sql
+    import ray.data
 
     from recmill.artifacts.bundle.bundle import Bundle
     from recmill.artifacts.checkpoint.checkpoint import Checkpoint
@@ -30,7 +33,7 @@ class ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-Frame: TypeAlias = "ArrowStream | pl.LazyFrame"
+Frame: TypeAlias = "ArrowStream | pl.LazyFrame | ray.data.Dataset | pyspark.sql.DataFrame"
 PathLike: TypeAlias = "str | os.PathLike[str]"
 Source: TypeAlias = "PathLike | Frame"
 Data: TypeAlias = "Source | Sequence[Source] | Mapping[str, Source | Sequence[Source]]"
@@ -115,11 +118,33 @@ def _wrong(name: str, expected: str, found: object, remedy: str) -> ArtifactErro
     return ArtifactError(f"{name}: expected {expected}, got {type(found).__name__}; {remedy}.")
 
 
-def data_of(recipe: Recipe, data: Data) -> str:
-    """The directory or URL of a log; frames and single files go to a temporary directory of this process."""
+def data_of(recipe: Recipe, data: Data, into: PathLike | None = None) -> str:
+    """The directory or URL of a log; frames and single files go to a temporary directory of this process.
+
+    That of frames that other machines write is beside `into`, which all machines see.
+    """
     from recmill.logs.frames import open_data
 
-    return open_data(recipe, data, lambda: new_folder("data"))
+    return open_data(recipe, data, lambda: folder_for(data, into, "data"))
+
+
+def folder_for(data: Any, into: PathLike | None, name: str) -> Path:
+    """A new directory for frames, removed at the end of this process, that whoever writes them can see."""
+    from recmill.logs.cluster_frames import frames_in, is_elsewhere
+
+    if not any(is_elsewhere(frame) for frame in frames_in(data)):
+        return new_folder(name)
+    if into is None or not isinstance(as_address(into), Path):
+        raise LogError(
+            "data: this frame's rows are on other machines, which write them beside `into` for all to read. Give into, "
+            "a directory on a file system that all machines share; or write the frame as Parquet yourself, and pass "
+            "the directory."
+        )
+    target = Path(into).absolute()
+    folder = target.parent / f".{target.name}-{name}-{uuid.uuid4().hex[:12]}"
+    folder.mkdir(parents=True)
+    atexit.register(_remove, folder, os.getpid())
+    return folder
 
 
 def progress_of(quiet: bool) -> Progress:

@@ -158,7 +158,7 @@ def run(
         served=served,
         gate=gate,
     )
-    where = None if data is None else data_of(recipe, data)
+    where = None if data is None else data_of(recipe, data, into)
     return run_stages(recipe, where, target_of(into, "run"), config, progress_of(quiet))
 
 

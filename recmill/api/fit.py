@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recmill.api.arguments import PathLike, Source, folder_of, new_folder
+from recmill.api.arguments import PathLike, Source, folder_for, folder_of
 from recmill.api.commands import run
 from recmill.errors import RecmillError
 from recmill.logs.config import DEFAULT_MAX_BAD
@@ -34,7 +34,7 @@ def fit(
     max_bad: float = DEFAULT_MAX_BAD,
     quiet: bool = False,
 ) -> FittedRecommender:
-    """Train a recommender on events: a Polars, pandas or Arrow frame, or a file as for `recmill init`.
+    """Train a recommender on events: a frame of Polars, pandas, Arrow, Ray or Spark, or a file as for `recmill init`.
 
     `user`, `item` and `time` name columns; missing ones are detected by names and values. `positive` is a condition
     such as "rating >= 4", or "all". `items` and `users` are frames or files with one row for each, with the column of
@@ -46,7 +46,7 @@ def fit(
     config = InitConfig(
         user=user, item=item, time=time, positive=positive, time_format=time_format, max_bad=max_bad
     )
-    files = _files({"events": events, "items": items, "users": users})
+    files = _files({"events": events, "items": items, "users": users}, into)
     decided = _decide(files, config)
     if decided.recipe.log.user is None:
         raise RecmillError(
@@ -67,7 +67,7 @@ def fit(
     return FittedRecommender(ran, decided.lines)
 
 
-def _files(sources: dict[str, Source | None]) -> list[str]:
+def _files(sources: dict[str, Source | None], into: PathLike | None) -> list[str]:
     """Paths as they are; frames as Parquet files in a temporary folder."""
     from recmill.logs.frames import write_all_columns
 
@@ -79,7 +79,7 @@ def _files(sources: dict[str, Source | None]) -> list[str]:
         if isinstance(source, (str, os.PathLike)):
             files.append(os.fspath(source))
             continue
-        folder = folder or new_folder("frames")
+        folder = folder or folder_for(sources, into, "frames")
         write_all_columns(source, folder / f"{name}.parquet", name)
         files.append(str(folder / f"{name}.parquet"))
     return files

@@ -68,8 +68,9 @@ def prepare(
 ) -> Table:
     """Turn a raw log into a Table: fit the features on the training rows and apply them to all.
 
-    `data` is the log's directory or URL, a file, a frame, a list of them, or a dict of them: `log` for the log itself
-    and the names of the recipe's side tables. With `plan`, an artifact, nothing is fitted: its features are applied.
+    `data` is the log's directory or URL, a file, a frame (also a Ray Dataset or Spark DataFrame), a list of them, or a
+    dict of them: `log` for the log itself and the names of the recipe's side tables. With `plan`, an artifact,
+    nothing is fitted: its features are applied.
     """
     from recmill.features.plan_artifact import plan_at
     from recmill.stages.prepare.config import PrepareConfig
@@ -87,7 +88,7 @@ def prepare(
         spark_conf=dict(spark_conf or {}),
     )
     fitted = None if plan is None else plan_at(_path_of(plan))
-    where = data_of(recipe, data)
+    where = data_of(recipe, data, into)
     return run(recipe, where, target_of(into, "table"), config, progress_of(quiet), fitted).table
 
 
@@ -158,7 +159,7 @@ def train(
     context = TrainContext(on_step=on_step, on_evaluation=on_evaluation, warn=_warn)
     make_source: MakeSource
     if from_log is not None:
-        where, fitted = data_of(recipe, from_log), None if plan is None else str(_path_of(plan))
+        where, fitted = data_of(recipe, from_log, into), None if plan is None else str(_path_of(plan))
         make_source = partial(open_log_data, recipe, where, fitted, max_bad)
     else:
         assert table is not None
@@ -254,7 +255,7 @@ def evaluate(
             options = ReplayConfig(
                 served_users, None if served_bundle is None else Path(served_bundle), str(which), threads
             )
-            where = find_log(folder) if data is None else data_of(folder.recipe, data)
+            where = find_log(folder) if data is None else data_of(folder.recipe, data, path)
             result = replay_and_write(folder, where, options, gate, progress_of(quiet))
         evaluated = run(folder, table_of(table), config, progress_of(quiet))
         write_evaluation(folder, evaluated, path, None if result is None else served_json(result))
@@ -323,7 +324,7 @@ def score(
         raise RecmillError(
             "score: embeddings and recall of a checkpoint are those of a Table: give one as rows."
         )
-    scored = _rows_to_score(reference, rows, config) if config.wants_scores else None
+    scored = _rows_to_score(reference, rows, config, into) if config.wants_scores else None
     table = rows if isinstance(rows, Table) and of_sides and not is_of_bundle else None
     with written(target_of(into, "scores")) as target:
         result = run(reference, scored, table, target.path, config, progress_of(quiet))
@@ -358,7 +359,7 @@ def _is_of_kind(address: str | Path, kind: str) -> bool:
         return False
 
 
-def _rows_to_score(reference: ModelRef, rows: Any, config: ScoreConfig) -> Input:
+def _rows_to_score(reference: ModelRef, rows: Any, config: ScoreConfig, into: PathLike | None) -> Input:
     from recmill.dataset.table import Table
     from recmill.stages.score.inputs import LogInput, TableInput, scoring_recipe
     from recmill.stages.score.models import open_models
@@ -371,7 +372,7 @@ def _rows_to_score(reference: ModelRef, rows: Any, config: ScoreConfig) -> Input
     if config.split is not None:
         raise RecmillError("score: split is for the rows of a Table. Remove it.")
     with_labels = not config.without_labels
-    where = data_of(scoring_recipe(models.recipe, with_labels), rows)
+    where = data_of(scoring_recipe(models.recipe, with_labels), rows, into)
     return LogInput(models, where, config.keep, with_labels, config.max_bad, config.memory, config.partitions)
 
 
@@ -402,7 +403,7 @@ def export(
     from recmill.stages.export.find_log import find_log
 
     folder = checkpoint_of(checkpoint).to_serve(str(which))
-    where = find_log(folder) if data is None else data_of(folder.recipe, data)
+    where = find_log(folder) if data is None else data_of(folder.recipe, data, into)
     config = ExportConfig(
         rows=rows,
         products=products,

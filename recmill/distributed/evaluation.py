@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from recmill.dataset.batch import Batch
 from recmill.dataset.schedule import Cursor
-from recmill.dataset.table import Table
+from recmill.dataset.splits import SplitRows
 from recmill.distributed.slices import SliceSizes
 from recmill.distributed.workers import Workers
 from recmill.learner.ranking import Ranker
@@ -22,7 +22,7 @@ def evaluate_ranker(ranker: Ranker, batches: Iterable[tuple[Batch, Cursor]], wor
     return workers.sum(ranker.evaluate(own))
 
 
-def evaluate_retriever(retriever: Retriever, table: Table, workers: Workers) -> RankingSums:
+def evaluate_retriever(retriever: Retriever, table: SplitRows, workers: Workers) -> RankingSums:
     """Metrics of the eval rows. Lookups are collective, so each worker takes a slice of every chunk of queries."""
     if workers.size == 1:
         return retriever.evaluate(table)

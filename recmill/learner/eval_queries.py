@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from recmill.dataset.batch import Array, Batch, Layout, collate
+from recmill.dataset.splits import SplitRows
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, FeatureError
 from recmill.features.chain import ColumnInfo
@@ -47,7 +48,7 @@ class ItemFeatures:
     rows: pl.DataFrame
 
     @classmethod
-    def of(cls, table: Table, recipe: Recipe) -> ItemFeatures:
+    def of(cls, table: SplitRows, recipe: Recipe) -> ItemFeatures:
         item_id = id_feature(recipe, table.columns, "item")
         names = dict.fromkeys([item_id, *retrieval_of(recipe).item])
         rows = table.scan().select(*names).filter(pl.col(item_id) != 0)
@@ -96,13 +97,13 @@ class EvalQueries:
     num_left_out: int  # queries that are skipped, because there are too many
 
     @classmethod
-    def of(cls, table: Table, recipe: Recipe, split: str, protocol: Protocol) -> EvalQueries:
+    def of(cls, table: SplitRows, recipe: Recipe, split: str, protocol: Protocol) -> EvalQueries:
         """Queries of a split's clicks. Users without an id are skipped: keep their raw column in the Table."""
         catalogue = ItemFeatures.of(table, recipe)
         clicks = _clicks(table, recipe, split, catalogue)
         if not clicks.height:
             raise ArtifactError(
-                f'Table {table.path} has no {split} rows with label "{retrieval_of(recipe).label}" of known users; '
+                f'{table.path} has no {split} rows with label "{retrieval_of(recipe).label}" of known users; '
                 "there is nothing to rank."
             )
         states = clicks.select("__user", *retrieval_of(recipe).user)
@@ -157,7 +158,7 @@ def counts_of(table: Table, recipe: Recipe) -> DataCounts:
     return DataCounts(**counts.collect().row(0, named=True))
 
 
-def _identity(table: Table, recipe: Recipe, side: Side) -> pl.Expr:
+def _identity(table: SplitRows, recipe: Recipe, side: Side) -> pl.Expr:
     """The user or item of a row: the raw column if the Table keeps it, else the id, which is null when it is 0."""
     raw = getattr(table.recipe.log, side)
     if raw in table.recipe.table.keep:
@@ -166,7 +167,7 @@ def _identity(table: Table, recipe: Recipe, side: Side) -> pl.Expr:
     return pl.when(pl.col(name) != 0).then(pl.col(name)).alias(f"__{side}")
 
 
-def _clicks(table: Table, recipe: Recipe, split: str, catalogue: ItemFeatures) -> pl.DataFrame:
+def _clicks(table: SplitRows, recipe: Recipe, split: str, catalogue: ItemFeatures) -> pl.DataFrame:
     """Held-out clicks of known users, with their features and the item's index in the catalogue."""
     retrieval = retrieval_of(recipe)
     indices = catalogue.rows.lazy().select(catalogue.item_id).with_row_index("__index")
@@ -185,7 +186,7 @@ def _clicks(table: Table, recipe: Recipe, split: str, catalogue: ItemFeatures) -
 
 
 def _seen(
-    table: Table, recipe: Recipe, split: str, catalogue: ItemFeatures, users: pl.DataFrame
+    table: SplitRows, recipe: Recipe, split: str, catalogue: ItemFeatures, users: pl.DataFrame
 ) -> pl.DataFrame:
     """User and item index of what these users clicked in an earlier split."""
     indices = catalogue.rows.lazy().select(catalogue.item_id).with_row_index("__index")

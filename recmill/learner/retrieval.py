@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recmill.dataset.batch import Array, Batch, Keys, Layout
-from recmill.dataset.table import Table
+from recmill.dataset.splits import SplitRows
 from recmill.embeddings.collection import BatchLookup
 from recmill.embeddings.table import DiskTier
 from recmill.features.chain import ColumnInfo
@@ -116,13 +116,15 @@ class Retriever(Learner):
         """Unit vectors [B, V] of a batch of `layouts["item"]`. Changes no state."""
         return self._vectors("item", batch)
 
-    def evaluate(self, table: Table, split: str = "eval", protocol: Protocol | None = None) -> RankingSums:
+    def evaluate(
+        self, table: SplitRows, split: str = "eval", protocol: Protocol | None = None
+    ) -> RankingSums:
         """Rank the whole catalogue for each query of a split, some users at a time."""
         queries = self.eval_queries(table, split, protocol)
         items = self.item_vectors(queries.catalogue.batch(self.layouts["item"]))
         return self.measure(queries, items, query_chunks(queries))
 
-    def eval_queries(self, table: Table, split: str, protocol: Protocol | None = None) -> EvalQueries:
+    def eval_queries(self, table: SplitRows, split: str, protocol: Protocol | None = None) -> EvalQueries:
         """The queries of a split, cached for its next evaluation."""
         protocol = protocol or protocol_for(self.recipe)
         key = (table.path, split, protocol.name)

@@ -22,6 +22,7 @@ _UNCHANGED = (
     "if several machines have one each). Then run the same command again."
 )
 _PARQUET = b"PAR1"
+FINISHED = "_SUCCESS"  # Spark's name of the file that it writes last
 # bz2: pyarrow fails on files of several streams; the standard library silently drops a damaged second one.
 _UNREADABLE_SUFFIXES = (".bz2", ".xz", ".zip", ".lz4", ".7z")
 
@@ -48,20 +49,24 @@ def _each_once(files: Iterable[LogFile]) -> list[LogFile]:
 def match_pattern(pattern: str, data: str) -> tuple[LogFile, ...]:
     """The files of one name or glob. `*` stays within a directory, `**` does not.
 
-    A name also matches its compressed form: `train.txt` finds `train.txt.gz`.
+    A name also matches its compressed form: `train.txt` finds `train.txt.gz`. A directory with a file _SUCCESS, as
+    Spark writes it, stands for the files in it.
     """
     filesystem, root = locate(data)
     _require_directory(filesystem, root, data)
     with explained(data):
         named = filesystem.get_file_info(_join(root, pattern))
         if named.type == fs.FileType.Directory:
-            raise LogError(
-                f'{_join(data, pattern)} is a directory. Name the files in it, such as "{pattern}/*".'
-            )
-        infos = [named] if named.is_file else _list_matches(filesystem, root, pattern)
+            infos = _parts(filesystem, named.path)
+            if not infos:
+                raise LogError(
+                    f'{_join(data, pattern)} is a directory. Name the files in it, such as "{pattern}/*".'
+                )
+        else:
+            infos = [named] if named.is_file else _list_matches(filesystem, root, pattern)
         infos = infos or _compressed_forms(filesystem, root, pattern)
-    files = (_log_file(info, root, data) for info in infos)
-    return tuple(sorted(files, key=lambda file: natural_key(file.name)))
+    files = {file.name: file for file in (_log_file(info, root, data) for info in infos)}
+    return tuple(sorted(files.values(), key=lambda file: natural_key(file.name)))
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
@@ -145,13 +150,25 @@ def _list_matches(filesystem: Any, root: str, pattern: str) -> list[Any]:
     directory = _join(root, "/".join(parts[:fixed])).rstrip("/")
     recursive = len(parts) - fixed > 1
     if recursive and isinstance(filesystem, fs.LocalFileSystem):
-        return [info for info in filesystem.get_file_info(_walk(directory, parts[fixed:])) if info.is_file]
-    infos = filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True, recursive=recursive))
-    return [info for info in infos if info.is_file and _matches(_relative(info, root).split("/"), parts)]
+        infos = filesystem.get_file_info(_walk(directory, parts[fixed:]))
+    else:
+        infos = filesystem.get_file_info(
+            fs.FileSelector(directory, allow_not_found=True, recursive=recursive)
+        )
+        infos = [info for info in infos if _matches(_relative(info, root).split("/"), parts)]
+    return [file for info in infos for file in ([info] if info.is_file else _parts(filesystem, info.path))]
+
+
+def _parts(filesystem: Any, directory: str) -> list[Any]:
+    """The files in a directory that Spark, or we, finished writing; none if it is another directory."""
+    infos = filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True))
+    if all(info.base_name != FINISHED for info in infos):
+        return []
+    return [info for info in infos if info.is_file and not info.base_name.startswith((".", "_"))]
 
 
 def _walk(directory: str, patterns: tuple[str, ...]) -> list[str]:
-    """The matching files below a local directory.
+    """The matching files and directories below a local directory.
 
     A directory is visited once for each rest of the patterns, by whatever links it is reached, so that loops end.
     """
@@ -165,7 +182,7 @@ def _walk(directory: str, patterns: tuple[str, ...]) -> list[str]:
             rests = _rests(entry.name, left)
             if os.path.isdir(entry.path):
                 waiting += [(entry.path, rest) for rest in rests if rest]
-            elif () in rests and os.path.isfile(entry.path):
+            if () in rests and os.path.exists(entry.path):
                 found.append(entry.path)
     return found
 

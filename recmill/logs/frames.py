@@ -1,7 +1,8 @@
 """Data from Python callers, as a directory to read a log from.
 
-Frames become Parquet files and paths become links, under the names of the recipe's `files`. So every stage, engine
-and process reads them like any other log, and a stage that reads the log again (export) finds it.
+Frames become Parquet files and paths become links, under the names of the recipe's `files`; a Ray Dataset or Spark
+DataFrame becomes a directory of that name. So every stage, engine and process reads them like any other log, and a
+stage that reads the log again (export) finds it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pyarrow import fs
 
 from recmill.errors import LogError
 from recmill.logs.base import COMPRESSIONS
+from recmill.logs.cluster_frames import column_names, column_types, is_cluster_frame, write_cluster_frame
 from recmill.logs.columns import explain_missing
 from recmill.logs.files import explained, find_files, locate
 from recmill.logs.parquet import is_readable
@@ -31,8 +33,8 @@ LOG = "log"  # the key of the log itself, besides the names of side tables
 _ROW_GROUP = 1 << 17  # rows; a log is split between row groups
 _MAX_SECONDS = 1_600_000_000  # file times that every file system supports
 _EXPECTED = (
-    "Expected a directory, a file, a URL, a Polars, pandas or Arrow frame, a list of files or frames, or a dict "
-    'of them such as {"log": events, "items": items}.'
+    "Expected a directory, a file, a URL, a Polars, pandas or Arrow frame, a Ray Dataset, a Spark DataFrame, a list of "
+    'files or frames, or a dict of them such as {"log": events, "items": items}.'
 )
 
 
@@ -167,20 +169,33 @@ def _is_file(path: str) -> bool:
 def _write_frame(spec: Log | SideTable, frame: Any, path: Path, argument: str) -> None:
     """Write the declared columns of a frame as Parquet, whatever the file is called."""
     _check_columns(spec, frame, argument)
-    table = _to_arrow(frame, [column.name_in_file for column in spec.columns], argument)
+    names = list(dict.fromkeys(column.name_in_file for column in spec.columns))
+    if is_cluster_frame(frame):
+        _check_types(spec, column_types(frame, names), argument)
+        write_cluster_frame(frame, names, path, argument)
+        return
+    table = _to_arrow(frame, names, argument)
+    _check_types(spec, dict(zip(table.schema.names, table.schema.types, strict=True)), argument)
+    _write_table(table, path)
+
+
+def _check_types(spec: Log | SideTable, types: Mapping[str, pa.DataType], argument: str) -> None:
     for column in spec.columns:
-        kind = table.schema.field(column.name_in_file).type
-        if not is_readable(column, kind):
+        kind = types.get(column.name_in_file)
+        if kind is not None and not is_readable(column, kind):
             raise LogError(
                 f'{argument}: column "{column.name_in_file}" is {kind}, which cannot be read as {column.type}. '
                 "Change its type in the recipe or in the frame."
             )
-    _write_table(table, path)
 
 
 def write_all_columns(frame: Any, path: Path, argument: str) -> None:
     """Write every column of a frame as Parquet."""
-    _write_table(_to_arrow(frame, _column_names(frame, argument), argument), path)
+    names = _column_names(frame, argument)
+    if is_cluster_frame(frame):
+        write_cluster_frame(frame, names, path, argument)
+    else:
+        _write_table(_to_arrow(frame, names, argument), path)
 
 
 def _write_table(table: pa.Table, path: Path) -> None:
@@ -198,13 +213,16 @@ def _check_columns(spec: Log | SideTable, frame: Any, argument: str) -> None:
     for column in spec.columns:
         name = column.name_in_file
         if names.count(name) != 1:
-            index = getattr(getattr(frame, "index", None), "names", ())
+            is_pandas = _is_of(frame, "pandas", "DataFrame")
+            index = list(frame.index.names) if is_pandas else []
             hint = " It is the frame's index: call reset_index() first." if name in index else ""
             reason = explain_missing(name, names).replace("the file", "the frame")
             raise LogError(f"{argument}: {reason}{hint}")
 
 
 def _column_names(frame: Any, argument: str) -> list[str]:
+    if is_cluster_frame(frame):
+        return column_names(frame, argument)
     if _is_of(frame, "polars", "LazyFrame"):
         return list(frame.collect_schema())
     if isinstance(frame, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)):
@@ -215,6 +233,8 @@ def _column_names(frame: Any, argument: str) -> list[str]:
         return [str(name) for name in frame.columns]
     kind = type(frame).__name__
     made = " Make a frame of it: polars.DataFrame(...)." if isinstance(frame, (dict, list, tuple)) else ""
+    if hasattr(frame, "to_spark"):
+        made = " A frame of pyspark.pandas has an order of its own: call to_spark() on it."
     raise LogError(f"{argument}: got {kind}. {_EXPECTED}{made}")
 
 

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 from spark_cluster import SparkConf, connect_server, shared_spark
 
+import recmill
 from recmill.engines.spark import SparkCluster
 from recmill.errors import LogError, MissingPackage, RecmillError
 
@@ -190,6 +191,24 @@ def test_missing_java_is_an_install_line(tmp_path: Path) -> None:
     assert "apt-get install openjdk-17-jre-headless" in answer.stderr
 
 
+def check_frames_of_spark_connect(address: str) -> None:
+    """A DataFrame of a Spark Connect session is a log, beside an active session of the other kind."""
+    from pyspark.sql.connect.session import SparkSession
+
+    recipe = {
+        "name": "plain",
+        "log": {"files": ["events"], "columns": [{"name": "n", "type": "int"}, {"name": "y", "type": "int"}]},
+        "labels": [{"name": "y", "columns": "y"}],
+        "features": [{"columns": "n"}],
+    }
+    session = SparkSession.builder.remote(address).create()
+    frame = session.range(0, 1_000, 1, 4).selectExpr("id AS n", "id % 2 AS y")
+    assert recmill.prepare(recipe, frame, quiet=True).to_polars()["n"].to_list() == list(range(1_000))
+    with pytest.raises(LogError, match='no column "y"; the frame has: n'):
+        recmill.prepare(recipe, frame.select("n"), quiet=True)
+    session.stop()
+
+
 def test_spark_connect_gives_the_same_answers(tmp_path: Path) -> None:
     with connect_server(tmp_path) as address:
         cluster = SparkCluster(tmp_path, address)
@@ -203,3 +222,4 @@ def test_spark_connect_gives_the_same_answers(tmp_path: Path) -> None:
         with pytest.raises(LogError, match=r"^bad"):
             cluster.each([1], bad, silent)
         cluster.close()
+        check_frames_of_spark_connect(address)

@@ -19,6 +19,7 @@ from small_trainings import last_state, recipe_of, sightings, write_log
 from recmill.artifacts.checkpoint.checkpoint import Checkpoint
 from recmill.dataset.table import Table
 from recmill.errors import LogError, TrainingError
+from recmill.recipe.load import recipe_from_dict, tree_of
 from recmill.stages.prepare.prepare import PrepareConfig as PrepareOptions
 from recmill.stages.prepare.prepare import prepare
 from recmill.stages.train.config import RayTrainConfig, TrainConfig
@@ -147,6 +148,36 @@ def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint_and_no_more(
     assert trained.resumed_from in (5, 10)  # the last may have been under way
     assert notes == ["started again with 2 workers, from the last checkpoint"]
     assert_same(trained, into, alone)
+
+
+def test_two_towers_learn_from_a_log_with_several_workers_and_data_workers(log: Path, tmp_path: Path) -> None:
+    tree = tree_of(recipe_of())
+    ranking = tree.pop("ranking")
+    towers = {
+        "label": "click",
+        "user": ["user"],
+        "item": ["item"],
+        "embedding_dim": 4,
+        "train": ranking["train"],
+    }
+    recipe = recipe_from_dict(
+        {**tree, "log": {**tree["log"], "user": "user", "item": "item"}, "retrieval": towers}
+    )
+    alone = train(recipe, LogData(recipe, str(log)), tmp_path / "alone", TrainConfig(threads=1))[0]
+    trained = launched(
+        lambda note: LogData(recipe, str(log), note=note),
+        tmp_path / "several",
+        recipe=recipe,
+        data_workers=2,
+        data_resource="data",
+    )[0]
+    assert trained.workers == 2
+    for name in ("samples", "cursor", "stopped_by"):
+        assert (
+            last_state(tmp_path / "several", "retrieval")[name]
+            == last_state(tmp_path / "alone", "retrieval")[name]
+        )
+    assert trained.best.metrics == pytest.approx(alone.best.metrics, abs=0.02)
 
 
 def test_an_error_of_ours_ends_the_run_at_once_and_arrives_as_itself(table: Path, tmp_path: Path) -> None:

@@ -211,3 +211,13 @@ def test_a_column_may_have_another_name_in_the_file(tmp_path: Path, format: str)
     (unit,) = source.units(parts=1)
     (batch,) = source.read(unit)
     assert batch.frame.select("artist", "name").rows() == [(7, "A"), (8, "B")]
+
+
+@pytest.mark.parametrize("pattern", ["events.csv", "events*", "**/events.csv"])
+def test_a_directory_that_spark_wrote_counts_as_its_files(tmp_path: Path, pattern: str) -> None:
+    names = [f"events.csv/part-{number}-a.csv" for number in ("00000", "00002", "00010")]
+    write_files(tmp_path, *names, "events.csv/.part-00000-a.csv.crc", "events.csv/_committed")
+    with pytest.raises(LogError, match=r"is a directory|No file matches"):
+        open_source(log_of(pattern), str(tmp_path))
+    (tmp_path / "events.csv" / "_SUCCESS").touch()
+    assert names_found(tmp_path, pattern) == names

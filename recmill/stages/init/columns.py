@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -15,7 +17,7 @@ import pyarrow.parquet as pq
 
 from recmill.errors import LogError, first_line
 from recmill.logs.base import BadRow, LogFile, open_source
-from recmill.logs.files import decompressed, explained, match_pattern, open_bytes
+from recmill.logs.files import FINISHED, decompressed, explained, match_pattern, open_bytes
 from recmill.logs.sniff import FileFormat, sniff
 from recmill.logs.times import parse_times
 from recmill.recipe.names import plain_name
@@ -115,25 +117,30 @@ def profile(
     max_bad: float = 0.0,
 ) -> FileProfile:
     """Sample a file's first rows, up to 64 MB, in the format that is detected."""
-    file = _find(path)
+    files = _find(path)
+    file = files[0]
     form = sniff(file, separator, header, known)
     if form.format == "parquet":
-        return _of_parquet(path, file, form)
+        return _of_parquet(path, files, form)
+    if len(files) > 1:
+        raise LogError(f"{path}: is a directory of text files. Name them by a pattern in quotes: {path}/*.")
     if form.format == "jsonl":
         return _of_json(path, file, form)
     return _of_delimited(path, file, form, max_bad)
 
 
-def _find(path: str) -> LogFile:
-    if os.path.isdir(path):
+def _find(path: str) -> tuple[LogFile, ...]:
+    """The file, or the first of those that a pattern matches, or all in a directory that Spark wrote."""
+    folder, name = os.path.split(path.rstrip("/"))
+    is_directory = os.path.isdir(path)
+    if is_directory and not os.path.isfile(os.path.join(path, FINISHED)):
         raise LogError(
             f'{path}: is a directory. Name a file in it, or a pattern in quotes, such as "{path}/*.csv".'
         )
-    folder, name = os.path.split(path)
     files = match_pattern(name, folder or ".")
     if not files:
         raise LogError(f"{path}: no such file.")
-    return files[0]
+    return files if is_directory else files[:1]
 
 
 # delimited text
@@ -284,31 +291,48 @@ def _list_separator(texts: pl.Series) -> str:
 # typed frames
 
 
-def _of_parquet(path: str, file: LogFile, form: FileFormat) -> FileProfile:
-    try:
-        with open_bytes(file) as stream:
+def _of_parquet(path: str, files: Sequence[LogFile], form: FileFormat) -> FileProfile:
+    names: list[str] = []
+    frames, all_names, is_whole = list[pl.DataFrame](), dict[str, None](), True
+    for file in files:
+        num_rows = sum(frame.height for frame in frames)
+        if frames and num_rows >= _SAMPLE_ROWS:
+            is_whole = False
+            break
+        with open_bytes(file) as stream, _explained(file, path):
             parquet = pq.ParquetFile(stream)
-            names = _readable_names(parquet.schema_arrow)
-            batches, num_rows = [], 0
-            for batch in parquet.iter_batches(columns=names):
-                batches.append(batch)
-                num_rows += len(batch)
-                if num_rows >= _SAMPLE_ROWS:
-                    break
-            total = parquet.metadata.num_rows
-            all_names = parquet.schema_arrow.names
-            frame = pl.DataFrame(
-                pa.Table.from_batches(batches, pa.schema([parquet.schema_arrow.field(n) for n in names]))
-            )
-    except (OSError, pa.ArrowException) as error:
-        raise LogError(f"{path}: is not a whole Parquet file ({first_line(error).rstrip('.')}).") from error
+            names = names or _readable_names(parquet.schema_arrow)
+            all_names |= dict.fromkeys(parquet.schema_arrow.names)
+            frame = _first_rows(parquet, names, _SAMPLE_ROWS - num_rows)
+            is_whole = is_whole and frame.height == parquet.metadata.num_rows
+            frames.append(frame)
+    frame = pl.concat(frames, how="vertical_relaxed")
     if not frame.height:
         raise LogError(f"{path}: has no rows.")
     columns = tuple(_profile_typed(frame[name]) for name in names)
-    left_out = tuple(f'"{name}"' for name in dict.fromkeys(all_names) if name not in names)
-    return FileProfile(
-        path, replace(form, names=tuple(names)), columns, frame.height, num_rows >= total, left_out
-    )
+    left_out = tuple(f'"{name}"' for name in all_names if name not in names)
+    return FileProfile(path, replace(form, names=tuple(names)), columns, frame.height, is_whole, left_out)
+
+
+@contextmanager
+def _explained(file: LogFile, path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        shown = path if file.name == os.path.basename(path) else file.path
+        raise LogError(f"{shown}: is not a whole Parquet file ({first_line(error).rstrip('.')}).") from error
+
+
+def _first_rows(parquet: pq.ParquetFile, names: list[str], at_least: int) -> pl.DataFrame:
+    """At least so many rows, if the file has them."""
+    batches, num_rows = [], 0
+    for batch in parquet.iter_batches(columns=names):
+        batches.append(batch)
+        num_rows += len(batch)
+        if num_rows >= at_least:
+            break
+    schema = pa.schema([parquet.schema_arrow.field(name) for name in names])
+    return pl.DataFrame(pa.Table.from_batches(batches, schema))
 
 
 def _readable_names(schema: pa.Schema) -> list[str]:

@@ -32,6 +32,7 @@ from recmill.models.trees import BlendedRanker, TreeRanker
 from recmill.recipe import recipe as r
 from recmill.recipe.crosses import is_open
 from recmill.recipe.defaults import DEFAULT_BATCH_SIZE, as_prepared
+from recmill.stages.train.log_rows import LogRows
 from recmill.stages.train.trainer import BatchSource, Metrics
 
 EVALUATION_BATCH = 8192
@@ -151,7 +152,10 @@ def fit_ranker_trees(
 
 
 class LogData:
-    """Rows of a raw log, with features computed on the fly. Rankers only: retrieval needs a Table's catalogue."""
+    """Rows of a raw log, with features computed on the fly.
+
+    Two towers are evaluated on what is kept of a pass over the log: see LogRows.
+    """
 
     def __init__(
         self,
@@ -171,7 +175,8 @@ class LogData:
         self.recipe = recipe = as_prepared(recipe, self.plan.recipe)
         self.name = f"log {self.data} ({_digest(recipe, self.data)}), plan {self.plan.digest()}"
         self.columns = self.plan.columns()
-        self._counted: LogBatches | None = None
+        self._counted: dict[str | None, LogBatches] = {}
+        self._kept: LogRows | None = None
 
     def check(self, recipe: r.Recipe) -> None:
         check_plan(self.plan, recipe)
@@ -179,15 +184,20 @@ class LogData:
             self.with_eval_rows()
 
     def batches(self, learner: Learners) -> BatchSource:
-        ranker = _ranker(learner)
-        return self._opened().of_split("train", ranker.batch_size, ranker.layout.features)
+        if learner.trains_on_list is not None:
+            raise RecmillError(
+                f'retrieval.model = "{self.recipe.retrieval and self.recipe.retrieval.model}" trains on whole '
+                "histories, which a Table holds. Train it with --table, or only the ranker with --only ranking."
+            )
+        return self._opened(learner.trains_on).of_split("train", learner.batch_size, learner.layout.features)
 
     def evaluation(self, learner: Learners, workers: Workers = SINGLE_WORKER) -> Evaluation | None:
-        ranker = _ranker(learner)
         if not self.num_rows("eval"):
             return None
-        batches = self._opened().of_split("eval", EVALUATION_BATCH, ranker.layout.features)
-        return lambda: evaluate_ranker(ranker, batches.read(), workers).metrics().as_dict()
+        if isinstance(learner, Retriever):
+            return lambda: evaluate_retriever(learner, self._rows_kept(), workers).means()
+        batches = self._opened().of_split("eval", EVALUATION_BATCH, learner.layout.features)
+        return lambda: evaluate_ranker(learner, batches.read(), workers).metrics().as_dict()
 
     def num_rows(self, split: str) -> int:
         return self._opened().log.num_rows(split)
@@ -197,24 +207,36 @@ class LogData:
             "refit = true learns from the eval rows of a Table: train with --table, or remove refit."
         )
 
-    def _opened(self) -> LogBatches:
-        """The log, counted once."""
-        if self._counted is None:
-            self._counted = LogBatches(
+    def _rows_kept(self) -> LogRows:
+        """The rows that retrieval is evaluated on, read once."""
+        if self._kept is None:
+            self._kept = LogRows(self.data, self.recipe, self.plan, self._opened().log, self.each)
+        return self._kept
+
+    def _opened(self, where: str | None = None) -> LogBatches:
+        """The log, counted once; of a label, its positive rows alone, counted apart."""
+        if where not in self._counted:
+            counted = LogBatches(
                 self.recipe,
                 self.plan,
                 self.data,
                 DEFAULT_BATCH_SIZE,
                 max_bad=self.max_bad,
+                where=where,
                 each=self.each,
             )
-            for line in self._counted.notes:
-                self.note(line)
-            if self._counted.bad:
-                self.note(f"{self._counted.bad:,} bad rows are left out")
-                for line in self._counted.tally.describe():
-                    self.note(f"  {line}")
-        return self._counted
+            if not self._counted:
+                self._describe(counted)
+            self._counted[where] = counted
+        return self._counted[where]
+
+    def _describe(self, counted: LogBatches) -> None:
+        for line in counted.notes:
+            self.note(line)
+        if counted.bad:
+            self.note(f"{counted.bad:,} bad rows are left out")
+            for line in counted.tally.describe():
+                self.note(f"  {line}")
 
 
 def open_table_data(path: str, note: Callable[[str], None]) -> TrainingData:
@@ -255,15 +277,6 @@ def _cutting(log: LogFiles) -> dict[str, int]:
     """The version of how unsplittable files are cut into units, which cursors depend on."""
     is_surveyed = isinstance(log, TextSource) and not all(map(log.can_cut, log.files))
     return {"cutting": 2} if is_surveyed else {}
-
-
-def _ranker(learner: Learners) -> Ranker:
-    if isinstance(learner, Ranker):
-        return learner
-    raise RecmillError(
-        "[retrieval] trains from a Table, which holds the catalogue of items. "
-        "Train it with --table, or only the ranker with --only ranking."
-    )
 
 
 def _plan(recipe: r.Recipe, data: str, path: str | Path | None) -> Plan:
