@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from typing import Any
 
 import numpy as np
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `train` sets it, before torch loads OpenMP
 import torch
 
 from recmill.dataset.batch import Batch, Keys
 from recmill.features.chain import ColumnInfo
-from recmill.learner.ranking import MODELS, Ranker
+from recmill.learner.ranking import Ranker
 from recmill.learner.retrieval import Retriever
 from recmill.learner.sequences import SequenceRetriever
 from recmill.recipe import recipe as r
@@ -157,7 +160,7 @@ def main() -> None:
     parsed = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    names = parsed.only.split(",") if parsed.only else [*MODELS, "two_tower", "sasrec"]
+    names = parsed.only.split(",") if parsed.only else [*SETTINGS, "two_tower", "sasrec"]
     threads = [int(number) for number in parsed.threads.split(",")]
     found: dict[str, dict[str, int]] = {}
     for name in names:
