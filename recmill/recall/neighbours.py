@@ -286,9 +286,8 @@ def content(vectors: Array) -> ItemNeighbours:
 Fit = Callable[[Interactions, int], ItemNeighbours]
 EASE_L2 = (100.0, 300.0, 1000.0)
 BALANCED_EASE_L2 = (100.0, 1000.0)
-PLAIN_EASE = {
-    f"l2={l2:g}": partial(ease, l2=l2) for l2 in EASE_L2
-}  # the baseline of this name is one of them
+# The baseline EASE is one of these.
+PLAIN_EASE = {f"l2={l2:g}": partial(ease, l2=l2) for l2 in EASE_L2}
 VARIANTS: Mapping[str, Mapping[str, Fit]] = {
     "co_clicks": {"cosine": co_clicks},
     "transitions": {"probability": transitions, "lift": lifted_transitions},

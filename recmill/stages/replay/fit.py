@@ -30,9 +30,8 @@ class ChannelFit:
     """The best parameters of each channel alone, without weights."""
 
     parameters: RecallParameters
-    ease_variant: (
-        str  # the best plain one with equal weights for all items of a profile: the baseline of that name
-    )
+    # The best plain one with equal weights for all items of a profile: the baseline of that name.
+    ease_variant: str
 
 
 def fit_channels(interactions: Interactions, queries: HeldOutQueries, neighbours: Neighbours) -> ChannelFit:
