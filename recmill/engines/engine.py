@@ -217,14 +217,12 @@ class Engine(ABC):
         Table can evaluate early.
         """
         stage = f"order-{format}"
-        # by an earlier version, if no bucket number was recorded
-        was_begun = buckets_of(self.work, stage).exists()
         buckets = self._kept_number(
             stage, self._num_buckets(frame) if order != "log" else max(1, len(frame.starts))
         )
         key = partial(order_keys, order, seed)
         bounds = _bounds(frame, order, buckets)
-        held_out = len(bounds) + 1 if held_out_first and not was_begun else 0
+        held_out = len(bounds) + 1 if held_out_first else 0
         held_out = self._kept_number(f"held-out-{format}", held_out)
         bucket_of = partial(_bucket_in_order, key, bounds, held_out)
         num_buckets = len(bounds) + 1 + held_out

@@ -14,7 +14,7 @@ import pytest
 from forked import ForkedCommand
 from logs_and_recipes import events_recipe, prepared, write_events
 
-from recmill.artifacts.work import read_record
+from recmill.artifacts.work import read_record, write_record
 from recmill.dataset.table import Table
 from recmill.errors import ArtifactError, ResourceError
 from recmill.recipe.load import load_recipe
@@ -198,6 +198,29 @@ def test_a_job_killed_while_it_publishes_resumes_to_the_same_table(tmp_path, mon
         names = [{file.relative_to(path) for file in path.rglob("*")} for path in (into, expected.path)]
         assert names[0] == names[1]
     assert stop_at > 5
+
+
+def test_a_job_killed_before_any_rows_are_in_order_resumes_to_the_same_files(tmp_path, monkeypatch):
+    """Interrupted between the two records of how many buckets there are."""
+    data = write_events(tmp_path / "log", 60)
+    split = {"by": "random", "column": "user", "held_out": 0.2}
+    recipe = events_recipe(split=split, table={"order": "shuffle"})
+    expected = prepare(recipe, str(data), tmp_path / "table", PrepareConfig(workers=1)).table
+
+    def interrupting(path: Path, *content: object) -> None:
+        if path.name.startswith("held-out-"):
+            raise KeyboardInterrupt
+        write_record(path, *content)
+
+    into = tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        patch.setattr("recmill.engines.engine.write_record", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(recipe, str(data), into, PrepareConfig(workers=1))
+    table = prepare(recipe, str(data), into, PrepareConfig(workers=1)).table
+    assert table.digest == expected.digest
+    names = [{file.relative_to(path) for file in path.rglob("*")} for path in (into, expected.path)]
+    assert names[0] == names[1]
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate"])
